@@ -17,16 +17,16 @@ settings.load_profile("quick")
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-# The quick tests of these folders run on the oldest torch too: their code depends most on the version of torch. Other
-# tests have the mark `oldest` themselves: laws in float32, one family per shape, compiled models.
-OLDEST = ("tests/engine/", "tests/kernels/", "tests/training/")
+# The quick tests of these folders run on the oldest torch too: their code depends most on the version of torch. Tests
+# elsewhere carry the mark `oldest`: laws in float32, one family per shape, compiled models.
+OLDEST_FOLDERS = ("tests/engine/", "tests/kernels/", "tests/training/")
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.nodeid.startswith(OLDEST) and not item.get_closest_marker("slow"):
+        if item.nodeid.startswith(OLDEST_FOLDERS) and not item.get_closest_marker("slow"):
             item.add_marker("oldest")
 
 

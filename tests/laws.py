@@ -262,7 +262,7 @@ def image_encoder(*blocks: Block) -> Encoder:
 BIDIRECTIONAL = Attention(4, 2, position=Rope(), mask=Full())
 ENCODER = encoder(block(BIDIRECTIONAL))
 CROSS_BLOCK = Block((Sublayer(GQA), Sublayer(CrossAttention(4, 2)), Sublayer(SwiGLU(40))))
-OTHERS: dict[str, Model] = {  # models that are no decoders; the laws that apply to them are tested too
+OTHERS: dict[str, Model] = {  # models other than decoders, which are tested with the laws that apply to them
     "encoder": ENCODER,
     "encoder, masked tokens": encoder(
         block(Attention(4, mask=Full(), bias=True)), position=Learned(96), head=MaskedLM(BERT_DENSE)

@@ -77,16 +77,16 @@ def read(page: str) -> list[Row]:
 def marks(source: str) -> Iterator[tuple[str, Evidence]]:
     """Ids in every `pytest.mark.ledger(…)` of a test file, and the kind of test that cites them."""
     tree = ast.parse(source)
-    on_gpu = any(
+    whole_file_on_gpu = any(
         isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark" and has_gpu_mark([node.value])
         for node in tree.body
     )
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
-    of_gpu_tests = {id(n) for f in functions if has_gpu_mark(f.decorator_list) for n in ast.walk(f)}
+    nodes_of_gpu_tests = {id(n) for f in functions if has_gpu_mark(f.decorator_list) for n in ast.walk(f)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("mark.ledger"):
             exact = any(keyword.arg == "exact" for keyword in node.keywords)
-            gpu = on_gpu or id(node) in of_gpu_tests
+            gpu = whole_file_on_gpu or id(node) in nodes_of_gpu_tests
             for argument in node.args:
                 if not (isinstance(argument, ast.Constant) and isinstance(argument.value, str)):
                     raise ValueError(f"{ast.unparse(node)} in line {node.lineno}: write the ids out, as strings")

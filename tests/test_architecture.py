@@ -18,7 +18,7 @@ import regard
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "regard"
 FILES = sorted(SOURCE.rglob("*.py"))
-TINY_FILES = 40  # files under 50 lines, without __init__.py: merge those that are one idea
+TINY_FILES = 40  # the most files under 50 lines, without __init__.py
 
 BASE = {"spec", "layout", "compat"}
 FILE_LOOKUP = {"gguf_header", "find_model"}
@@ -86,15 +86,15 @@ def test_import_directions_have_no_cycle() -> None:
 def test_imports_point_down(path: Path) -> None:
     package = package_of(path)
     assert package in PACKAGES, f"{package} is not a known package; add it in PACKAGES"
-    inside = [name.split(".") for name in imports_of(path) if name.split(".")[0] == "regard"]
-    imported = {name[1] for name in inside if name[1] != "__version__"}
+    modules = [name.split(".") for name in imports_of(path) if name.split(".")[0] == "regard"]
+    imported = {module[1] for module in modules if module[1] != "__version__"}
     assert imported <= PACKAGES[package] | {package}, (
         f"{package} may not import {sorted(imported - PACKAGES[package] - {package})}"
     )
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
-def test_nothing_is_unpickled_or_run_from_text(path: Path) -> None:
+def test_no_file_unpickles_or_evaluates_strings(path: Path) -> None:
     banned = {"pickle", "dill", "joblib", "torch.load", "torch.hub"}
     assert not [name for name in imports_of(path) if name in banned or name.split(".")[0] in banned]
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -105,13 +105,12 @@ def test_nothing_is_unpickled_or_run_from_text(path: Path) -> None:
 
 def test_no_file_is_over_400_lines() -> None:
     kinds = {".py", ".js", ".css", ".html"}
-    files = [path for package in ("src", "tests", "benchmarks") for path in (ROOT / package).rglob("*")]
+    files = [path for folder in ("src", "tests", "benchmarks") for path in (ROOT / folder).rglob("*")]
     lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in files if path.suffix in kinds}
     assert not {str(path.relative_to(ROOT)): lines for path, lines in lengths.items() if lines > 400}
 
 
 def test_few_files_are_under_50_lines() -> None:
-    """Small files of one idea are merged."""
     files = [path for path in FILES if path.name != "__init__.py"]
     tiny = [path for path in files if len(path.read_text(encoding="utf-8").splitlines()) < 50]
     names = ", ".join(sorted(str(path.relative_to(SOURCE)) for path in tiny))
@@ -135,7 +134,7 @@ def test_a_class_name_is_defined_once() -> None:
         for name in names_of(path):
             files.setdefault(name, []).append(str(path.relative_to(SOURCE)))
     repeated = {name: paths for name, paths in files.items() if len(paths) > 1}
-    assert not repeated, f"import the class from where it is defined, or rename it: {repeated}"
+    assert not repeated, f"import the class instead of defining it again, or rename it: {repeated}"
 
 
 @pytest.mark.skipif(not (ROOT / ".git").exists() or not shutil.which("git"), reason="needs git and a checkout")
@@ -149,8 +148,8 @@ def test_no_file_names_a_package_registry() -> None:
 
 def processor_time() -> float:
     """Seconds that finished child processes have computed."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 @pytest.mark.parametrize("command", [["-c", "import regard"], ["-m", "regard", "--help"]], ids=" ".join)

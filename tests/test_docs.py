@@ -24,9 +24,9 @@ def name(path: Path) -> str:
 
 @pytest.mark.parametrize("page", [*TOPICS, *GUIDES], ids=name)
 def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They run in order and share their variables."""
+    """The examples of a page run in order and share their variables."""
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
-    assert blocks or page.name == "add-a-family.md", "a page has an example"
+    assert blocks or page.name == "add-a-family.md", "a page needs an example"
     monkeypatch.chdir(tmp_path)
     scope: dict = {"__name__": "__main__"}
     for block in blocks:
@@ -52,9 +52,9 @@ def test_commands_and_their_options_exist(line: str) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_named_files_exist(page: Path) -> None:
-    """By their paths from the root, or from src/regard."""
+    """Pages name files by their path from the root or from src/regard."""
     named_paths = re.findall(r"`([\w/]+/\w+\.py)`", page.read_text(encoding="utf-8"))
-    assert named_paths or page not in TOPICS, "a topic names the files of its parts"
+    assert named_paths or page not in TOPICS, "a topic must name the files of its parts"
     for path in named_paths:
         assert (ROOT / path).is_file() or (ROOT / "src" / "regard" / path).is_file(), path
 
@@ -93,13 +93,13 @@ def test_pictures_can_be_drawn_again(tmp_path: Path) -> None:
     drawing["draw"](drawing["PICTURES"], tmp_path)
     for picture in tmp_path.iterdir():
         assert (DOCS / "pictures" / picture.name).is_file()
-        assert picture.stat().st_size < 60_000, f"{picture.name} is too heavy for a page"
+        assert picture.stat().st_size < 60_000, f"{picture.name} is larger than 60 kB"
 
 
 def table_rows(page: str, heading: str) -> list[list[str]]:
     """The cells of the table whose first column has this heading."""
-    _, _, rest = (DOCS / page).read_text(encoding="utf-8").partition(f"| {heading} |")
-    lines = rest.partition("\n\n")[0].splitlines()[2:]
+    _, _, table = (DOCS / page).read_text(encoding="utf-8").partition(f"| {heading} |")
+    lines = table.partition("\n\n")[0].splitlines()[2:]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
@@ -116,7 +116,7 @@ def test_every_term_of_the_reference_has_a_formula_a_purpose_and_a_file() -> Non
 def test_the_notation_of_papers_is_translated_into_letters_that_are_defined() -> None:
     letters = {letter.strip("`") for letter, *_ in table_rows("shapes.md", "letter")}
     translated = table_rows("shapes.md", "papers")
-    notation = {symbol: here for symbols, _, here in translated for symbol in symbols.split(", ")}
+    notation = {symbol: letter for symbols, _, letter in translated for symbol in symbols.split(", ")}
     assert {"n", "d", "h", "L", "d_ff", "w", "r", "M"} <= notation.keys()
-    assert all({code for code in re.findall(r"`([A-Z])`", here)} <= letters for here in notation.values())
+    assert all(set(re.findall(r"`([A-Z])`", letter)) <= letters for letter in notation.values())
     assert [re.findall(r"`([A-Z])`", notation[symbol]) for symbol in ("n", "d", "d_ff")] == [["L", "S"], ["D"], ["F"]]

@@ -37,7 +37,7 @@ def test_links_have_targets() -> None:
 
 
 def test_commands_run(tmp_path: Path, demo_run: Path) -> None:
-    """In the order of the README, with smaller models or less data; `serve` and `chat` have their own tests."""
+    """They run in the README's order, with smaller models or less data; `serve` and `chat` are tested elsewhere."""
     from tests.cli.conftest import regard
 
     folder_names = {"runs/mine": "mine", "exported": "exported", "models/mine": "imported"}

@@ -44,14 +44,15 @@ class RunningMeanModule(nn.Module):
         total = (x * valid).cumsum(1) + sums.to(x.dtype).unsqueeze(1)
         counts = valid.cumsum(1) + count.to(x.dtype).unsqueeze(1)
         if layout.segments is not None:
-            total, counts = within_documents(x * valid, layout.segments), within_documents(valid, layout.segments)
+            total = sum_within_documents(x * valid, layout.segments)
+            counts = sum_within_documents(valid, layout.segments)
         state.write(layout, sums=total[:, -1], count=counts[:, -1])
         return self.proj(total / counts.clamp_min(1))
 
 
-def within_documents(x: Tensor, segments: Tensor) -> Tensor:
-    same = (segments.unsqueeze(-1) == segments.unsqueeze(-2)).tril().to(x.dtype)  # (B, L, L)
-    return same @ x
+def sum_within_documents(x: Tensor, segments: Tensor) -> Tensor:
+    same_document = segments.unsqueeze(-1) == segments.unsqueeze(-2)
+    return same_document.tril().to(x.dtype) @ x  # (B, L, L) @ (B, L, D)
 
 
 @regard.register("no_state")

@@ -1,4 +1,4 @@
-"""The files of the package that one generated token passes through: few, and listed on the maintainers' page."""
+"""One generated token passes through few files of the package, and the maintainers' page lists exactly these."""
 
 import re
 import sys
@@ -17,11 +17,11 @@ from tests.training.tiny import TOKENIZER
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = str(ROOT / "src" / "regard") + "/"
-MOST_FILES = 25
+MAX_FILES = 25
 
 
 @contextmanager
-def entered_files() -> Iterator[set[str]]:
+def trace_files() -> Iterator[set[str]]:
     """The files of the package whose functions are called inside the block."""
     found: set[str] = set()
 
@@ -52,13 +52,13 @@ def test_one_token_passes_through_few_files(tmp_path: Path, monkeypatch: pytest.
     step, push = Engine.step, language_model.TextStream.push
 
     def traced_step(self: Engine) -> object:
-        with entered_files() as files:
+        with trace_files() as files:
             produced = step(self)
         steps.append(files)
         return produced
 
     def traced_push(self: object, token: object) -> str:
-        with entered_files() as files:
+        with trace_files() as files:
             text = push(self, token)
         steps[-1] |= files
         return text
@@ -72,7 +72,7 @@ def test_one_token_passes_through_few_files(tmp_path: Path, monkeypatch: pytest.
     files = steps[-1] | outer_files
     listed = listed_files()
     assert files == listed, f"differs from docs/maintainers/walk.md in {sorted(files ^ listed)}"
-    assert len(files) <= MOST_FILES, sorted(files)
+    assert len(files) <= MAX_FILES, sorted(files)
 
 
 def listed_files() -> set[str]:

@@ -33,7 +33,7 @@ def make_model() -> Callable[..., DecoderModule]:
 @pytest.fixture
 def make_stacked() -> Callable[..., DecoderModule]:
     def make_stacked(seed: int = 1) -> DecoderModule:
-        """Experts, latent attention with stacked projections per head, and a dense layer of the same names."""
+        """Experts, latent attention with stacked projections per head, and a layer without stacked weights."""
         routed = Experts(count=4, top_k=2, expert=SwiGLU(24), shared=SwiGLU(8))
         blocks = (
             Block((Sublayer(LatentAttention(3, 8, 6, 4)), Sublayer(routed))),

@@ -10,33 +10,33 @@ from regard.adapt.cpu_decode import TransposedLinear, TwoStreamLinear, optimize_
 from regard.lens import attention_maps
 from tests.laws import MODELS, build, error, random_ids
 
-KINDS = {"aarch64": TwoStreamLinear, "x86_64": TransposedLinear}
+LINEAR_CLASSES = {"aarch64": TwoStreamLinear, "x86_64": TransposedLinear}
 
 
-@pytest.fixture(params=KINDS)
-def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> type[nn.Module]:
-    """The class of linears for a CPU architecture, which is patched to be the current one."""
+@pytest.fixture(params=LINEAR_CLASSES)
+def linear_class(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> type[nn.Module]:
+    """The class of linears for a CPU architecture that `platform.machine` is patched to return."""
     monkeypatch.setattr("platform.machine", lambda: request.param)
-    return KINDS[request.param]
+    return LINEAR_CLASSES[request.param]
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_copy_has_equal_logits_and_the_model_is_unchanged(name: str, kind: type[nn.Module]) -> None:
+def test_the_copy_has_equal_logits_and_the_model_is_unchanged(name: str, linear_class: type[nn.Module]) -> None:
     model = build(MODELS[name])
     before = {key: value.clone() for key, value in model.state_dict().items()}
     copy = optimize_for_cpu_decode(model)
-    assert any(isinstance(module, kind) for module in copy.modules())
-    assert not any(isinstance(module, kind) for module in model.modules())
+    assert any(isinstance(module, linear_class) for module in copy.modules())
+    assert not any(isinstance(module, linear_class) for module in model.modules())
     tokens = random_ids(2, 12)
     assert error(copy(tokens), model(tokens)) < 1e-12
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
 
 
-def test_the_copy_shares_the_other_weights(kind: type[nn.Module]) -> None:
+def test_the_copy_shares_the_other_weights(linear_class: type[nn.Module]) -> None:
     model = build(MODELS["multi-head"])
     copy = optimize_for_cpu_decode(model)
     assert copy.embedding.weight is model.embedding.weight and copy.norm.weight is model.norm.weight
-    if kind is TwoStreamLinear:
+    if linear_class is TwoStreamLinear:
         copied, original = dict(copy.named_parameters()), dict(model.named_parameters())
         assert copied.keys() == original.keys() and all(copied[name] is original[name] for name in copied)
 
@@ -62,15 +62,15 @@ def test_two_streams_equal_one_product(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("bias", [True, False])
-def test_compiled_equals_eager(kind: type[nn.Module], bias: bool) -> None:
+def test_compiled_equals_eager(linear_class: type[nn.Module], bias: bool) -> None:
     linear, x = nn.Linear(64, 33, bias), torch.randn(1, 1, 64)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # those of torch on its first compile
-        found = torch.compile(kind(linear), fullgraph=True)(x)
+        warnings.simplefilter("ignore")  # torch warns on its first compile
+        found = torch.compile(linear_class(linear), fullgraph=True)(x)
     torch.testing.assert_close(found, linear(x))
 
 
-def test_attention_maps_of_the_copy_are_equal(kind: type[nn.Module]) -> None:
+def test_attention_maps_of_the_copy_are_equal(linear_class: type[nn.Module]) -> None:
     model = build(MODELS["grouped-query"])
     ids = random_ids(9)
     for found, expected in zip(

@@ -1,4 +1,4 @@
-"""LoRA: a new adapter changes nothing, only adapters are trained, and a merged model has the same outputs."""
+"""LoRA: a new adapter changes no output, only adapters are trained, and a merged model has the same outputs."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ ALL_PROJECTIONS = LoRA(
 
 @pytest.mark.ledger("lora.zero", "lora.targets")
 @pytest.mark.parametrize("tied", [True, False])
-def test_a_new_adapter_changes_nothing_and_freezes_the_rest(make_model, ids, tied):
+def test_a_new_adapter_changes_no_output_and_freezes_all_other_weights(make_model, ids, tied):
     model = make_model(tied)
     base_output = model(ids)
     names = add_lora(model, LoRA(rank=3, targets=("q_proj", "head")), seed=0)

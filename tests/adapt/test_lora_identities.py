@@ -1,4 +1,4 @@
-"""How α, the rank, the learning rates and the initial A depend on each other in the first steps of Adam."""
+"""LoRA under Adam: how updates depend on α, the rank, the learning rates and the initial A."""
 
 import pytest
 import torch
@@ -9,11 +9,11 @@ from regard.adapt.lora import LoRA, LoRALinear
 WIDTH = 256
 
 
-def random(*shape: int, seed: int) -> Tensor:
+def random_tensor(*shape: int, seed: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def adapted(rank: int, alpha: float) -> LoRALinear:
+def adapted_layer(rank: int, alpha: float) -> LoRALinear:
     torch.manual_seed(1)
     layer = LoRALinear(nn.Linear(WIDTH, WIDTH, bias=False).double().requires_grad_(False))
     layer.add("default", LoRA(rank, alpha), layer.base.weight)
@@ -32,11 +32,11 @@ def delta_weight(layer: LoRALinear) -> Tensor:
 
 @pytest.mark.ledger("lora.alpha")
 def test_with_a_fixed_alpha_the_first_step_does_not_depend_on_the_rank() -> None:
-    gradient = random(WIDTH, WIDTH, seed=0)
+    gradient = random_tensor(WIDTH, WIDTH, seed=0)
 
     def effect(rank: int, alpha: float) -> float:
         """The change of the weight along its gradient in the first step."""
-        layer = adapted(rank, alpha)
+        layer = adapted_layer(rank, alpha)
         optimizer = adam(layer)
         (delta_weight(layer) * gradient).sum().backward()
         optimizer.step()
@@ -45,16 +45,16 @@ def test_with_a_fixed_alpha_the_first_step_does_not_depend_on_the_rank() -> None
     fixed = [effect(rank, 32.0) for rank in (4, 16, 64)]
     assert fixed == pytest.approx([fixed[0]] * 3, rel=0.06)
     proportional = [effect(rank, 2.0 * rank) for rank in (4, 16, 64)]
-    ratios = [later / first for first, later in zip(proportional, proportional[1:], strict=False)]
+    ratios = [larger / smaller for smaller, larger in zip(proportional, proportional[1:], strict=False)]
     assert ratios == pytest.approx([4, 4], rel=0.06)
 
 
 @pytest.mark.ledger("lwr.dof")
 @pytest.mark.parametrize(("p", "q"), [(0.3, 5.0), (7.0, 0.11), (2.5, 2.5)])
 def test_four_settings_have_two_degrees_of_freedom(p: float, q: float) -> None:
-    """α/(pq), A and its learning rate times p, and B's learning rate times q leave every update unchanged."""
-    x, y = random(64, WIDTH, seed=2), random(64, WIDTH, seed=3)
-    reference, rescaled = adapted(4, 32.0), adapted(4, 32.0 / (p * q))
+    """Dividing α by pq, and multiplying A and its learning rate by p and that of B by q, changes no update."""
+    x, y = random_tensor(64, WIDTH, seed=2), random_tensor(64, WIDTH, seed=3)
+    reference, rescaled = adapted_layer(4, 32.0), adapted_layer(4, 32.0 / (p * q))
     with torch.no_grad():
         rescaled.matrix("A", "default").mul_(p)
     optimizers = [adam(reference, 1e-3, 2e-3), adam(rescaled, 1e-3 * p, 2e-3 * q)]

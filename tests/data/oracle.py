@@ -9,8 +9,10 @@ import re
 from regard.data.world import Event
 from regard.data.world.english import CONTAINERS, NUMBERS, OUTDOORS, PEOPLE, PLACES, THINGS
 
+MOVING_VERBS = ("lie", "take", "drop", "give", "put", "pull", "eat")
 
-def last(events: list[Event], *verbs: str, **fields: str) -> int:
+
+def last_index(events: list[Event], *verbs: str, **fields: str) -> int:
     """The index of the last event with one of the verbs and these fields; -1 if there is none."""
     for index in reversed(range(len(events))):
         event = events[index]
@@ -20,12 +22,12 @@ def last(events: list[Event], *verbs: str, **fields: str) -> int:
 
 
 def person_place(events: list[Event], person: str) -> str:
-    return events[last(events, "be", "move", who=person)].where
+    return events[last_index(events, "be", "move", who=person)].where
 
 
 def holder(events: list[Event], thing: str) -> str:
     """The person, container or place that directly holds the thing; empty if it was eaten."""
-    index = last(events, "lie", "take", "drop", "give", "put", "pull", "eat", what=thing)
+    index = last_index(events, *MOVING_VERBS, what=thing)
     event = events[index]
     if event.verb in ("take", "pull"):
         return event.who
@@ -43,11 +45,10 @@ def thing_place(events: list[Event], thing: str) -> str:
 
 def contents(events: list[Event], owner: str) -> list[str]:
     """The things that the owner holds, ordered by the last event that moved each."""
-    moved = ("lie", "take", "drop", "give", "put", "pull", "eat")
-    things = {event.what for event in events if event.verb in moved}
+    things = {event.what for event in events if event.verb in MOVING_VERBS}
     return sorted(
         (thing for thing in things if holder(events, thing) == owner),
-        key=lambda thing: last(events, *moved, what=thing),
+        key=lambda thing: last_index(events, *MOVING_VERBS, what=thing),
     )
 
 
@@ -58,13 +59,13 @@ def people(events: list[Event]) -> list[str]:
 def is_wet(events: list[Event], person: str) -> bool:
     """Whether the person was outdoors in the rain since they last dried off."""
     for end in range(len(events), 0, -1):
-        now = events[:end]
-        raining = last(now, "rain") > last(now, "clear")
-        if last(now, "be", "move", who=person) < 0:
+        past = events[:end]
+        raining = last_index(past, "rain") > last_index(past, "clear")
+        if last_index(past, "be", "move", who=person) < 0:
             return False
-        if raining and person_place(now, person) in OUTDOORS:
+        if raining and person_place(past, person) in OUTDOORS:
             return True
-        if now[-1].verb == "dry" and now[-1].who == person:
+        if past[-1].verb == "dry" and past[-1].who == person:
             return False
     return False
 
@@ -78,7 +79,7 @@ def feeling(events: list[Event], person: str) -> str:
     return ""
 
 
-def walk(events: list[Event], person: str) -> list[str]:
+def visited_places(events: list[Event], person: str) -> list[str]:
     return [event.where for event in events if event.verb in ("be", "move") and event.who == person]
 
 
@@ -94,8 +95,8 @@ def answer(question: str, events: list[Event]) -> str:
         match = re.fullmatch(pattern, question)
         return match.groups() if match else ()
 
-    def yes_or_no(truth: bool) -> str:
-        return "yes" if truth else "no"
+    def yes_or_no(condition: bool) -> str:
+        return "yes" if condition else "no"
 
     if names := match_groups(r"Where is (the )?(\w+)\?"):
         return f"the {thing_place(events, names[1]) if names[0] else person_place(events, names[1])}"
@@ -116,23 +117,23 @@ def answer(question: str, events: list[Event]) -> str:
         others = [who for who in people(events) if who != names[0] and person_place(events, who) == place]
         return " ".join(others) or "nobody"
     if names := match_groups(r"Where was (\w+) before the (\w+)\?"):
-        path = walk(events, names[0])
+        path = visited_places(events, names[0])
         return f"the {path[path.index(names[1]) - 1]}"
     if names := match_groups(r"Where did (\w+) go after the (\w+)\?"):
-        path = walk(events, names[0])
+        path = visited_places(events, names[0])
         return f"the {path[path.index(names[1]) + 1]}"
     if names := match_groups(r"Is (\w+) wet\?"):
         return yes_or_no(is_wet(events, names[0]))
     if names := match_groups(r"Why is (\w+) wet\?"):
         return "because of the rain" if is_wet(events, names[0]) else "not wet"
     if names := match_groups(r"Is the lamp in the (\w+) on\?"):
-        return yes_or_no(last(events, "light", where=names[0]) > last(events, "darken", where=names[0]))
+        return yes_or_no(last_index(events, "light", where=names[0]) > last_index(events, "darken", where=names[0]))
     if names := match_groups(r"Is (\w+) (\w+)\?"):
         return yes_or_no(feeling(events, names[0]) == names[1])
     if names := match_groups(r"Why did (\w+) go to the (\w+)\?"):
-        return f"because {names[0]} was {events[last(events, 'move', who=names[0], where=names[1])].why}"
+        return f"because {names[0]} was {events[last_index(events, 'move', who=names[0], where=names[1])].why}"
     raise AssertionError(f"the oracle does not know the question {question!r}")
 
 
-def mentioned(text: str) -> set[str]:
+def mentioned_names(text: str) -> set[str]:
     return set(re.findall(r"\w+", text)) & {*PEOPLE, *PLACES, *THINGS, *CONTAINERS}

@@ -44,11 +44,11 @@ def test_rows_hold_their_documents_and_padding(rows):
     assert all(tensor.shape == (len(rows), length) for tensor in batch.values())
     for row, expected in enumerate(slices):
         for segment, slice in enumerate(expected):
-            inside = batch.segments[row] == segment
-            assert batch.tokens[row][inside].tolist() == list(slice.ids[:-1])
-            assert batch.targets[row][inside].tolist() == list(slice.ids[1:])
-            assert batch.positions[row][inside].tolist() == list(range(len(slice)))
-            torch.testing.assert_close(batch.weights[row][inside], torch.tensor(slice.weights[1:]))
+            in_segment = batch.segments[row] == segment
+            assert batch.tokens[row][in_segment].tolist() == list(slice.ids[:-1])
+            assert batch.targets[row][in_segment].tolist() == list(slice.ids[1:])
+            assert batch.positions[row][in_segment].tolist() == list(range(len(slice)))
+            torch.testing.assert_close(batch.weights[row][in_segment], torch.tensor(slice.weights[1:]))
         padding = batch.segments[row] == PADDING_SEGMENT
         assert padding.sum() == length - sum(map(len, expected))
         assert not batch.weights[row][padding].any()

@@ -31,7 +31,7 @@ def test_a_sentence_names_everything_in_its_event(level):
         assert len(tale.sentences) == len(tale.events)
         for sentence, event in zip(tale.sentences, tale.events, strict=True):
             place = {event.where} if event.verb != "drop" else set()
-            assert oracle.mentioned(sentence) == ({event.who, event.what} | place) & (
+            assert oracle.mentioned_names(sentence) == ({event.who, event.what} | place) & (
                 {*PEOPLE, *PLACES, *THINGS, *CONTAINERS}
             )
             assert sentence[0].isupper()
@@ -50,7 +50,7 @@ def test_splits_share_no_events(count):
 def test_stories_are_varied(level):
     tales = first_stories(level, 500)
     assert len({tale.text for tale in tales}) > 498
-    names = Counter(name for tale in tales for name in oracle.mentioned(tale.text))
+    names = Counter(name for tale in tales for name in oracle.mentioned_names(tale.text))
     assert len(names) > 90
 
 

@@ -36,7 +36,7 @@ def test_compiled_equals_eager(name: str, store: str, rows: int) -> None:
     jobs = [(random_ids(3 + 4 * i, seed=i).tolist(), sampling) for i, sampling in enumerate(samplings)]
     alone = Engine(model, rows=1, capacity=64)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # those of torch on its first compile
+        warnings.simplefilter("ignore")  # torch warns on its first compile
         engine = Engine(optimize_for_cpu_decode(model), rows=rows, capacity=64, store=store, compile=True)
         requests = [engine.submit(*job) for job in jobs]
         while not engine.idle:

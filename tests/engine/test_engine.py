@@ -39,9 +39,8 @@ def test_a_request_ends_by_stop_id_length_or_capacity(tiny, store) -> None:
     stop = unstopped[3].id
     stopped = engine.generate([1, 2, 3], Sampling(max_new=6, temperature=0, stop_ids=(stop,)))
     first = [token.id for token in unstopped].index(stop)
-    assert [token.id for token in stopped] == [token.id for token in unstopped[: first + 1]] and stopped[
-        -1
-    ].finish == "stop"
+    assert [token.id for token in stopped] == [token.id for token in unstopped[: first + 1]]
+    assert stopped[-1].finish == "stop"
     full = engine.generate([1] * 15, Sampling(max_new=100, temperature=0))
     assert len(full) == 5 and full[-1].finish == "length"  # prompt and new tokens fill the capacity
     assert engine.idle and engine.step() == []

@@ -1,4 +1,4 @@
-"""A failing request affects no other one, not even a later one in its row: their tokens are the same as without it."""
+"""A failing request does not change the tokens of any other request, not even of a later one in the same row."""
 
 import copy
 from functools import partial
@@ -22,9 +22,8 @@ def poisoned(tiny):
 
     def make(kind: str):
         model = copy.deepcopy(tiny(kind))
-        model.head.weight = torch.nn.Parameter(
-            model.head.weight.detach().clone()
-        )  # untied, so that the head has no NaN
+        # untied, so that the head has no NaN
+        model.head.weight = torch.nn.Parameter(model.head.weight.detach().clone())
         with torch.no_grad():
             model.embedding.weight[BAD] = torch.nan
             model.head.weight[BAD] = 0  # never the most likely token
@@ -103,10 +102,10 @@ def test_an_error_in_a_forward_fails_only_the_requests_that_cause_it(tiny, kind)
 def test_an_error_of_the_engine_itself_is_raised(tiny) -> None:
     model = copy.deepcopy(tiny())
 
-    def fault(module, inputs):
+    def raise_error(module, inputs):
         raise TypeError("a bug")
 
-    model.norm.register_forward_pre_hook(fault)
+    model.norm.register_forward_pre_hook(raise_error)
     engine = Engine(model)
     with pytest.raises(TypeError, match="a bug"):
         engine.generate([1, 2], GREEDY)

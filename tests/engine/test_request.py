@@ -53,6 +53,6 @@ def test_valid_settings_are_accepted() -> None:
 
 
 def test_requests_without_a_seed_draw_different_ones() -> None:
-    one, other = Request((1,), Sampling()), Request((1,), Sampling())
-    assert one.seed != other.seed
+    first, second = Request((1,), Sampling()), Request((1,), Sampling())
+    assert first.seed != second.seed
     assert Request((1,), Sampling(seed=0)).seed == 0

@@ -36,9 +36,8 @@ def open_store(kind: str, spec: Decoder, slack: int = 1, capacity: int = 64, row
 def run_chunk(model, store, tokens: torch.Tensor, start: int, stop: int) -> torch.Tensor:
     """The logits of the tokens from `start` to `stop`, whose predecessors are in the store."""
     assert store.reserve(0, stop)
-    return model(
-        tokens[:, start:stop], now := TokenLayout(torch.arange(start, stop).unsqueeze(0)), store.begin_forward(now)
-    )
+    layout = TokenLayout(torch.arange(start, stop).unsqueeze(0))
+    return model(tokens[:, start:stop], layout, store.begin_forward(layout))
 
 
 def decoder_with(mask: Mask) -> Decoder:
@@ -65,7 +64,7 @@ def test_a_mask_declares_its_window(mask: Mask) -> None:
 @pytest.mark.parametrize("kind", STORES)
 @pytest.mark.parametrize("mask", MASKS, ids=lambda mask: mask.kind)
 def test_chunked_equals_whole(mask: Mask, kind: str, slack: int) -> None:
-    """Chunk sizes around one token, the slack and the window, and longer ones."""
+    """Chunks have sizes near one token, near the slack and the window, and larger ones."""
     spec = decoder_with(mask)
     model, tokens = build(spec), random_ids(1, LENGTH)
     whole = model(tokens)
@@ -135,15 +134,15 @@ def test_a_ring_rewinds_up_to_its_slack(kind: str) -> None:
 
 @pytest.mark.ledger("sp.hybrid")
 @pytest.mark.parametrize("kind", STORES)
-def test_every_layer_has_a_cache_of_its_own_kind(kind: str) -> None:
-    """Windows and full attention, as in Gemma: the planned number of bytes, and the same tokens as without a cache."""
+def test_layers_with_windows_have_rings_beside_full_caches(kind: str) -> None:
+    """As in Gemma: the caches have the planned bytes, and the tokens are those of the model without a cache."""
     short, long = (block(Attention(4, 2, position=Rope(), mask=mask)) for mask in (Window(6), SinksAndWindow(2, 30)))
     full = block(Attention(4, 2))
     spec = decoder(short, short, long, full)
     store = open_store(kind, spec, capacity=48, rows=3)
     full_storage = {"contiguous": ContiguousStorage, "paged": PagedStorage}[kind]
-    ring = RingStorage
-    assert [type(storage) for storage in store.storages if storage.arrays] == 2 * [ring, ring, ring, full_storage]
+    expected = 2 * [RingStorage, RingStorage, RingStorage, full_storage]
+    assert [type(storage) for storage in store.storages if storage.arrays] == expected
     rings = [storage for storage in store.storages if isinstance(storage, RingStorage)]
     planned = plan(spec, context=48, batch=3, dtype="float64")
     whole_bytes = 2 * 48 * 3 * planned.kv_bytes_per_token // 8  # two of eight layers
@@ -154,8 +153,8 @@ def test_every_layer_has_a_cache_of_its_own_kind(kind: str) -> None:
 
     model = build(spec)
     engine = Engine(model, rows=2, capacity=60, store=kind, chunk=7)
-    prompts = [(random_ids(size, seed=size).tolist(), Sampling(max_new=20, temperature=0)) for size in (1, 5, 13, 38)]
-    requests = [engine.submit(*job) for job in prompts]
+    prompts = [random_ids(size, seed=size).tolist() for size in (1, 5, 13, 38)]
+    requests = [engine.submit(ids, Sampling(max_new=20, temperature=0)) for ids in prompts]
     while not engine.idle:
         engine.step()
     for request in requests:

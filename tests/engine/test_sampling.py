@@ -57,11 +57,11 @@ def test_filters_equal_those_of_transformers(spread) -> None:
         torch.testing.assert_close(found.softmax(-1), expected.softmax(-1), rtol=0, atol=1e-12)
 
 
-def test_top_p_keeps_no_token_after_the_one_that_reaches_it() -> None:
+def test_top_p_keeps_no_token_after_the_cumulative_probability_reaches_it() -> None:
     logits = torch.tensor([[0.125, 0.5, 0.25, 0.0625, 0.0625]], dtype=torch.float64).log()
-    for top_p, kept in ((0.5, [1]), (0.5 + 1e-9, [1, 2]), (0.75, [1, 2]), (0.875, [0, 1, 2])):
+    for top_p, expected in ((0.5, [1]), (0.5 + 1e-9, [1, 2]), (0.75, [1, 2]), (0.875, [0, 1, 2])):
         found = apply_filters(logits, [Sampling(top_p=top_p)])[0]
-        assert found.isfinite().nonzero().flatten().tolist() == kept, top_p
+        assert found.isfinite().nonzero().flatten().tolist() == expected, top_p
 
 
 def test_repetition_penalty_equals_that_of_transformers() -> None:
@@ -96,8 +96,8 @@ def test_draws_follow_the_distribution(settings) -> None:
     draws = 20_000
     logits = torch.randn(50, dtype=torch.float64) * 1.5
     p = processed_by_transformers(logits, Sampling(**settings)).softmax(-1)
-    seeds = [request(seed=seed, **settings) for seed in range(draws)]
-    ids = choose(logits.expand(draws, -1), seeds)
+    requests = [request(seed=seed, **settings) for seed in range(draws)]
+    ids = choose(logits.expand(draws, -1), requests)
     counts, expected = torch.bincount(ids, minlength=50).double(), p * draws
     assert not counts[p == 0].any()
     large = expected >= 5

@@ -102,10 +102,10 @@ def test_rewinding_into_a_shared_prefix_leaves_other_rows_unchanged(kind: str) -
     spec = SPECS["linear, full"]
     model, store, prefix = build(spec), open_store(kind, spec), random_ids(8)
     run_chunk(model, store, 0, prefix[:5], 0)
-    early = store.snapshot(0)
+    snapshot_of_5 = store.snapshot(0)
     run_chunk(model, store, 0, prefix[5:], 5)
     store.fork(0, 1, store.snapshot(0))
-    store.rewind(0, 5, early)
+    store.rewind(0, 5, snapshot_of_5)
     other = torch.cat([prefix[:5], random_ids(8, seed=7)])
     assert error(run_chunk(model, store, 0, other[5:], 5), model(other.unsqueeze(0))[0, 5:]) < 1e-12
     tokens = torch.cat([prefix, random_ids(5, seed=8)])
@@ -134,14 +134,14 @@ def test_impossible_rewinds_and_forks_are_refused(kind: str) -> None:
     spec = SPECS["linear, full"]
     model, store, tokens = build(spec), open_store(kind, spec), random_ids(12)
     run_chunk(model, store, 0, tokens[:6], 0)
-    six = store.snapshot(0)
+    snapshot_of_6 = store.snapshot(0)
     run_chunk(model, store, 0, tokens[6:8], 6)
-    eight = store.snapshot(0)
+    snapshot_of_8 = store.snapshot(0)
     run_chunk(model, store, 0, tokens[8:], 8)
     run_chunk(model, store, 1, tokens, 0)
     for length, snapshot, message in [
         (6, None, "from 12 to 6 tokens: a recurrent state is a sum"),
-        (6, eight, "of row 0 with 8 tokens, not of row 0 with 6"),
+        (6, snapshot_of_8, "of row 0 with 8 tokens, not of row 0 with 6"),
         (6, store.snapshot(1), "of row 1 with 12 tokens"),
     ]:
         with pytest.raises(CannotRewind, match=message):
@@ -149,14 +149,14 @@ def test_impossible_rewinds_and_forks_are_refused(kind: str) -> None:
     with pytest.raises(ValueError, match="has 12 tokens; it cannot be rewound to 13, choose 0 to 12"):
         store.rewind(0, 13)
     with pytest.raises(ValueError, match="row 1 already has .* release it first"):
-        store.fork(0, 1, six)
-    store.rewind(0, 6, six)
+        store.fork(0, 1, snapshot_of_6)
+    store.rewind(0, 6, snapshot_of_6)
     with pytest.raises(CannotRewind, match="fewer than the 8 tokens of this snapshot"):
-        store.fork(0, 2, eight)
+        store.fork(0, 2, snapshot_of_8)
     store.rewind(0, 6)  # its current length
     store.rewind(0, 0)
     with pytest.raises(CannotRewind, match="fewer than the 6 tokens of this snapshot"):
-        store.fork(0, 2, six)
+        store.fork(0, 2, snapshot_of_6)
     assert error(run_chunk(model, store, 0, tokens, 0), model(tokens.unsqueeze(0))[0]) < 1e-12
 
 

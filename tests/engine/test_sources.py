@@ -1,4 +1,4 @@
-"""Encoder-decoders in the engine: the tokens of a request depend on its own source and prompt alone."""
+"""Encoder-decoders in the engine: the tokens of a request depend only on its source and prompt."""
 
 import random
 from functools import partial
@@ -109,7 +109,7 @@ def test_invalid_sources_are_refused(tiny) -> None:
 
 
 def test_embeddings_replace_those_of_the_prompt(tiny) -> None:
-    """Beside a request without embeddings, in chunks, and again after preemption."""
+    """They do so beside a request without embeddings, in chunks, and after preemption."""
     model, rng = tiny(), random.Random(1)
     prompts = [rng.choices(range(VOCAB), k=size) for size in (9, 1, 14, 6, 11)]
     engine = Engine(model, rows=3, capacity=40, chunk=5, store=partial(Paged, block=4, blocks=10))

@@ -114,7 +114,7 @@ def test_scored_attention_maps_times_states_are_the_output(score: str, source: b
 
 
 def test_global_attention_has_one_map_for_all_tokens() -> None:
-    """Global tokens have projections of their own; one map has the rows of global and of other tokens."""
+    """Global tokens have separate projections; one map has the rows of global and of other tokens."""
     model = build(encoder(GlobalAttention(2, mask=Longformer(2))))
     (weights,) = attention_maps(model, IDS)
     body = "stack.blocks.0.sublayers.0.body"

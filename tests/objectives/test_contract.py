@@ -19,15 +19,16 @@ VOCAB, ROWS, LENGTH, WIDTH = 23, 4, 6, 16
 class Case:
     model: Callable[[], nn.Module]
     fields: tuple[str, ...]  # of FIELDS
-    more: dict[str, Tensor] = field(default_factory=dict)  # fields that are not in FIELDS or differ from it
+    extra_fields: dict[str, Tensor] = field(default_factory=dict)  # added to those of FIELDS, or replacing them
 
 
-def block(mixer: regard.Body, *more: regard.Body) -> regard.Block:
-    return regard.Block(tuple(regard.Sublayer(body) for body in (mixer, *more, regard.SwiGLU(24))))
+def block(mixer: regard.Body, *bodies: regard.Body) -> regard.Block:
+    return regard.Block(tuple(regard.Sublayer(body) for body in (mixer, *bodies, regard.SwiGLU(24))))
 
 
-def decoder(*more: regard.Body) -> regard.Decoder:
-    return regard.Decoder(VOCAB, WIDTH, (regard.Repeat((block(regard.Attention(2, position=regard.Rope()), *more),)),))
+def decoder(*bodies: regard.Body) -> regard.Decoder:
+    layer = block(regard.Attention(2, position=regard.Rope()), *bodies)
+    return regard.Decoder(VOCAB, WIDTH, (regard.Repeat((layer,)),))
 
 
 def encoder(head: regard.Spec | None, input: regard.Spec | None = None) -> regard.Encoder:
@@ -88,7 +89,7 @@ CASES = {
 
 
 def batch_of(case: Case) -> Batch:
-    return Batch(**{name: FIELDS[name] for name in case.fields} | case.more)
+    return Batch(**{name: FIELDS[name] for name in case.fields} | case.extra_fields)
 
 
 def test_every_objective_has_a_case() -> None:
@@ -138,7 +139,7 @@ def test_targets_of_weight_zero_do_not_count(name: str) -> None:
 
 @pytest.mark.parametrize("name", WEIGHTED)
 def test_packed_documents_do_not_affect_each_other(name: str) -> None:
-    """The tokens of the first document change, and only their own weights are 0."""
+    """Changing the tokens of the first document does not change the loss of the second."""
     objective, model, batch = OBJECTIVES[name], CASES[name].model().double().eval(), batch_of(CASES[name])
     weights, first = batch.weights * (batch.segments == 1), batch.segments == 0
     other = batch.tokens.where(~first | (batch.tokens == 5), (batch.tokens - 6 + 1) % (VOCAB - 6) + 6)  # 5: an image

@@ -37,7 +37,7 @@ def test_the_loss_equals_a_loop(loss: str) -> None:
 
 
 @pytest.mark.ledger("mm.clip")
-def test_equals_the_loss_of_clip() -> None:
+def test_the_loss_equals_that_of_clip() -> None:
     from transformers.models.clip.modeling_clip import image_text_contrastive_loss
 
     logits = torch.randn(6, 6, dtype=torch.float64)
@@ -45,12 +45,12 @@ def test_equals_the_loss_of_clip() -> None:
 
 
 def pairs(rows: int, generator: torch.Generator) -> Batch:
-    """Images of one bright patch, and texts that name it; padded."""
-    kinds = torch.randperm(4, generator=generator)[:rows]
+    """Images with one bright patch, and padded sequences whose first token names the patch."""
+    patches = torch.randperm(4, generator=generator)[:rows]
     images = 0.1 * torch.randn(rows, 3, 8, 8, generator=generator)
-    for row, kind in enumerate(kinds.tolist()):
-        images[row, :, 4 * (kind // 2) :, 4 * (kind % 2) :][:, :4, :4] += 1.0
-    tokens = torch.stack([kinds + 1, torch.full_like(kinds, 15), torch.zeros_like(kinds)], 1)
+    for row, patch in enumerate(patches.tolist()):
+        images[row, :, 4 * (patch // 2) :, 4 * (patch % 2) :][:, :4, :4] += 1.0
+    tokens = torch.stack([patches + 1, torch.full_like(patches, 15), torch.zeros_like(patches)], 1)
     return Batch(images=images, tokens=tokens, valid=torch.tensor([[True, True, False]]).expand(rows, -1))
 
 

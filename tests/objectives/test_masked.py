@@ -28,7 +28,7 @@ def batch_of(tokens: Tensor, padding: Tensor | None = None) -> Batch:
     return Batch(tokens=tokens, positions=positions.where(~padding, 0), segments=-padding.long())
 
 
-def within(count: int, total: int, rate: float) -> bool:
+def is_near_mean(count: int, total: int, rate: float) -> bool:
     """Whether a binomial count is within four standard deviations of its mean."""
     return abs(count - total * rate) < 4 * math.sqrt(total * rate * (1 - rate))
 
@@ -50,19 +50,19 @@ def test_tokens_are_masked_replaced_and_kept_at_their_rates() -> None:
     total = int(maskable.sum())
     masked_out, kept = selected & (after.tokens == MASK), selected & (after.tokens == tokens)
     replaced = selected & ~masked_out & ~kept
-    assert within(int(selected.sum()), total, 0.15)
+    assert is_near_mean(int(selected.sum()), total, 0.15)
     # a random token may be [MASK], or the token itself
-    assert within(int(masked_out.sum()), total, 0.12 + 0.015 / VOCAB)
-    assert within(int(kept.sum()), total, 0.015 + 0.015 / VOCAB)
-    assert within(int(replaced.sum()), total, 0.015 * (1 - 2 / VOCAB))
+    assert is_near_mean(int(masked_out.sum()), total, 0.12 + 0.015 / VOCAB)
+    assert is_near_mean(int(kept.sum()), total, 0.015 + 0.015 / VOCAB)
+    assert is_near_mean(int(replaced.sum()), total, 0.015 * (1 - 2 / VOCAB))
     assert after.tokens[replaced].unique().numel() > 250
 
 
 def test_the_seed_determines_the_masked_tokens() -> None:
     batch = batch_of(torch.randint(3, VOCAB, (4, 32)))
-    one, two, other = (MASKING.apply(batch, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
-    assert torch.equal(one.tokens, two.tokens)
-    assert not torch.equal(one.tokens, other.tokens)
+    first, repeated, different = (MASKING.apply(batch, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
+    assert torch.equal(first.tokens, repeated.tokens)
+    assert not torch.equal(first.tokens, different.tokens)
 
 
 def test_the_loss_is_over_the_selected_tokens() -> None:
@@ -83,7 +83,7 @@ def test_the_loss_is_over_the_selected_tokens() -> None:
 
 
 @pytest.mark.ledger("tr.mlm")
-def test_equal_to_the_loss_of_bert() -> None:
+def test_the_loss_equals_that_of_bert() -> None:
     from transformers import BertConfig, BertForMaskedLM
 
     from tests.models.reference_weights import fill, randomized, renamed
@@ -103,7 +103,7 @@ def test_equal_to_the_loss_of_bert() -> None:
 
 
 def test_an_encoder_learns_to_predict_masked_tokens() -> None:
-    """On stories of the simulated world, with a byte tokenizer."""
+    """The data are stories of the simulated world, encoded as bytes."""
     tokenizer = tokenizers.byte()
     loader = iter(Loader(sources.world(1, "train", 0), tokenizer, rows=8, length=64))
     vocab = tokenizer.vocab_size + 1

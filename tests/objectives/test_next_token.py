@@ -50,7 +50,7 @@ def to_float64(batch: Batch) -> Batch:
 
 
 def gradients(model: nn.Module, batches: list[Batch]) -> tuple[Tensor, list[Tensor]]:
-    """The loss over all batches and its gradient, each divided once."""
+    """The loss over all batches and its gradients, divided by the total count."""
     model.zero_grad()
     sums = []
     for batch in batches:

@@ -55,7 +55,7 @@ def test_one_forward_equals_steps_with_the_true_prefix() -> None:
 
 @pytest.mark.ledger("model.encdec")
 def test_a_transformer_learns_to_translate_and_reverse() -> None:
-    """Sequences of three or four tokens in another vocabulary and reversed; evaluated by greedy decoding."""
+    """The target is the reversed source with other ids; accuracy is measured by greedy decoding."""
     model, generator = transformer_2017(15, 32, 4, 64, 2, dropout=0.0).build(0), torch.Generator().manual_seed(0)
     optimizer = AdamW().build(model, lr=5e-3)
 

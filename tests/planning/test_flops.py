@@ -1,4 +1,4 @@
-"""Pairs and FLOPs as functions of length: closed forms equal direct counts; their growth and the reach of windows."""
+"""Pairs and FLOPs by length: closed forms against direct counts, their growth, and the reach of windows."""
 
 import math
 
@@ -68,7 +68,7 @@ def test_pairs_of_a_window_of_4096_in_100_000_tokens():
 def test_reach_of_stacked_windows_counts_the_token_itself():
     assert window_reach(32, 4096) == 131_041
     assert window_reach(1, 4096) == 4096 and window_reach(4, 1) == 1
-    reached = {0}  # extended layer by layer
+    reached = {0}  # each layer extends it
     for _ in range(4):
         reached = {i + j for i in reached for j in range(3)}
     assert len(reached) == window_reach(4, 3) == 9

@@ -80,7 +80,7 @@ def test_llama_7b_has_the_parameters_of_transformers():
     from transformers import LlamaConfig, LlamaForCausalLM
 
     with torch.device("meta"):
-        theirs = LlamaForCausalLM(LlamaConfig())  # its defaults are the 7B's
+        theirs = LlamaForCausalLM(LlamaConfig())  # the defaults are those of the 7B model
     assert sum(parameter.numel() for parameter in theirs.parameters()) == 6_738_415_616
 
 
@@ -174,9 +174,8 @@ def test_bytes_of_70b_weights_by_format():
 def test_cached_tokens_that_fit_beside_70b_in_four_bits():
     int4 = format_of("int4").bytes(SEVENTY_BILLION)
     assert cached_tokens_that_fit(48 * 10**9, int4, KV_BYTES) == 39_672
-    assert (
-        cached_tokens_that_fit(24 * 10**9, int4, KV_BYTES) == cached_tokens_that_fit(32 * 10**9, int4, KV_BYTES) == 0
-    )  # consumer GPUs
+    for consumer_gpu in (24 * 10**9, 32 * 10**9):
+        assert cached_tokens_that_fit(consumer_gpu, int4, KV_BYTES) == 0
     assert cached_tokens_that_fit(48 * 10**9, int4, 0) is None
 
 
@@ -184,10 +183,8 @@ def test_cached_tokens_that_fit_beside_70b_in_four_bits():
 def test_lengths_at_which_the_cache_is_as_large_as_the_weights():
     float16, int4 = 2 * SEVENTY_BILLION, SEVENTY_BILLION // 2
     assert float16 > 131_072 * KV_BYTES
-    assert (
-        sequences_to_exceed_weights(float16, KV_BYTES, 131_072) == 4
-        and 3 * 131_072 * KV_BYTES < float16 < 4 * 131_072 * KV_BYTES
-    )
+    assert sequences_to_exceed_weights(float16, KV_BYTES, 131_072) == 4
+    assert 3 * 131_072 * KV_BYTES < float16 < 4 * 131_072 * KV_BYTES
     assert tokens_to_match_weights(float16, KV_BYTES) == 427_246 and tokens_to_match_weights(int4, KV_BYTES) == 106_811
     assert tokens_to_match_weights(float16, 0) is None and sequences_to_exceed_weights(float16, 0, 9) is None
 

@@ -25,9 +25,8 @@ def test_fit_recovers_known_constants(law, noise, tolerance):
     losses = [law.loss(n, d) * error for (n, d), error in zip(RUNS, errors.tolist(), strict=True)]
     found = fit([n for n, _ in RUNS], [d for _, d in RUNS], losses)
     for name, known in dataclasses.asdict(law).items():
-        allowed = (
-            4 * tolerance if name in ("size", "data") else tolerance
-        )  # the errors of the exponents are magnified in these two
+        # errors of the exponents are magnified in these two constants
+        allowed = 4 * tolerance if name in ("size", "data") else tolerance
         assert getattr(found, name) == pytest.approx(known, rel=allowed), name
 
 

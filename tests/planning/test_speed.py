@@ -19,11 +19,11 @@ def test_expected_tokens_of_five_drafts(acceptance, tokens):
 @pytest.mark.ledger("spec.expected", "calc.spec")
 @pytest.mark.parametrize("acceptance", [0.3, 0.8])
 def test_expected_tokens_equal_a_simulation(acceptance):
-    draw = random.Random(0)
+    rng = random.Random(0)
 
     def one_pass(drafts: int) -> int:
         accepted = 0
-        while accepted < drafts and draw.random() < acceptance:
+        while accepted < drafts and rng.random() < acceptance:
             accepted += 1
         return accepted + 1  # the target's own token
 

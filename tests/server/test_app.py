@@ -31,7 +31,7 @@ def test_health_reports_a_stopped_engine(start_server):
 
 
 def test_request_fields_are_frozen(start_server):
-    """Clients depend on these; note a change in the changelog."""
+    """Clients depend on these fields; note a change in the changelog."""
     schema = start_server().client.get("/openapi.json").json()["components"]["schemas"]
     shared = "frequency_penalty max_tokens min_p model n presence_penalty repetition_penalty seed stop stream"
     shared += " stream_options temperature top_k top_p user"

@@ -32,7 +32,7 @@ def test_a_disconnect_from_a_stream_frees_the_engine(start_server):
     server = start_server(repeat=True)
     with server.client.stream("POST", "/v1/completions", json=LONG | {"stream": True, "n": 3}) as response:
         next(response.iter_lines())
-        server.engine.may_step.clear()  # so that it cannot finish before the disconnect
+        server.engine.may_step.clear()  # so that no request finishes before the disconnect
     server.engine.may_step.set()
     wait_until(lambda: server.engine.idle)
     assert server.engine.cancelled == 3
@@ -142,10 +142,10 @@ def test_a_signal_drains_and_ends_every_stream(tokenizer, drain):
         lines = response.iter_lines()
         next(lines)
         server.handle_exit(signal.SIGTERM, None)
-        rest = [line for line in lines if line]
+        remaining = [line for line in lines if line]
     thread.join()
-    assert rest[-1] == "data: [DONE]" and engine.idle
-    assert ("shutting down" in rest[-2]) == (drain < 1)
+    assert remaining[-1] == "data: [DONE]" and engine.idle
+    assert ("shutting down" in remaining[-2]) == (drain < 1)
 
 
 def test_a_second_signal_exits_at_once(tokenizer):

@@ -6,7 +6,7 @@ import pytest
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 COMPLETION = {"model": "tiny", "prompt": "Mira"}
-BAD = [
+INVALID = [  # path, body, and the field that the error names
     ("/v1/completions", COMPLETION | {"temperature": float("nan")}, "temperature"),
     ("/v1/completions", COMPLETION | {"temperature": float("inf")}, "temperature"),
     ("/v1/completions", COMPLETION | {"temperature": -0.1}, "temperature"),
@@ -64,7 +64,7 @@ def check_refusal(response, status: int = 400) -> dict:
 
 
 def test_each_invalid_value_is_refused_and_its_field_named(server):
-    for path, body, param in BAD:
+    for path, body, param in INVALID:
         content = json.dumps(body)
         response = server.client.post(path, content=content, headers={"content-type": "application/json"})
         error = check_refusal(response)
@@ -99,7 +99,7 @@ def test_unknown_models_paths_and_methods_are_refused(server):
 
 
 def test_the_message_states_the_violated_rule(server):
-    """Also for a field of a union type."""
+    """Two of the fields have union types, for which pydantic reports a violation per member."""
     for change, rule in [
         ({"stop": ["x"] * 17}, "stop: List should have at most 16 items"),
         ({"prompt": [3, -1]}, "prompt.1: Input should be greater than or equal to 0"),

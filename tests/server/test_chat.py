@@ -17,7 +17,7 @@ def test_the_template_renders_the_prompt(start_server, tokenizer):
     assert server.engine.submitted[-1].ids == tuple(expected)
     assert response["object"] == "chat.completion" and response["choices"][0]["finish_reason"] == "stop"
     assert response["choices"][0]["message"] == {"role": "assistant", "content": REPLY, "refusal": None}
-    assert server.engine.submitted[-1].sampling.max_new == server.engine.capacity - len(expected)  # as long as fits
+    assert server.engine.submitted[-1].sampling.max_new == server.engine.capacity - len(expected)  # all tokens that fit
 
 
 def test_logprobs_contain_alternatives(start_server):

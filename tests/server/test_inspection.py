@@ -34,7 +34,8 @@ def test_all_heads_return_thumbnails(start_server):
     body = {"text": "the lamp in the garden " * 12}
     rows = start_server().client.post("/regard/attention", json=body).json()["layers"]
     assert [0 if row is None else len(row["thumbnails"]) for row in rows] == list(HEADS)
-    assert {(len(map), len(map[0])) for row in rows if row for map in row["thumbnails"]} == {(24, 24)}
+    thumbnails = [thumbnail for row in rows if row for thumbnail in row["thumbnails"]]
+    assert {(len(thumbnail), len(thumbnail[0])) for thumbnail in thumbnails} == {(24, 24)}
     assert all(len(row["entropy"]) == 4 for row in rows if row)
 
 

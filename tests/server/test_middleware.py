@@ -63,7 +63,7 @@ def test_long_bodies_are_refused_before_they_are_read(start_server):
 
 @pytest.mark.parametrize("length", ["²", "-1", "1e3", "9" * 5000])
 def test_an_invalid_content_length_is_refused(length):
-    """Called directly, because an HTTP server may refuse it before the middleware."""
+    """The middleware is called directly, because an HTTP server may refuse the header first."""
     messages = []
 
     async def send(message):

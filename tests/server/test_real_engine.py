@@ -29,9 +29,9 @@ from tests.server.conftest import serve
 
 @pytest.fixture(scope="module")
 def model():
-    attending = Block((Sublayer(Attention(heads=4, kv_heads=2, position=Rope())), Sublayer(SwiGLU(48))))
+    attention = Block((Sublayer(Attention(heads=4, kv_heads=2, position=Rope())), Sublayer(SwiGLU(48))))
     recurrent = Block((Sublayer(LinearAttention(heads=4)), Sublayer(SwiGLU(48))))
-    return Decoder(vocab=261, width=32, layers=(Repeat((attending, recurrent)),), context=96).build(seed=3).double()
+    return Decoder(vocab=261, width=32, layers=(Repeat((attention, recurrent)),), context=96).build(seed=3).double()
 
 
 @pytest.fixture(scope="module")

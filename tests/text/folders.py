@@ -86,7 +86,7 @@ def llama2() -> Tokenizer:
 
 
 def llama2_prefix_space() -> Tokenizer:
-    """The later form, which adds a space only before the first word of a string."""
+    """The later form of Llama 2's tokenizer, which adds a space only before the first word of a string."""
     decoder_steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     metaspace = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
     return sentencepiece_bpe(pre_tokenizer=metaspace, decoder=decoders.Sequence(decoder_steps))

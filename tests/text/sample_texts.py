@@ -13,7 +13,7 @@ MIXED = [
     "a",
 ]
 
-MORE = [
+EDGE_CASES = [
     "",
     " ",
     "\n",

@@ -141,8 +141,9 @@ def test_few_ids_are_decoded_for_each_token(monkeypatch):
 
 @given(text=st.text(alphabet="  '.?ntmsverx", max_size=40), cut=st.integers(0, 40))
 def test_clean_up_in_two_parts_equals_clean_up_of_the_whole(text, cut):
-    at = clean_up_boundary(text[:cut])
-    assert clean_up_tokenization(text[:at]) + clean_up_tokenization(text[at:]) == clean_up_tokenization(text)
+    boundary = clean_up_boundary(text[:cut])
+    parts = text[:boundary], text[boundary:]
+    assert "".join(map(clean_up_tokenization, parts)) == clean_up_tokenization(text)
 
 
 @given(

@@ -12,7 +12,7 @@ import transformers
 from regard.text.sentencepiece import BPE, BYTE, CONTROL, NORMAL, UNIGRAM, UNKNOWN, USER_DEFINED
 from regard.text.tokenizer import Tokenizer
 from tests.text.folders import BYTES, TEXTS, write
-from tests.text.sample_texts import LONG, MIXED, MORE
+from tests.text.sample_texts import EDGE_CASES, LONG, MIXED
 from tests.text.test_tokenizer_folder import assert_same
 
 SUBWORDS = {"▁": -3.0, "▁t": -4, "▁th": -5, "▁the": -4.5, "he": -4.2, "in": -5.1, "ing": -5.5, "▁a": -4.1, "at": -4.4,
@@ -152,7 +152,7 @@ def test_trained_models_equal_the_library_and_transformers(name: str, tmp_path: 
     ours = Tokenizer.load(write(tmp_path, tokenizer_config=config))
     theirs = getattr(transformers, config["tokenizer_class"]).from_pretrained(tmp_path)
     assert ours.special_tokens_map == theirs.special_tokens_map and ours.vocab_size == len(theirs)
-    assert_same(ours, theirs, MIXED + MORE + LONG[:1])
+    assert_same(ours, theirs, MIXED + EDGE_CASES + LONG[:1])
     reference = library.SentencePieceProcessor(model_file=str(tmp_path / file))
     for text in MIXED:
         if not text.startswith(" ") and "<" not in text:

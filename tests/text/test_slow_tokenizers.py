@@ -1,4 +1,4 @@
-"""Folders without `tokenizer.json`: the same ids and strings as the `transformers` class for them."""
+"""Folders without `tokenizer.json`: the same ids and strings as in the tokenizer classes of `transformers`."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ import transformers
 
 from regard.text.tokenizer import Tokenizer
 from tests.text.folders import KINDS, write
-from tests.text.sample_texts import MIXED, MORE
+from tests.text.sample_texts import EDGE_CASES, MIXED
 from tests.text.test_tokenizer_folder import assert_same
 
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -45,7 +45,7 @@ def test_ids_equal_those_of_transformers(case: str, tmp_path: Path) -> None:
     write_slow(kind, tmp_path, tokenizer_config=config | {"tokenizer_class": cls})
     ours, theirs = Tokenizer.load(tmp_path), getattr(transformers, cls).from_pretrained(tmp_path)
     assert ours.special_tokens_map == theirs.special_tokens_map
-    assert_same(ours, theirs, MIXED + MORE)
+    assert_same(ours, theirs, MIXED + EDGE_CASES)
     expected = theirs("first text", "the second", return_token_type_ids=True)
     assert ours.encode_with_special_tokens("first text", "the second") == expected["input_ids"]
     assert ours.token_type_ids("first text", "the second") == expected["token_type_ids"]

@@ -25,12 +25,12 @@ def random_folder(random: Random, folder: Path) -> Path:
     build, config = KINDS[random.choice(list(KINDS))]
     core, config, files = build(), dict(config), {}
     size = core.get_vocab_size()
-    inside = random.sample(ADDED, random.randrange(4))
-    core.add_tokens([AddedToken(token, **random_flags(random)) for token in inside])
-    listed = [token for token in ADDED if token in inside or random.random() < 0.5]
-    new = [token for token in listed if token not in inside]
-    ids = {token: core.token_to_id(token) for token in inside}
-    ids |= {token: size + len(inside) + rank for rank, token in enumerate(new)}
+    in_tokenizer_json = random.sample(ADDED, random.randrange(4))
+    core.add_tokens([AddedToken(token, **random_flags(random)) for token in in_tokenizer_json])
+    listed = [token for token in ADDED if token in in_tokenizer_json or random.random() < 0.5]
+    new = [token for token in listed if token not in in_tokenizer_json]
+    ids = {token: core.token_to_id(token) for token in in_tokenizer_json}
+    ids |= {token: size + len(in_tokenizer_json) + rank for rank, token in enumerate(new)}
     form = random.choice(["added_tokens_decoder", "older files", "not listed"])
     if form == "added_tokens_decoder":
         config[form] = {str(ids[token]): {"content": token, **random_flags(random)} for token in listed}

@@ -87,9 +87,8 @@ def test_bpe_merges_the_most_frequent_pair() -> None:
     text = " low" * 50 + " lower" * 20 + " newest" * 60 + " widest" * 30
     tokenizer = bpe([text], vocab=256 + len(SPECIAL_TOKENS) + 12)
     merges = [tuple(pair) for pair in json.loads(tokenizer.core.to_str())["model"]["merges"]]
-    parts = [
-        list(word.replace(" ", "Ġ")) for word in re.findall(" [a-z]+", text)
-    ]  # Ġ is the byte-level form of a space
+    # Ġ is the byte-level form of a space
+    parts = [list(word.replace(" ", "Ġ")) for word in re.findall(" [a-z]+", text)]
     rare = list("Ġslowest")
     for merge in merges:
         pairs = Counter(pair for word in parts for pair in pairwise(word))

@@ -8,7 +8,7 @@ import transformers
 
 from regard.text.tokenizer import Tokenizer
 from tests.text.folders import KINDS, write_kind
-from tests.text.sample_texts import LONG, MIXED, MORE
+from tests.text.sample_texts import EDGE_CASES, LONG, MIXED
 
 Pair = tuple[Tokenizer, transformers.PreTrainedTokenizerFast]
 
@@ -34,12 +34,12 @@ def assert_same(ours: Tokenizer, theirs: transformers.PreTrainedTokenizerFast, t
 
 
 def test_ids_and_strings_equal_those_of_transformers(pair: Pair) -> None:
-    assert_same(*pair, MIXED + MORE)
+    assert_same(*pair, MIXED + EDGE_CASES)
 
 
 def test_pairs_equal_those_of_transformers(pair: Pair) -> None:
     ours, theirs = pair
-    for first, second in zip(MORE[1:], reversed(MIXED), strict=False):
+    for first, second in zip(EDGE_CASES[1:], reversed(MIXED), strict=False):
         expected = theirs(first, second, split_special_tokens=True, return_token_type_ids=True)
         assert ours.encode_with_special_tokens(first, second) == expected["input_ids"]
         assert ours.token_type_ids(first, second) == expected["token_type_ids"]
@@ -78,6 +78,6 @@ def test_a_saved_tokenizer_is_unchanged(pair: Pair, tmp_path: Path) -> None:
     ours, theirs = pair
     ours.save(tmp_path)
     reloaded = Tokenizer.load(tmp_path)
-    assert_same(reloaded, theirs, MIXED + MORE)
+    assert_same(reloaded, theirs, MIXED + EDGE_CASES)
     assert reloaded.special_tokens_map == ours.special_tokens_map
     assert reloaded.clean_up_tokenization_spaces == ours.clean_up_tokenization_spaces

@@ -22,7 +22,7 @@ PROCESSES.set_forkserver_preload(["torch._dynamo", "torch.utils.tensorboard", "t
 
 
 def start(path: Path, mode: str = "undisturbed", moment: int = 0) -> multiprocessing.Process:
-    process = PROCESSES.Process(target=child, args=(path, mode, moment))
+    process = PROCESSES.Process(target=train_in_child, args=(path, mode, moment))
     process.start()
     return process
 
@@ -33,7 +33,7 @@ def exit_code(path: Path, mode: str = "undisturbed", moment: int = 0) -> int:
     return process.exitcode
 
 
-def child(path: Path, mode: str, moment: int) -> None:
+def train_in_child(path: Path, mode: str, moment: int) -> None:
     torch.set_num_threads(1)
     calls = MODES[mode](moment)
     code = trainer(path).train().exit_code
@@ -46,32 +46,32 @@ def kill_self() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def anywhere(moment: int) -> Callable[[], int]:
+def kill_anywhere(moment: int) -> Callable[[], int]:
     """Kill the process at this Python call."""
     count = 0
 
-    def counting(*_: object) -> None:
+    def count_call(*_: object) -> None:
         nonlocal count
         count += 1
         if count == moment:
             kill_self()
 
-    sys.setprofile(counting)
+    sys.setprofile(count_call)
     return lambda: count
 
 
-def inside_save(moment: int) -> Callable[[], int]:
+def kill_inside_save(moment: int) -> Callable[[], int]:
     """Kill the process at this Python call, counted only inside saves."""
     save, count = Trainer.save, 0
 
-    def counting(*_: object) -> None:
+    def count_call(*_: object) -> None:
         nonlocal count
         count += 1
         if count == moment:
             kill_self()
 
     def counted_save(*arguments):
-        sys.setprofile(counting)
+        sys.setprofile(count_call)
         result = save(*arguments)
         sys.setprofile(None)
         return result
@@ -80,11 +80,11 @@ def inside_save(moment: int) -> Callable[[], int]:
     return lambda: count
 
 
-def half_a_file(moment: int) -> Callable[[], int]:
+def kill_within_a_file(moment: int) -> Callable[[], int]:
     """Kill the process when this file of tensors is half written."""
     count = 0
 
-    def truncating(save_file):
+    def kill_while_writing(save_file):
         def write(tensors, path, **options):
             nonlocal count
             count += 1
@@ -95,28 +95,28 @@ def half_a_file(moment: int) -> Callable[[], int]:
 
         return write
 
-    resume_state.save_file = truncating(resume_state.save_file)
-    weight_files.save_file = truncating(weight_files.save_file)
+    resume_state.save_file = kill_while_writing(resume_state.save_file)
+    weight_files.save_file = kill_while_writing(weight_files.save_file)
     return lambda: count
 
 
-def interrupted(moment: int) -> Callable[[], int]:
+def interrupt(moment: int) -> Callable[[], int]:
     """Send SIGINT, as Ctrl-C does, during this step."""
     step = Trainer.step
 
-    def signalled(self, batches, position):
+    def step_with_signal(self, batches, position):
         if position.step + 1 == moment:
             os.kill(os.getpid(), signal.SIGINT)
         return step(self, batches, position)
 
-    Trainer.step = signalled
+    Trainer.step = step_with_signal
     return lambda: 0
 
 
 MODES = {
     "undisturbed": lambda moment: lambda: 0,
-    "anywhere": anywhere,
-    "inside save": inside_save,
-    "half a file": half_a_file,
-    "interrupted": interrupted,
+    "anywhere": kill_anywhere,
+    "inside save": kill_inside_save,
+    "half a file": kill_within_a_file,
+    "interrupted": interrupt,
 }

@@ -36,12 +36,12 @@ def test_resuming_removes_later_entries(tmp_path: Path, step: int) -> None:
 def test_an_incomplete_last_line_is_removed(tmp_path: Path) -> None:
     write(tmp_path, 1, 4)
     metrics, _ = log_files(tmp_path)
-    kept = len(metrics) - len(metrics.splitlines(keepends=True)[-1]) - len(metrics.splitlines(keepends=True)[-2])
-    for end in range(kept, len(metrics)):
+    end_of_step_3 = len(b"".join(metrics.splitlines(keepends=True)[:-2]))  # step 4 has two lines
+    for end in range(end_of_step_3, len(metrics)):
         (tmp_path / "metrics.jsonl").write_bytes(metrics[:end])
         with Log(tmp_path, 3):
             pass
-        assert (tmp_path / "metrics.jsonl").read_bytes() == metrics[:kept]
+        assert (tmp_path / "metrics.jsonl").read_bytes() == metrics[:end_of_step_3]
 
 
 def test_numbers_round_trip_exactly(tmp_path: Path) -> None:

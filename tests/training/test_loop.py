@@ -85,10 +85,11 @@ def test_runs_with_the_same_seed_are_identical(tmp_path: Path) -> None:
     for name, seed in (("a", 7), ("b", 7), ("c", 8)):
         trainer(tmp_path / name, replace(SETTINGS, seed=seed), model=SPEC.build(0)).train()
     assert outcome(tmp_path / "a") == outcome(tmp_path / "b")
-    assert curve(tmp_path / "a") != curve(tmp_path / "c")  # dropout alone differs
+    assert curve(tmp_path / "a") != curve(tmp_path / "c")  # only dropout differs
 
 
-def poison(at: int):
+def nan_objective(at: int):
+    """The objective, whose loss is NaN in training step `at`."""
     calls = []
 
     def objective(model, batch):
@@ -100,7 +101,7 @@ def poison(at: int):
 
 
 def test_a_batch_that_is_not_finite_stops_training_and_is_reported(tmp_path: Path) -> None:
-    training = trainer(tmp_path, objective=poison(at=5))
+    training = trainer(tmp_path, objective=nan_objective(at=5))
     weights = {}
 
     def record_weights() -> None:
@@ -112,14 +113,14 @@ def test_a_batch_that_is_not_finite_stops_training_and_is_reported(tmp_path: Pat
     assert all(torch.equal(weights[name], tensor) for name, tensor in training.model.state_dict().items())
     assert training.listener.events[-1] == ("ended", 0)
     assert [line["step"] for line in curve(tmp_path)] == [1, 2, 3, 4]
-    trainer(tmp_path).train()  # from the last checkpoint, with a sound objective
+    trainer(tmp_path).train()  # from the last checkpoint, with a finite loss
     assert curve(tmp_path)[-1]["step"] == 10
 
 
 def test_a_batch_that_is_not_finite_can_be_skipped(tmp_path: Path) -> None:
     listener = RecordingListener()
     settings = replace(SETTINGS, nonfinite="skip")
-    result = trainer(tmp_path, settings, objective=poison(at=5), listener=listener).train()
+    result = trainer(tmp_path, settings, objective=nan_objective(at=5), listener=listener).train()
     assert result.finished
     lines = [line for line in curve(tmp_path) if "lr" in line]
     assert lines[4]["loss"] is None and "nan" in lines[4]["skipped"]
@@ -171,28 +172,30 @@ def test_a_finished_run_is_not_changed(tmp_path: Path) -> None:
     assert outcome(tmp_path) == before
 
 
-def adapted() -> torch.nn.Module:
+def adapted_model() -> torch.nn.Module:
     model = SPEC.build(0)
     add_lora(model, LoRA(rank=2, dropout=0.1), seed=1)
     return model
 
 
 def test_only_adapters_are_trained_and_resumed_exactly(tmp_path: Path) -> None:
-    trainer(tmp_path / "undisturbed", model=adapted()).train()
+    trainer(tmp_path / "undisturbed", model=adapted_model()).train()
     trainer(
-        tmp_path / "stopped", model=adapted(), listener=RecordingListener(at=4, action=lambda: signal.raise_signal(2))
+        tmp_path / "stopped",
+        model=adapted_model(),
+        listener=RecordingListener(at=4, action=lambda: signal.raise_signal(2)),
     ).train()
-    trained = trainer(tmp_path / "stopped", model=adapted())
+    trained = trainer(tmp_path / "stopped", model=adapted_model())
     trained.train()
     assert outcome(tmp_path / "stopped") == outcome(tmp_path / "undisturbed")
-    initial = dict(adapted().named_parameters())
+    initial = dict(adapted_model().named_parameters())
     changed = {name for name, p in trained.model.named_parameters() if not torch.equal(p, initial[name])}
     assert changed == {name for name in initial if "lora_" in name}
 
 
-def test_another_model_is_refused(tmp_path: Path) -> None:
+def test_resuming_with_another_model_is_refused(tmp_path: Path) -> None:
     trainer(tmp_path).train()
     other = replace(SPEC, layers=SPEC.layers[:1]).build(0)
-    for model in (other, adapted(), replace(SPEC, context=99).build(0)):
+    for model in (other, adapted_model(), replace(SPEC, context=99).build(0)):
         with pytest.raises(CheckpointError, match="another model"):
             trainer(tmp_path, model=model).train()

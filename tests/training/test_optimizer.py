@@ -29,7 +29,7 @@ def test_only_matrices_have_weight_decay(tied: bool) -> None:
 
 
 class PartWithRates(torch.nn.Module):
-    """A user's own part with a matrix that weight decay must not change."""
+    """A user-defined part with a matrix that weight decay must not change."""
 
     no_weight_decay = ("rates",)
 
@@ -39,7 +39,7 @@ class PartWithRates(torch.nn.Module):
         self.proj = torch.nn.Linear(4, 3)
 
 
-def test_a_part_excludes_its_own_parameters_from_decay() -> None:
+def test_a_part_excludes_parameters_from_weight_decay() -> None:
     decayed, not_decayed = ([name for name, _ in group] for group in decay_groups(torch.nn.Sequential(PartWithRates())))
     assert decayed == ["0.proj.weight"] and not_decayed == ["0.rates", "0.proj.bias"]
     part = PartWithRates()
@@ -86,7 +86,7 @@ def test_three_steps_equal_the_equation() -> None:
 
 def test_state_is_saved_by_name_and_restored_exactly() -> None:
     first, second = model(), model()
-    one, two = AdamW().build(first, 0.1), AdamW().build(second, 0.1)
+    first_optimizer, second_optimizer = AdamW().build(first, 0.1), AdamW().build(second, 0.1)
     gradients = [torch.randn_like(p) for p in first.parameters()]
 
     def step(trained: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -94,13 +94,13 @@ def test_state_is_saved_by_name_and_restored_exactly() -> None:
             p.grad = g.clone()
         optimizer.step()
 
-    step(first, one)
-    state = {name: tensor.clone() for name, tensor in optimizer_state(one).items()}
+    step(first, first_optimizer)
+    state = {name: tensor.clone() for name, tensor in optimizer_state(first_optimizer).items()}
     assert "stack.blocks.0.sublayers.0.body.q_proj.weight/exp_avg_sq" in state
     second.load_state_dict(first.state_dict())
-    load_optimizer_state(two, dict(reversed(state.items())))
-    step(first, one)
-    step(second, two)
+    load_optimizer_state(second_optimizer, dict(reversed(state.items())))
+    step(first, first_optimizer)
+    step(second, second_optimizer)
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
 
 
