@@ -103,7 +103,7 @@ def model_of(mixer: Body, position: Position) -> Model | Spec:
 
 
 def with_matching_sizes(mixer: Body, position: Position) -> tuple[Body, Position]:
-    """The mixer and the position, resized so that no combination is refused because of sizes alone."""
+    """The mixer and the position, resized so that no combination is refused only because of sizes."""
     if isinstance(position, Rope2D) and "head_dim" in field_types(type(mixer)):
         mixer = replace(mixer, head_dim=8)
     if isinstance(mixer, LatentAttention) and isinstance(position, Rope) and isinstance(position.scaling, LongRope):

@@ -41,9 +41,9 @@ def test_each_adapter_computes_as_if_it_were_alone(adapted_model, make_model, id
     assert adapter_names(adapted_model) == ["story", "code"]
     for name in LORAS:
         save_adapter(adapted_model, tmp_path / name, name=name)
-        alone = make_model().eval()
-        load_adapter(alone, tmp_path / name)
-        assert torch.equal(outputs(adapted_model, ids, name), alone(ids))
+        reference = make_model().eval()
+        load_adapter(reference, tmp_path / name)
+        assert torch.equal(outputs(adapted_model, ids, name), reference(ids))
     assert torch.equal(outputs(adapted_model, ids, None), make_model().eval()(ids))
     assert not torch.equal(outputs(adapted_model, ids, "story"), outputs(adapted_model, ids, "code"))
 

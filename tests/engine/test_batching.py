@@ -1,4 +1,4 @@
-"""The tokens of a request depend on the request alone.
+"""The tokens of a request depend only on the request, not on the batch.
 
 Requests with prompts of different lengths join, finish, are cancelled and preempted, for every kind of state, both
 stores and several chunk sizes. Each equals the same request in an engine without other requests, and those equal the
@@ -45,8 +45,8 @@ JOBS = make_jobs()
 
 
 @pytest.fixture(scope="module")
-def alone(tiny):
-    """alone(kind, count): the ids generated for the first `count` jobs, one at a time, in float64."""
+def single_request_ids(tiny):
+    """single_request_ids(kind, count): the ids generated for the first `count` jobs, one by one, in float64."""
     generated = {}
 
     def ids_of_first(kind: str, count: int) -> list[list[int]]:
@@ -87,9 +87,9 @@ def check_all_rows_and_blocks_are_free(engine: Engine, jobs=JOBS) -> None:
 
 @pytest.mark.ledger("kv.cache", "model.autoregressive")
 @pytest.mark.parametrize(("kind", "count"), [*QUICK.items(), *SLOW])
-def test_alone_equals_the_model_without_a_cache(tiny, alone, kind, count) -> None:
+def test_a_single_request_equals_the_model_without_a_cache(tiny, single_request_ids, kind, count) -> None:
     model = tiny(kind, torch.float64)
-    for (ids, sampling), new in zip(JOBS[:count], alone(kind, count), strict=True):
+    for (ids, sampling), new in zip(JOBS[:count], single_request_ids(kind, count), strict=True):
         with torch.inference_mode():
             logits = model(torch.tensor([ids + new]))[0, len(ids) - 1 : -1]  # (new, V)
         request = Request(tuple(ids), sampling)
@@ -111,10 +111,10 @@ def test_alone_equals_the_model_without_a_cache(tiny, alone, kind, count) -> Non
         *(pytest.param(kind, 1, 50, marks=pytest.mark.slow) for kind in QUICK),
     ],
 )
-def test_batched_equals_alone(tiny, alone, kind, store, chunk, count) -> None:
+def test_batched_equals_alone(tiny, single_request_ids, kind, store, chunk, count) -> None:
     engine = Engine(tiny(kind, torch.float64), rows=6, store=small_store(store, 18), chunk=chunk, queue=500)
     requests = run_mixed(engine, JOBS[:count])
-    for request, expected in zip(requests, alone(kind, count), strict=True):
+    for request, expected in zip(requests, single_request_ids(kind, count), strict=True):
         ids = [token.id for token in request.new]
         assert ids == (expected[: len(ids)] if request.finish == "cancelled" else expected)
     check_all_rows_and_blocks_are_free(engine, JOBS[:count])

@@ -34,7 +34,7 @@ def test_compiled_equals_eager(name: str, store: str, rows: int) -> None:
     model = build(MODELS[name])
     samplings = [Sampling(max_new=6 + i, temperature=i % 2, seed=i) for i in range(5)]
     jobs = [(random_ids(3 + 4 * i, seed=i).tolist(), sampling) for i, sampling in enumerate(samplings)]
-    alone = Engine(model, rows=1, capacity=64)
+    reference = Engine(model, rows=1, capacity=64)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns on its first compile
         engine = Engine(optimize_for_cpu_decode(model), rows=rows, capacity=64, store=store, compile=True)
@@ -42,7 +42,7 @@ def test_compiled_equals_eager(name: str, store: str, rows: int) -> None:
         while not engine.idle:
             engine.step()
     for request, job in zip(requests, jobs, strict=True):
-        assert [token.id for token in request.new] == [token.id for token in alone.generate(*job)]
+        assert [token.id for token in request.new] == [token.id for token in reference.generate(*job)]
 
 
 def test_without_a_compiler_the_engine_warns_and_decodes_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:

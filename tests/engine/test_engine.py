@@ -85,8 +85,8 @@ def test_the_latest_arrival_is_preempted_and_resumes_first(tiny) -> None:
     assert third.row is None and third.cached == 0
     drain(engine)
     for request in (first, second, third):
-        alone = Engine(tiny(), rows=1).generate(request.ids, request.sampling)
-        assert ids_of(request) == [token.id for token in alone]
+        expected = Engine(tiny(), rows=1).generate(request.ids, request.sampling)
+        assert ids_of(request) == [token.id for token in expected]
     assert engine.metrics()["free_blocks"] == 6
 
 
@@ -112,9 +112,11 @@ def test_blocks_of_any_size_generate_the_same_tokens(tiny, block) -> None:
     requests = [engine.submit(ids, GREEDY) for ids in prompts]
     drain(engine)
     for request in requests:
-        alone = Engine(tiny(), rows=1, capacity=64, store="contiguous").generate(request.ids, request.sampling)
-        assert ids_of(request) == [token.id for token in alone]
-        assert [token.logprob for token in request.new] == pytest.approx([token.logprob for token in alone], abs=1e-9)
+        expected = Engine(tiny(), rows=1, capacity=64, store="contiguous").generate(request.ids, request.sampling)
+        assert ids_of(request) == [token.id for token in expected]
+        assert [token.logprob for token in request.new] == pytest.approx(
+            [token.logprob for token in expected], abs=1e-9
+        )
 
 
 @pytest.mark.ledger("kv.paged")

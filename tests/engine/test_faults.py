@@ -36,8 +36,8 @@ def poisoned(tiny):
 @pytest.mark.parametrize("kind", ["attention", "linear", "hybrid"])
 def test_a_poisoned_request_fails_alone(poisoned, kind, store) -> None:
     model = poisoned(kind)
-    alone = Engine(model, rows=1, store="contiguous")
-    expected = [[token.id for token in alone.generate(ids, GREEDY)] for ids in PROMPTS]
+    reference = Engine(model, rows=1, store="contiguous")
+    expected = [[token.id for token in reference.generate(ids, GREEDY)] for ids in PROMPTS]
     # few rows and blocks, and chunks of several ragged prompts: bad rows are padded, and their slots are reused
     engine = Engine(model, rows=3, store=small_store(store, 24), chunk=48, queue=99)
     healthy, bad = [], []
@@ -84,8 +84,8 @@ def test_an_error_in_a_forward_fails_only_the_requests_that_cause_it(tiny, kind)
     model.embedding.register_forward_pre_hook(record_tokens)
     model.stack.blocks[-1].sublayers[-1].body.register_forward_pre_hook(fail_on_bad_tokens)
     sampling = Sampling(max_new=8, temperature=0, stop_ids=(BAD,))
-    alone = Engine(model, rows=1)
-    expected = [[token.id for token in alone.generate(ids, sampling)] for ids in PROMPTS]
+    reference = Engine(model, rows=1)
+    expected = [[token.id for token in reference.generate(ids, sampling)] for ids in PROMPTS]
     engine = Engine(model, rows=4, chunk=40, store=partial(Paged, block=4, blocks=40))
     requests = [engine.submit(ids, sampling) for ids in PROMPTS[:3]]
     bad = [engine.submit([5, BAD, 7], sampling), engine.submit([BAD], sampling)]

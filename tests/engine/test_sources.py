@@ -65,12 +65,13 @@ def test_batched_requests_equal_the_model_without_a_cache(model: nn.Module, stor
     assert engine.metrics()["error"] == 0
     assert (engine.metrics()["preemptions"] > 0) == (store == "paged")
     for request in requests:
-        alone = Request(request.ids, request.sampling)
-        alone.history = TokenHistory(alone.ids, VOCAB, torch.device("cpu")) if alone.sampling.penalizes else None
+        reference = Request(request.ids, request.sampling)
+        if reference.sampling.penalizes:
+            reference.history = TokenHistory(reference.ids, VOCAB, torch.device("cpu"))
         for row, token in zip(whole_logits(model, request), request.new, strict=True):
-            (expected,) = sample(row.unsqueeze(0), [alone])
+            (expected,) = sample(row.unsqueeze(0), [reference])
             assert token.id == expected.id and abs(token.logprob - expected.logprob) < 1e-9
-            alone.add(expected)
+            reference.add(expected)
 
 
 def test_a_source_is_encoded_once(model: nn.Module) -> None:

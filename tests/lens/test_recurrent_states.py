@@ -1,4 +1,4 @@
-"""The state after each token equals the final state of the sequence that ends there."""
+"""The state after each token equals the final state of the sequence up to that token."""
 
 import pytest
 import torch

@@ -82,8 +82,8 @@ def test_packed_equals_separate_equals_micro_batches(name: str) -> None:
     model = model_of(*MODELS[name])
     sequences = documents(5, 3, 7, 2, 6, 4, 3, 8)
     packed = to_float64(collate([sequences[0:2], sequences[2:4], sequences[4:6], sequences[6:8]], 16))
-    alone = [to_float64(collate([[sequence]], len(sequence))) for sequence in sequences]
-    expected, expected_grads = gradients(model, alone)
+    separate = [to_float64(collate([[sequence]], len(sequence))) for sequence in sequences]
+    expected, expected_grads = gradients(model, separate)
     for parts in (1, 2, 4):
         found, grads = gradients(model, [packed.rows(slice(i, i + 4 // parts)) for i in range(0, 4, 4 // parts)])
         assert abs(found - expected) <= 1e-12

@@ -49,8 +49,8 @@ def test_greedy_text_over_http_equals_that_of_the_engine(client, model):
     choices = client.post("/v1/completions", json=body).json()["choices"]
     for prompt, choice in zip(prompts, choices, strict=True):
         sampling = Sampling(max_new=12, temperature=0, stop_ids=tokenizer.stop_ids, top_logprobs=3)
-        alone = Engine(model).generate(tokenizer.encode(prompt), sampling)
-        visible = [token for token in alone if token.id not in tokenizer.stop_ids]
+        tokens = Engine(model).generate(tokenizer.encode(prompt), sampling)
+        visible = [token for token in tokens if token.id not in tokenizer.stop_ids]
         assert choice["text"] == tokenizer.decode([token.id for token in visible])
         expected = torch.tensor([token.logprob for token in visible])
         torch.testing.assert_close(torch.tensor(choice["logprobs"]["token_logprobs"]), expected)
