@@ -37,7 +37,7 @@ def outputs(model, ids, name):
     return model(ids)
 
 
-def test_each_adapter_computes_as_if_it_were_alone(adapted_model, make_model, ids, tmp_path):
+def test_each_adapter_computes_as_if_it_were_the_only_one(adapted_model, make_model, ids, tmp_path):
     assert adapter_names(adapted_model) == ["story", "code"]
     for name in LORAS:
         save_adapter(adapted_model, tmp_path / name, name=name)

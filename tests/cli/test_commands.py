@@ -138,7 +138,7 @@ def test_an_unavailable_device_is_refused(demo_run: Path, device: str) -> None:
         (("chat",), 2, "Missing argument 'MODEL'"),
     ],
 )
-def test_exit_codes_and_messages_without_a_traceback(
+def test_commands_exit_with_a_code_and_a_message_without_a_traceback(
     arguments: tuple[str, ...], code: int, error: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     monkeypatch.setattr("sys.argv", ["regard", *arguments])

@@ -67,7 +67,7 @@ def test_logits_are_computed_for_the_last_position_only(tiny) -> None:
     assert all(shape in {(1, 61), (2, 61)} for shape in shapes)
 
 
-def test_first_come_first_served(tiny) -> None:
+def test_requests_finish_in_order_of_arrival(tiny) -> None:
     engine = Engine(tiny(), rows=2, store=partial(Paged, block=4, blocks=8))
     requests = [engine.submit([i] * 9, GREEDY) for i in range(6)]
     finished = []

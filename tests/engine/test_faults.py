@@ -34,7 +34,7 @@ def poisoned(tiny):
 
 @pytest.mark.parametrize("store", ["contiguous", "paged"])
 @pytest.mark.parametrize("kind", ["attention", "linear", "hybrid"])
-def test_a_poisoned_request_fails_alone(poisoned, kind, store) -> None:
+def test_a_request_with_nan_does_not_affect_other_requests(poisoned, kind, store) -> None:
     model = poisoned(kind)
     reference = Engine(model, rows=1, store="contiguous")
     expected = [[token.id for token in reference.generate(ids, GREEDY)] for ids in PROMPTS]

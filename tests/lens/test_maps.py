@@ -126,7 +126,7 @@ def test_heads_are_counted_per_layer(make_model):
 
 
 @pytest.mark.ledger("lens.entropy")
-def test_entropy_of_uniform_and_one_hot_rows():
+def test_entropy_is_log_n_for_uniform_and_zero_for_one_hot_rows():
     uniform = torch.full((3, 5, 8), 1 / 8)
     one_hot = torch.eye(8)[None, :5]
     assert torch.allclose(row_entropy(uniform), torch.full((3, 5), math.log(8)))

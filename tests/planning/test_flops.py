@@ -57,7 +57,7 @@ def test_pairs_equal_a_direct_count(length, window):
 
 
 @pytest.mark.ledger("sp.window.cost", "calc.window")
-def test_pairs_of_a_window_of_4096_in_100_000_tokens():
+def test_a_window_of_4096_saves_a_factor_of_24_in_100_000_tokens():
     length, window = 100_000, 4096
     assert full_pairs(length) == 10**10 and length * window == 409_600_000
     assert round(full_pairs(length) / (length * window), 1) == 24.4
@@ -75,7 +75,7 @@ def test_reach_of_stacked_windows_counts_the_token_itself():
 
 
 @pytest.mark.ledger("sp.sizes")
-def test_pairs_and_flops_of_a_million_tokens():
+def test_a_million_tokens_have_a_trillion_pairs():
     assert full_pairs(10**6) == 10**12
     assert pair_flops(full_pairs(10**6), 128) == 512 * 10**12
     assert pair_flops(causal_pairs(10**6), 128) == pytest.approx(256e12, rel=1e-5)
@@ -100,7 +100,7 @@ def test_pairs_of_generation_equal_the_sum_over_steps(length):
 
 
 @pytest.mark.ledger("kv.total", "inf.total")
-def test_pairs_of_long_generations():
+def test_a_cache_avoids_most_pairs_of_a_long_generation():
     assert (uncached_pairs(1000), cached_pairs(1000)) == (333_833_500, 500_500)
     assert decode_pairs(1000, 10_000) == 60_005_000 == sum(1000 + t for t in range(1, 10_001))
     assert cached_pairs(11_000) - cached_pairs(1000) == decode_pairs(1000, 10_000)
@@ -181,7 +181,7 @@ def test_gradients_reach_exactly_as_far_as_stacked_windows(layers, size):
 
 
 @pytest.mark.ledger("sp.window.depth")
-def test_reach_of_32_windowed_layers():
+def test_32_windowed_layers_reach_131_041_tokens():
     assert window_reach(32, 4096) == 131_041 < 32 * 4096
     assert window_reach(32, 4097) == 32 * 4096 + 1  # a window of 4096 tokens and the token itself
 

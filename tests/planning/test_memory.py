@@ -101,7 +101,7 @@ def test_memory_of_attention_grows_with_the_stated_exponents() -> None:
 
 
 @pytest.mark.ledger("flash.sizes", "calc.flash")
-def test_bytes_of_materialized_scores():
+def test_materialized_scores_take_two_bytes_per_pair():
     assert score_bytes(131_072) == 34_359_738_368 == 32 * 2**30  # one head of one layer, FP16
     assert score_bytes(100_000) == 20 * 10**9
     assert score_bytes(100_000, heads=32) == 640 * 10**9

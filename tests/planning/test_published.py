@@ -50,7 +50,7 @@ def test_every_published_model_can_be_planned(name):
 
 
 @pytest.mark.ledger("ffn.params", "norm.rms")
-def test_parameters_of_a_feedforward_and_of_norms():
+def test_parameters_of_feedforwards_and_norms_equal_their_formulas():
     assert parameters_of(FeedForward(2048, bias=False), 512) == 2_097_152 == 2 * parameters_of(Attention(8), 512)
     assert parameters_of(FeedForward(2048), 512) == 2_099_712
     assert parameters_of(SwiGLU(2048), 512) == 3 * 512 * 2048
@@ -58,7 +58,7 @@ def test_parameters_of_a_feedforward_and_of_norms():
 
 
 @pytest.mark.ledger("model.llama7b", "ffn.share", "calc.params")
-def test_parameters_of_llama_7b():
+def test_llama_7b_has_the_published_number_of_parameters():
     planned = plan(published("llama-7b"))
     assert planned.parameters == 6_738_415_616
     assert plan(published("llama-7b", tied=True)).parameters == 6_607_343_616
@@ -93,7 +93,7 @@ def test_a_feedforward_of_four_times_the_width_is_two_thirds_of_a_block():
 
 
 @pytest.mark.ledger("model.gptlite")
-def test_parameter_count_and_one_training_step_of_gpt_lite():
+def test_gpt_lite_has_3_546_624_parameters_and_learns():
     norm = LayerNorm()
     block = Block((Sublayer(Attention(8, bias=True), norm), Sublayer(FeedForward(1024), norm)))
     spec = Decoder(1000, 256, (Repeat((block,), 4),), position=Learned(512), norm=norm)
@@ -113,7 +113,7 @@ def test_parameter_count_and_one_training_step_of_gpt_lite():
 
 
 @pytest.mark.ledger("mha.headdim")
-def test_head_dims_of_published_models():
+def test_published_models_have_head_dims_of_64_or_128():
     attentions = {name: plan(published(name)).attentions for name in ("gpt2", "gpt3", "llama-7b", "llama-2-70b")}
     assert [next(iter(found)) for found in attentions.values()] == [
         (12, 12, 64),
@@ -139,7 +139,7 @@ def test_depth_determines_a_scaled_llama():
 
 
 @pytest.mark.ledger("kv.70b", "kv.formula", "kv.heads", "calc.kv")
-def test_cache_bytes_of_a_70b_model():
+def test_a_70b_model_caches_327_680_bytes_per_token():
     planned = plan(published("llama-2-70b"), context=4096, dtype="float16")
     assert planned.kv_bytes_per_token == KV_BYTES == 2 * 80 * 8 * 128 * 2
     cache = {n: dataclasses.replace(planned, context=n).kv_bytes() for n in (4096, 128_000, 131_072, 10**6)}
@@ -151,7 +151,7 @@ def test_cache_bytes_of_a_70b_model():
 
 
 @pytest.mark.ledger("kv.70b.100k")
-def test_cache_bytes_of_a_70b_model_in_gb_and_gib():
+def test_100_000_tokens_of_a_70b_model_take_32_8_gb_or_30_5_gib():
     planned = plan(published("llama-2-70b"), context=100_000, dtype="float16")
     assert planned.kv_bytes() == 32_768_000_000 and round(planned.kv_bytes() / 2**30, 1) == 30.5
     thirteen_sequences = dataclasses.replace(planned, context=8192, batch=13)
@@ -160,7 +160,7 @@ def test_cache_bytes_of_a_70b_model_in_gb_and_gib():
 
 
 @pytest.mark.ledger("q.70b", "calc.quant")
-def test_bytes_of_70b_weights_by_format():
+def test_70b_weights_take_the_bits_of_their_format():
     sizes_in_gb = [format_of(name).bytes(SEVENTY_BILLION) / 1e9 for name in ("float32", "float16", "int8", "int4")]
     assert sizes_in_gb == [280, 140, 70, 35]
     assert format_of("int4/128").bytes(SEVENTY_BILLION) == SEVENTY_BILLION * 4.125 / 8
@@ -171,7 +171,7 @@ def test_bytes_of_70b_weights_by_format():
 
 
 @pytest.mark.ledger("q.consumer", "calc.quant")
-def test_cached_tokens_that_fit_beside_70b_in_four_bits():
+def test_70b_in_four_bits_fits_into_48_gb_and_not_into_32_gb():
     int4 = format_of("int4").bytes(SEVENTY_BILLION)
     assert cached_tokens_that_fit(48 * 10**9, int4, KV_BYTES) == 39_672
     for consumer_gpu in (24 * 10**9, 32 * 10**9):
@@ -180,7 +180,7 @@ def test_cached_tokens_that_fit_beside_70b_in_four_bits():
 
 
 @pytest.mark.ledger("kv.exceeds", "calc.crossover")
-def test_lengths_at_which_the_cache_is_as_large_as_the_weights():
+def test_a_long_cache_is_as_large_as_the_weights():
     float16, int4 = 2 * SEVENTY_BILLION, SEVENTY_BILLION // 2
     assert float16 > 131_072 * KV_BYTES
     assert sequences_to_exceed_weights(float16, KV_BYTES, 131_072) == 4
@@ -190,7 +190,7 @@ def test_lengths_at_which_the_cache_is_as_large_as_the_weights():
 
 
 @pytest.mark.ledger("inf.reads")
-def test_bytes_read_by_a_decoding_step():
+def test_a_decoding_step_reads_the_weights_and_the_cache():
     planned = plan(published("llama-2-70b"), context=4096, dtype="float16")
     assert round(2 * SEVENTY_BILLION / planned.cache_read) == 104
     assert planned.weights_read == planned.weight_bytes() - 2 * (32000 - 1) * 8192  # one row of the embedding
@@ -206,7 +206,7 @@ def test_intensity_is_about_the_batch_size_in_16_bits():
 
 
 @pytest.mark.ledger("eff.crossover", "calc.crossover")
-def test_length_at_which_attention_costs_as_much_as_the_rest():
+def test_attention_costs_as_much_as_the_rest_at_six_times_the_width():
     block = Block((Sublayer(Attention(32)), Sublayer(FeedForward(4 * 4096))))
     spec = Decoder(32000, 4096, (Repeat((block,), 4),), context=4096)
     assert attention_equals_rest(spec) == 6 * 4096 == 24_576
@@ -219,7 +219,7 @@ def test_length_at_which_attention_costs_as_much_as_the_rest():
 
 
 @pytest.mark.ledger("moe.2of8", "moe.fig", "calc.moe")
-def test_expert_size_from_total_and_active_parameters():
+def test_expert_size_follows_from_total_and_active_parameters():
     assert relative_to_dense(8, 2) == (8, 2)  # full-size experts: eight times the weights, twice the work
     assert relative_to_dense(8, 2, expert_size=0.5) == (4, 1)
     shared, expert = shared_and_expert_params(7.5, 2.1, experts=8, top_k=2)
@@ -234,7 +234,7 @@ def test_expert_size_from_total_and_active_parameters():
 
 
 @pytest.mark.ledger("moe.mixtral", "moe.2of8", "calc.moe")
-def test_total_and_active_parameters_of_mixtral():
+def test_mixtral_has_the_published_total_and_active_parameters():
     planned = plan(published("mixtral-8x7b"), dtype="float16")
     assert (planned.parameters, planned.count.active) == (46_702_792_704, 12_879_925_248)
     assert round(100 * planned.count.active / planned.parameters, 1) == 27.6
@@ -261,7 +261,7 @@ def test_mixtral_has_the_parameters_of_transformers():
 
 
 @pytest.mark.ledger("model.base2017", "ffn.share")
-def test_parameters_of_the_transformer_of_2017():
+def test_the_transformer_of_2017_has_63_million_parameters():
     planned = plan(published("transformer-2017"), context=512)
     parts = planned.count.parts
 
@@ -315,7 +315,7 @@ def test_an_encoder_decoder_caches_its_source():
 
 
 @pytest.mark.ledger("blk.recipes")
-def test_parts_of_the_2017_transformer_and_of_llama():
+def test_llama_replaces_most_parts_of_the_2017_transformer():
     old, new = published("transformer-2017"), published("llama-2-70b")
     old_block, new_block = old.target.blocks[0], new.blocks[0]
     assert (old_block.style, old_block.sublayers[0].norm.kind) == ("post", "layernorm")

@@ -67,7 +67,7 @@ def test_a_fit_needs_five_runs():
 
 
 @pytest.mark.ledger("scale.gpt3", "fam.gpt")
-def test_tokens_per_parameter_of_gpt3_and_llama():
+def test_gpt3_has_fewer_and_llama_more_tokens_per_parameter_than_optimal():
     def tokens_per_parameter(name: str) -> float:
         return PUBLISHED[name].tokens / plan(PUBLISHED[name].spec()).parameters
 

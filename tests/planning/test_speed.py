@@ -10,7 +10,7 @@ from regard.planning.speed import DEVICES, best_drafts, device_of, expected_toke
 
 @pytest.mark.ledger("spec.expected", "calc.spec")
 @pytest.mark.parametrize("acceptance, tokens", [(0.6, 2.38), (0.8, 3.69), (0.9, 4.69), (1.0, 6.0), (0.0, 1.0)])
-def test_expected_tokens_of_five_drafts(acceptance, tokens):
+def test_expected_tokens_of_five_drafts_equal_a_geometric_sum(acceptance, tokens):
     assert expected_tokens(acceptance, 5) == pytest.approx(tokens, abs=0.005)
     if acceptance < 1:
         assert expected_tokens(acceptance, 5) == pytest.approx((1 - acceptance**6) / (1 - acceptance))
@@ -53,7 +53,7 @@ def test_wrong_arguments_are_refused(arguments, message):
 
 
 @pytest.mark.ledger("flash.sram")
-def test_fast_memory_of_a_multiprocessor():
+def test_devices_have_the_fast_memory_of_their_multiprocessor():
     assert DEVICES["a100"].fast == 192 * 1024
     assert (DEVICES["h100"].fast, DEVICES["h100"].usable) == (256 * 1024, 227 * 1024)
     with pytest.raises(ValueError, match="did you mean 'h100'"):

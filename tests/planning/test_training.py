@@ -97,13 +97,13 @@ def test_saved_tensors_have_the_planned_bytes(tmp_path, dtype):
 
 
 @pytest.mark.ledger("lora.2048", "calc.lora")
-def test_adapter_parameters_of_a_square_layer_of_2048():
+def test_rank_16_adds_1_56_percent_to_a_layer_of_2048():
     assert 2048**2 == 4_194_304 and adapter_parameters(16, 2048, 2048) == 65_536
     assert round(100 * 65_536 / 4_194_304, 2) == 1.56
 
 
 @pytest.mark.ledger("lora.8b", "lora.8b.naive", "lora.ratio", "calc.lora")
-def test_adapter_parameters_of_rank_16_on_queries_and_values_of_8b():
+def test_rank_16_on_queries_and_values_of_8b_takes_13_mib():
     shapes = adapted_shapes(LLAMA_8B, ("q_proj", "v_proj"))
     assert len(shapes) == 64 and set(shapes.values()) == {(4096, 4096), (1024, 4096)}
     assert adapter_parameters(16, 4096, 4096) == 131_072 and adapter_parameters(16, 4096, 1024) == 81_920
@@ -117,7 +117,7 @@ def test_adapter_parameters_of_rank_16_on_queries_and_values_of_8b():
 
 
 @pytest.mark.ledger("lwr.counts", "lwr.bits", "calc.lora")
-def test_parameter_counts_of_lora_without_regret():
+def test_parameter_counts_equal_those_of_lora_without_regret():
     attention, feedforward = lora_parameters(LLAMA_8B, 256, ATTENTION), lora_parameters(LLAMA_8B, 128, FEEDFORWARD)
     assert (round(attention / 1e9, 3), round(feedforward / 1e9, 3)) == (0.218, 0.226)
     heads = [lora_parameters(LLAMA_8B, rank, ("head",)) for rank in (256, 128)]

@@ -8,7 +8,7 @@ import torch
 from tests.server.fake_engine import HEADS, fake_maps
 
 
-def test_facts_about_the_model(start_server):
+def test_the_model_route_returns_context_layers_and_heads(start_server):
     facts = start_server().client.get("/regard/model").json()
     assert facts["name"] == "tiny" and facts["context"] == 4096 and facts["chat"] and facts["attention"]
     assert facts["heads"] == list(HEADS) and facts["layers"] == len(HEADS)

@@ -87,7 +87,7 @@ def with_metaspace(text: str) -> str:
     return text.replace(" ", "▁") if text.startswith(" ") or not text else "▁" + text.replace(" ", "▁")
 
 
-def test_byte_fallback_and_user_defined_pieces(tmp_path: Path) -> None:
+def test_byte_fallback_and_user_defined_pieces_are_encoded(tmp_path: Path) -> None:
     pieces = [*PIECES, *((text, 0.0, BYTE) for text in BYTES), ("<tool>", 0.0, USER_DEFINED)]
     (tmp_path / "tokenizer.model").write_bytes(serialize(pieces, BPE, byte_fallback=True))
     write(tmp_path, config={"model_type": "llama"}, tokenizer_config={"add_bos_token": True})

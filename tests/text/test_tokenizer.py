@@ -46,7 +46,7 @@ def test_special_tokens_are_parsed_only_with_special(tokenizer):
     assert tokenizer.decode(ids, special=True) == "<|user|>Tom<|end|>"
 
 
-def test_vocabulary_sizes_and_token_strings():
+def test_vocabularies_hold_all_bytes_and_special_tokens():
     assert BYTE.vocab_size == 256 + len(SPECIAL_TOKENS)
     assert BPE.vocab_size <= 320
     assert (BYTE.bos, BYTE.pad, BYTE.eos) == (None, 0, 1)

@@ -15,7 +15,7 @@ from regard.training.run import Run
 from tests.training.tiny import SETTINGS, SPEC, TOKENIZER, curve, outcome, trainer
 
 
-def test_contents_of_a_run_directory(tmp_path: Path) -> None:
+def test_a_run_directory_holds_its_config_log_samples_and_checkpoints(tmp_path: Path) -> None:
     trainer(tmp_path, tokenizer=TOKENIZER).train()
     assert {p.name for p in tmp_path.iterdir()} >= {
         "config.json",

@@ -8,7 +8,7 @@ from regard.spec import SpecError
 from regard.training.schedule import Constant, Cosine, Schedule, WarmupStableDecay
 
 
-def test_constant_after_a_linear_warmup() -> None:
+def test_the_rate_is_constant_after_a_linear_warmup() -> None:
     assert [Constant(warmup=4).factor(k, 8) for k in range(8)] == [0.25, 0.5, 0.75, 1, 1, 1, 1, 1]
     assert Constant().factor(0, 8) == 1
 
