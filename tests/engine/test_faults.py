@@ -11,7 +11,7 @@ from regard.engine.request import Sampling
 from regard.engine.stores.paged import Paged
 from tests.engine.pools import small_store
 
-BAD = 0  # 0 is often the id of padding
+BAD = 0  # the token whose embedding is NaN; padding often has this id too
 PROMPTS = [[i, 3, 5 + i] * i for i in range(1, 7)]
 GREEDY = Sampling(max_new=8, temperature=0)
 
