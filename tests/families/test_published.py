@@ -56,7 +56,7 @@ def test_a_published_config_has_the_published_parameter_count(model: dict[str, A
 def test_the_config_determines_the_number_of_key_heads(name: str, heads: int, kv_heads: int) -> None:
     (config,) = (model["config"] for model in PUBLISHED if model["name"] == name)
     spec = family(config["model_type"]).spec(config)
-    assert {shape[:2] for shape in plan(spec).attentions} == {(heads, kv_heads)}
+    assert {shape[:2] for shape in plan(spec).attention_shapes} == {(heads, kv_heads)}
 
 
 LLAMA_PARTS = {"rope", "rmsnorm", "swiglu"}
@@ -99,7 +99,7 @@ def test_mistral_7b_has_a_window_of_4096_in_32_grouped_layers() -> None:
     """test_decoders compares windows as long as the sequence, one token shorter and one token longer."""
     (config,) = (model["config"] for model in PUBLISHED if model["name"] == "Mistral-7B-v0.1")
     planned = plan(family("mistral").spec(config))
-    assert planned.attentions == {(32, 8, 128): 32}
+    assert planned.attention_shapes == {(32, 8, 128): 32}
     assert groups(planned)["window_of_4096"]["layers"] == 32
 
 

@@ -207,7 +207,7 @@ def test_wrong_arguments_are_refused(arguments, message):
 
 def test_a_spec_without_a_context_needs_one():
     without_context = dataclasses.replace(SPECS["hybrid"], context=None)
-    with pytest.raises(ValueError, match="names no context"):
+    with pytest.raises(ValueError, match="has no context"):
         plan(without_context)
     assert plan(without_context, context=8).context == 8
     encoder = Encoder(Tokens(51), 32, without_context.layers, context=77)

@@ -134,7 +134,7 @@ def test_tiled_traffic_equals_that_of_the_loops(length, head_dim, fast):
 @pytest.mark.ledger("flash.io", "calc.flash")
 def test_tiles_save_traffic_unless_the_head_dim_is_large():
     length, head_dim = 65_536, 128
-    fast = DEVICES["h100"].usable // 2  # elements of 16 bits
+    fast = DEVICES["h100"].shared_memory // 2  # elements of 16 bits
     gain = standard_traffic(length, head_dim) / tiled_traffic(length, head_dim, fast)
     assert gain == pytest.approx(fast / (2 * head_dim**2), rel=0.05)
     for large_head_dim in (64, 128, 256):

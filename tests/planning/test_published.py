@@ -114,7 +114,7 @@ def test_gpt_lite_has_3_546_624_parameters_and_learns():
 
 @pytest.mark.ledger("mha.headdim")
 def test_published_models_have_head_dims_of_64_or_128():
-    attentions = {name: plan(published(name)).attentions for name in ("gpt2", "gpt3", "llama-7b", "llama-2-70b")}
+    attentions = {name: plan(published(name)).attention_shapes for name in ("gpt2", "gpt3", "llama-7b", "llama-2-70b")}
     assert [next(iter(found)) for found in attentions.values()] == [
         (12, 12, 64),
         (96, 96, 128),
@@ -271,7 +271,7 @@ def test_the_transformer_of_2017_has_63_million_parameters():
     assert parts["embedding"] == 37_000 * 512
     assert [round(n / 1e6, 1) for n in (stack("source"), stack("target"), parts["embedding"])] == [18.9, 25.2, 18.9]
     assert round(planned.parameters / 1e6, 1) == 63.0
-    assert planned.attentions == {(8, 8, 64): 18}
+    assert planned.attention_shapes == {(8, 8, 64): 18}
     assert parts["target feedforward"] / stack("target") == pytest.approx(0.5, abs=0.001)
 
 

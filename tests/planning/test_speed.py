@@ -36,7 +36,7 @@ def test_expected_tokens_equal_a_simulation(acceptance):
 def test_speedup_accounts_for_the_cost_of_drafts():
     assert speedup(1.0, 5, 0.1) == pytest.approx(4.0)  # 6 tokens in the time of 1.5 passes
     assert speedup(0.8, 0, 0.1) == 1.0
-    assert best_drafts(0.8, 0.0, most=64) == 64  # free drafts
+    assert best_drafts(0.8, 0.0, max_drafts=64) == 64  # free drafts
     assert best_drafts(0.2, 0.5) == 0  # drafts that are expensive and rarely accepted
     best = best_drafts(0.8, 0.05)
     assert speedup(0.8, best, 0.05) == max(speedup(0.8, drafts, 0.05) for drafts in range(30))
@@ -54,7 +54,7 @@ def test_wrong_arguments_are_refused(arguments, message):
 
 @pytest.mark.ledger("flash.sram")
 def test_devices_have_the_fast_memory_of_their_multiprocessor():
-    assert DEVICES["a100"].fast == 192 * 1024
-    assert (DEVICES["h100"].fast, DEVICES["h100"].usable) == (256 * 1024, 227 * 1024)
+    assert DEVICES["a100"].l1_cache == 192 * 1024
+    assert (DEVICES["h100"].l1_cache, DEVICES["h100"].shared_memory) == (256 * 1024, 227 * 1024)
     with pytest.raises(ValueError, match="did you mean 'h100'"):
         device_of("h10")

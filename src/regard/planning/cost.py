@@ -1,15 +1,17 @@
-"""What a spec costs, in numbers, without a single weight.
+"""The costs of a spec, computed without allocating its weights.
 
-    FLOPs        2 per multiply-add of a matrix product; training is 3 forwards (backward has two products for each)
-    cache        Σ over layers of heads · dim, of keys and of values, per token (of a windowed layer, for the tokens in
-                 its window); recurrent states once per sequence
-    a step       reads every weight that its tokens use and the whole cache, and generates one token per sequence
-    intensity    FLOPs per byte read: about 1 for one sequence in 16 bits, so decoding is memory-bound; a batch shares
-                 the weights
+    FLOPs        2 per multiply-add of a matrix product; training counts as 3 forwards (for each product of the forward,
+                 the backward has two)
+    cache        per token, Σ over layers of heads · dim for the keys and for the values, where a windowed layer keeps
+                 the tokens in its window only; recurrent states once per sequence
+    a step       of decoding reads every weight that its tokens use and the whole cache, and generates one token per
+                 sequence
+    intensity    FLOPs per byte read: about 1 for one sequence in 16 bits, so decoding is memory-bound. It grows with
+                 the batch, because all sequences share one read of the weights
 
-`training_flops` counts the products of the modules. The usual estimate 6N, for N active parameters, counts each of them
-as if it were multiplied once per token: it includes embeddings that are only looked up, norms and biases, and leaves
-out the products of queries with keys and values, those of `ahead` blocks, and further uses of shared weights.
+`training_flops` counts the products of the modules. The usual estimate 6N, for N active parameters, assumes that each
+parameter is multiplied once per token: it includes embeddings that are only looked up, norms and biases, and omits the
+products of queries with keys, of scores with values, of `ahead` blocks, and of further uses of shared weights.
 """
 
 from collections import Counter
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class Plan:
-    """The numbers of one spec for a batch of sequences of `context` tokens. `print(plan)` shows them as a table."""
+    """The costs of one spec for a batch of sequences of `context` tokens. `print(plan)` shows them as a table."""
 
     spec: Model
     context: int
@@ -52,50 +54,53 @@ class Plan:
         return self.count.total
 
     def weight_bytes(self, name: str | None = None) -> int:
-        """Bytes of all weights in the format of this name, by default the plan's."""
+        """Bytes of all weights in the named format, by default `self.weights`."""
         return format_of(name or self.weights).bytes(self.parameters)
 
     @property
     def decoder(self) -> Decoder | None:
-        """The stack that generates tokens; None: the model is an encoder."""
+        """The stack that generates tokens; None for a model of encoders only."""
         return next((stack for stack in stacks(self.spec).values() if isinstance(stack, Decoder)), None)
 
     @property
-    def attentions(self) -> Counter[tuple[int, int, int]]:
-        """The number of layers per shape (heads, kv_heads, head_dim) of attention."""
-        sizes = (body.attention_sizes(width) for body, width in all_bodies(self.spec))
-        return Counter(found for found in sizes if found is not None)
+    def attention_shapes(self) -> Counter[tuple[int, int, int]]:
+        """The number of layers with each shape (heads, kv_heads, head_dim) of attention."""
+        shapes = (body.attention_sizes(width) for body, width in all_bodies(self.spec))
+        return Counter(shape for shape in shapes if shape is not None)
 
     def flops(self, tokens: int, keys: int) -> int:
-        """FLOPs of one forward of `tokens` queries with `keys` keys each, in every stack."""
+        """FLOPs of one forward through all stacks, with `tokens` queries and `keys` keys per query."""
         return sum(sum(flops_by_part(stack, tokens, keys).values()) for stack in stacks(self.spec).values())
 
     @property
     def forward_flops(self) -> int:
-        """Per token, when a whole sequence is computed at once."""
+        """FLOPs per token of one forward over a whole sequence."""
         return self.flops(self.context, self.context) // self.context
 
     @property
     def decode_flops(self) -> int:
-        """Of the last token of a sequence whose other tokens are cached."""
+        """FLOPs of decoding the last token of a sequence whose other tokens are cached."""
         return sum(flops_by_part(self.decoder, 1, self.context).values()) if self.decoder else 0
 
     @property
     def training_flops(self) -> int:
-        """Per token: forward and backward of the matrix products, with those of the `ahead` blocks."""
+        """FLOPs per token of forward and backward, including those of the `ahead` blocks."""
         ahead = ahead_flops(self.decoder, self.context, self.context) if self.decoder else 0
         return 3 * (self.flops(self.context, self.context) + ahead) // self.context
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes per token of the sequence, and of the source if there is one: both are taken to be `context` long."""
+        """Bytes of the keys and values of one token.
+
+        For an encoder-decoder this includes one token of the source, which is assumed to be as long as the target.
+        """
         return sum(size for size, _ in self.cached_per_token())
 
     def kv_bytes(self, block: int = 1, ring: bool = True, slack: int = 0) -> int:
         """Bytes of the batch's keys and values.
 
-        `block`: tokens per block of a paged store, to which the length is rounded up. `ring`: a windowed layer keeps
-        its window only, and `slack` tokens more, by which its ring buffer can rewind.
+        `block`: tokens per block of a paged store; the length is rounded up to whole blocks. `ring`: a windowed layer
+        keeps only its window and `slack` more tokens, by which its ring buffer can rewind.
         """
         tokens = -(-self.context // block) * block
         return self.batch * sum(
@@ -103,7 +108,7 @@ class Plan:
         )
 
     def cached_per_token(self) -> list[tuple[int, int | None]]:
-        """Bytes per token and the most tokens kept (None: all), of every mixer that caches tokens."""
+        """(bytes per token, largest number of cached tokens or None for all), for every mixer that caches tokens."""
         return [
             (format_of(self.dtype).bytes(sum(prod(shape) for shape in state.arrays.values())), max_tokens(state))
             for state in self.declared_states()
@@ -118,16 +123,17 @@ class Plan:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of the batch's recurrent states, whatever the context; kept in at least float32."""
+        """Bytes of the batch's recurrent states, kept in at least float32. They do not depend on the context."""
         fixed = (state for state in self.declared_states() if isinstance(state, FixedSize))
         numbers = sum(prod(shape) for state in fixed for shape in state.arrays.values())
         return numbers * max(4, format_of(self.dtype).bits // 8) * self.batch
 
     @property
     def weights_read(self) -> int:
-        """Bytes of the weights that a decoding step reads: of an untied embedding, one row per sequence.
+        """Bytes of the weights that a decoding step reads.
 
-        Weights that layers share (`Repeat.tied`) are read once per layer.
+        It reads one row per sequence of an untied embedding, and weights that layers share (`Repeat.tied`) once per
+        layer.
         """
         decoder = self.decoder
         if decoder is None:
@@ -164,11 +170,11 @@ class Plan:
 
     @property
     def conditions(self) -> str:
-        """The lengths and formats that the numbers are for."""
+        """The context, batch and formats for which the plan was computed."""
         return f"context {self.context:,}, batch {self.batch}, cache in {self.dtype}, weights in {self.weights}"
 
     def to_dict(self) -> dict[str, Any]:
-        """All numbers in groups (groups.py): plain data for JSON."""
+        """All costs in groups (groups.py), as data for JSON."""
         return groups(self)
 
     def __repr__(self) -> str:
@@ -180,12 +186,12 @@ def max_tokens(state: PerToken | PerSource) -> int | None:
     return state.first + state.window if windowed else None
 
 
-def own_context(spec: Model) -> int | None:
-    """The length of the model's sequences: its context, the tokens of its input, or the reach of its positions."""
+def default_context(spec: Model) -> int | None:
+    """The spec's context; for an encoder also the number of tokens of its input, or the reach of its positions."""
     for stack in reversed(stacks(spec).values()):
-        found = stack.context or (stack.input.length or stack.position.reach if isinstance(stack, Encoder) else None)
-        if found is not None:
-            return found
+        length = stack.context or (stack.input.length or stack.position.reach if isinstance(stack, Encoder) else None)
+        if length is not None:
+            return length
     return None
 
 
@@ -196,16 +202,16 @@ def plan(
     dtype: str = "float32",
     weights: str | None = None,
 ) -> Plan:
-    """Count the parameters, FLOPs and bytes of a model; a spec need not be built.
+    """Count the parameters, FLOPs and bytes of a model without building it.
 
     model: a spec, a built or loaded model, the name of a published model (llama-3.1-8b), or a size (7B).
     context: tokens per sequence, by default the model's own. batch: sequences per batch. dtype: format of the cache.
     weights: format of the weights, by default that of the cache; int8, int4/128 … are formats as well.
     """
     spec = as_spec(model)
-    context = own_context(spec) if context is None else context
+    context = default_context(spec) if context is None else context
     if context is None:
-        raise ValueError("this spec names no context; give the length to plan for, for example context=2048")
+        raise ValueError("this spec has no context; pass the length to plan for, for example context=2048")
     for name, count in (("context", context), ("batch", batch)):
         if count < 1:
             raise ValueError(f"{name}={count} must be at least 1")
@@ -216,16 +222,16 @@ def plan(
 
 
 def as_spec(model: "Model | nn.Module | LanguageModel | str") -> Model:
-    """The spec of a model. A language model has it in its `model`."""
+    """The spec of a module, of a language model or of a published model."""
     if isinstance(model, str):
-        found = find_published(model)
-        if found is None:
+        published = find_published(model)
+        if published is None:
             raise ValueError(
                 f"{model!r} is not a published model; {nearest(model, PUBLISHED)} "
-                "A stored model is planned by regard.plan(regard.load(path))."
+                "For a stored model, use regard.plan(regard.load(path))."
             )
-        return found
-    module = getattr(model, "model", model)
+        return published
+    module = getattr(model, "model", model)  # of a language model
     spec = module if isinstance(module, Model) else getattr(module, "spec", None)
     if not isinstance(spec, Model):
         raise ValueError(f"{type(model).__name__} has no spec; give a spec, or a model that was built from one")

@@ -1,4 +1,4 @@
-"""A plan as groups of numbers: plain data for JSON, and rows of formatted numbers for a table.
+"""A plan as groups of numbers: data for JSON, and rows of formatted numbers for a table.
 
 The name of a group determines the unit of its numbers: bytes if it contains "bytes" (a row shows GB = 10⁹ and
 GiB = 2³⁰, because papers and vendors mix them), FLOPs if it contains "flops", otherwise a count.
@@ -46,7 +46,7 @@ PREFIXES = {1000: ["", *"kMGTPEZY"], 1024: ["", *(f"{prefix}i" for prefix in "KM
 
 
 def groups(plan: "Plan") -> Groups:
-    """The numbers of a plan; None: never."""
+    """The numbers of a plan. A crossover that does not exist is None."""
     crossing = attention_equals_rest(plan.spec)
     return {
         "context": plan.context,
@@ -69,21 +69,21 @@ def groups(plan: "Plan") -> Groups:
 
 def attention_groups(plan: "Plan") -> Groups:
     """The shapes of attention, the pairs of a query and a key, and the bytes of materialized scores."""
-    if not plan.attentions:
+    if not plan.attention_shapes:
         return {}
     shapes = {
         f"attention_{heads}x{head_dim}_kv_{kv_heads}": {"layers": layers, "head_dim": head_dim}
-        for (heads, kv_heads, head_dim), layers in plan.attentions.items()
+        for (heads, kv_heads, head_dim), layers in plan.attention_shapes.items()
     }
-    heads, itemsize = max(heads for heads, _, _ in plan.attentions), max(16, format_of(plan.dtype).bits) // 8
+    heads, itemsize = max(heads for heads, _, _ in plan.attention_shapes), max(16, format_of(plan.dtype).bits) // 8
     scores = {name: score_bytes(plan.context, n, itemsize) for name, n in (("per_head", 1), ("per_layer", heads))}
     pairs = {"full": full_pairs(plan.context), "causal": causal_pairs(plan.context)}
     return shapes | {"pairs": pairs} | window_groups(plan) | {"score_bytes": scores}
 
 
 def window_groups(plan: "Plan") -> Groups:
-    """Causal windows of consecutive keys; pairs include those with the first tokens, where a mask has such sinks."""
-    found = Counter(
+    """Layers, reach and pairs of every causal window; pairs include those with attention sinks, if the mask has any."""
+    windows = Counter(
         (state.window, state.window + state.first)
         for body, width in all_bodies(plan.spec)
         for state in declarations(body.memory(width))
@@ -97,7 +97,7 @@ def window_groups(plan: "Plan") -> Groups:
             "times_fewer_than_full": full_pairs(plan.context) / window_pairs(plan.context, keys),
             "times_fewer_than_causal": causal_pairs(plan.context) / window_pairs(plan.context, keys),
         }
-        for (window, keys), layers in sorted(found.items())
+        for (window, keys), layers in sorted(windows.items())
     }
 
 
@@ -122,7 +122,7 @@ def decoding_groups(plan: "Plan") -> Groups:
 
 
 def training_run_groups(plan: "Plan", tokens: float) -> Groups:
-    """Training on this many tokens in sequences of `context`, and the optimal use of 6ND FLOPs."""
+    """FLOPs of training on this many tokens, and the model size and token count that are optimal for 6ND FLOPs."""
     compute = flops_6nd(plan.count.active, tokens)
     best_parameters, best_tokens = BESIROGLU.optimum(compute)
     return {
@@ -137,7 +137,7 @@ def training_run_groups(plan: "Plan", tokens: float) -> Groups:
 
 
 def lora_groups(spec: Model, parameters: int, rank: int, targets: tuple[str, ...]) -> Groups:
-    """The size of an adapter, and the memory of training it or all parameters."""
+    """The size of an adapter, and the memory for training it and for training all parameters."""
     adapters = lora_parameters(spec, rank, targets)
     return {
         "lora": {
@@ -157,22 +157,23 @@ def lora_groups(spec: Model, parameters: int, rank: int, targets: tuple[str, ...
 
 
 def device_groups(name: str, plan: "Plan") -> Groups:
-    """What fits on a device, and the speed that it cannot exceed."""
+    """The traffic of attention, the cached tokens that fit on a device, and upper bounds on its speed."""
     device = device_of(name)
     step = device.seconds(plan.batch * plan.decode_flops, plan.bytes_read)
     prompt = device.seconds(plan.batch * plan.flops(plan.context, plan.context), plan.weights_read)
-    held, fast = plan.weight_bytes() + plan.state_bytes, device.usable // 2  # numbers of 16 bits
+    occupied = plan.weight_bytes() + plan.state_bytes
+    fast_memory = device.shared_memory // 2  # in numbers of 16 bits
     traffic = {
         f"traffic_bytes_head_dim_{head_dim}": {
             "materialized_scores": 2 * standard_traffic(plan.context, head_dim),
-            "tiled": 2 * tiled_traffic(plan.context, head_dim, fast),
+            "tiled": 2 * tiled_traffic(plan.context, head_dim, fast_memory),
         }
-        for _, _, head_dim in plan.attentions
+        for _, _, head_dim in plan.attention_shapes
     }
     return traffic | {
-        f"{name}_bytes": {"memory": device.memory, "free_beside_weights": device.memory - held},
+        f"{name}_bytes": {"memory": device.memory, "free_beside_weights": device.memory - occupied},
         f"on_{name}": {
-            "cached_tokens_that_fit": cached_tokens_that_fit(device.memory, held, plan.kv_bytes_per_token),
+            "cached_tokens_that_fit": cached_tokens_that_fit(device.memory, occupied, plan.kv_bytes_per_token),
             "seconds_to_first_token": prompt,
             "decode_tokens_per_second": plan.batch / step,
         },
@@ -180,7 +181,7 @@ def device_groups(name: str, plan: "Plan") -> Groups:
 
 
 def speculation_groups(acceptance: float, cost: float) -> Groups:
-    """The best number of drafts and its gain."""
+    """The number of draft tokens with the largest speed-up, and that speed-up."""
     drafts = best_drafts(acceptance, cost)
     return {
         "speculation": {
@@ -196,7 +197,7 @@ def speculation_groups(acceptance: float, cost: float) -> Groups:
 def rows(data: Groups) -> list[tuple[str, str, str]]:
     """(group, quantity, formatted number)"""
     return [
-        (group.replace("_", " "), quantity.replace("_", " "), formatted(group, number, values))
+        (group.replace("_", " "), quantity.replace("_", " "), format_value(group, number, values))
         for group, values in data.items()
         if isinstance(values, dict)
         for quantity, number in values.items()
@@ -206,14 +207,14 @@ def rows(data: Groups) -> list[tuple[str, str, str]]:
 def table(data: Groups) -> str:
     """The rows as text in three columns; the name of a group is in its first row only."""
     lines, widths = rows(data), [max(map(len, column)) for column in zip(*rows(data), strict=True)]
-    before = ["", *(group for group, _, _ in lines)]
+    previous_groups = ["", *(group for group, _, _ in lines)]
     return "\n".join(
-        f"{'' if group == last else group:{widths[0]}}  {quantity:{widths[1]}}  {number:>{widths[2]}}"
-        for last, (group, quantity, number) in zip(before, lines, strict=False)
+        f"{'' if group == previous else group:{widths[0]}}  {quantity:{widths[1]}}  {number:>{widths[2]}}"
+        for previous, (group, quantity, number) in zip(previous_groups, lines, strict=False)
     )
 
 
-def formatted(group: str, number: float | None, values: dict[str, Any]) -> str:
+def format_value(group: str, number: float | None, values: dict[str, Any]) -> str:
     if number is None:
         return "never"
     if group == "parameters":

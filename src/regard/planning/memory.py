@@ -1,4 +1,4 @@
-"""Bytes: of numbers in each format, of a cache beside the weights, and moved by attention through slow memory.
+"""Bytes of numbers in each format, of a cache compared with the weights, and of attention's traffic with slow memory.
 
     a number     bits + scale bits / group: a group of numbers shares one scale
     scores       n² per head if they are materialized
@@ -47,7 +47,7 @@ def format_of(name: str) -> Format:
 
 
 def cached_tokens_that_fit(memory: int, weights: int, bytes_per_token: int) -> int | None:
-    """Tokens whose cache fits into `memory` bytes beside the weights; None: a token needs no cache."""
+    """Tokens whose cache fits into `memory` bytes next to the weights; None: a token needs no cache."""
     return max(0, memory - weights) // bytes_per_token if bytes_per_token else None
 
 
@@ -66,20 +66,22 @@ def score_bytes(length: int, heads: int = 1, itemsize: int = 2) -> int:
     return heads * length * length * itemsize
 
 
-def tile_rows(fast: int, head_dim: int) -> int:
-    """Rows of a tile when four of them fill a fast memory of `fast` numbers."""
-    rows = fast // (4 * head_dim)
+def tile_rows(fast_memory: int, head_dim: int) -> int:
+    """Rows of a tile when four tiles fill a fast memory of `fast_memory` numbers."""
+    rows = fast_memory // (4 * head_dim)
     if rows < 1:
-        raise ValueError(f"fast={fast} numbers hold no tile of head_dim={head_dim}; give at least {4 * head_dim}")
+        raise ValueError(
+            f"fast_memory={fast_memory} numbers hold no tile of head_dim={head_dim}; give at least {4 * head_dim}"
+        )
     return rows
 
 
 def standard_traffic(length: int, head_dim: int) -> int:
-    """Numbers moved by one head that materializes its scores."""
+    """Numbers that one head reads and writes if it materializes its scores."""
     return 4 * length * head_dim + 4 * length * length
 
 
-def tiled_traffic(length: int, head_dim: int, fast: int) -> int:
-    """Numbers moved by one head whose tiles stay in a fast memory of `fast` numbers."""
-    blocks = -(-length // tile_rows(fast, head_dim))
+def tiled_traffic(length: int, head_dim: int, fast_memory: int) -> int:
+    """Numbers that one head reads and writes if its tiles stay in a fast memory of `fast_memory` numbers."""
+    blocks = -(-length // tile_rows(fast_memory, head_dim))
     return 2 * length * head_dim * (1 + blocks)

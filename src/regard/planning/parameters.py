@@ -1,7 +1,8 @@
-"""Parameters by part, counted on the modules themselves, built on the meta device: any size, no memory.
+"""Parameters by part, counted on modules that are built on the meta device, which takes no memory for weights.
 
-Each tensor is counted once, at its first use: a tied head has none of its own. A token is routed to few of the experts;
-the parameters of the others are inactive for it, and so are those of the `ahead` blocks, which only training uses.
+Each tensor is counted once, at its first use, so a tied head has no weights in the count. A token is routed to few of
+the experts; the parameters of the others are inactive for it, and so are those of the `ahead` blocks, which only
+training uses.
 
     total = shared + X · expert          active = shared + k · expert
 """
@@ -18,7 +19,7 @@ from regard.models.encoder import Encoder
 from regard.models.stack import Stack, unroll
 from regard.parts.body import Body
 
-# The part under which a child of a decoder or encoder is counted, once its bodies have been.
+# The part to which the other parameters of a child module of a decoder or encoder belong, after its bodies are counted.
 PART_OF_CHILD = {
     "input": "embedding",
     "widen": "embedding",
@@ -46,7 +47,7 @@ def all_bodies(spec: Model) -> list[tuple[Body, int]]:
 
 
 def inactive_parameters(stack: Decoder | Encoder, tokens: int = 1) -> int:
-    """Parameters of experts that `tokens` tokens do not use; each repetition of tied layers routes separately."""
+    """Parameters of the experts that `tokens` tokens do not use; each repetition of tied layers routes separately."""
     return sum(
         sublayer.body.inactive_params(stack.width, tokens * run.times)
         if run.tied
@@ -60,7 +61,7 @@ def inactive_parameters(stack: Decoder | Encoder, tokens: int = 1) -> int:
 @dataclass(frozen=True)
 class Parameters:
     parts: dict[str, int]
-    inactive: int  # those of `parts` that one token does not use
+    inactive: int  # the number of parameters that one token does not use
 
     @property
     def total(self) -> int:
@@ -108,5 +109,5 @@ def shared_and_expert_params(total: float, active: float, experts: int, top_k: i
 
 
 def relative_to_dense(experts: int, top_k: int, expert_size: float = 1.0) -> tuple[float, float]:
-    """(parameters, FLOPs) of a mixture in units of one dense feed-forward layer, as is `expert_size`."""
+    """(parameters, FLOPs) of a mixture of experts, and `expert_size`, in units of one dense feed-forward layer."""
     return experts * expert_size, top_k * expert_size

@@ -1,7 +1,6 @@
 """Published models as specs, to be planned by name: shapes from their papers and configs, without weights.
 
-`scaled_llama(depth)` is a model of any size in the proportions of LLaMA (Touvron et al. 2023), of which 32 layers are
-the 7B:
+`scaled_llama(depth)` is a model of any size in the proportions of LLaMA (Touvron et al. 2023); depth 32 is the 7B:
 
     width = 128 · depth          depth heads of 128          hidden = 8/3 width, rounded up to a multiple of 256
     a block has about 4D² + 8D² = 12D² weights, a model 12 · depth · width²
@@ -34,7 +33,7 @@ UNITS = {"M": 1e6, "B": 1e9, "T": 1e12}
 class Published:
     paper: str
     spec: Callable[[], Model]
-    tokens: float | None = None  # of training, where the paper states them
+    tokens: float | None = None  # training tokens, if the paper states them
 
 
 def llama(layers: int, width: int, mixer: Attention, body: Body, vocab: int, context: int) -> Decoder:

@@ -34,11 +34,11 @@ class ScalingLaw:
         return parameters, compute / (6 * parameters)
 
     def tokens_for(self, loss: float, parameters: float) -> float:
-        """The tokens on which a model of this size reaches this loss."""
-        left = loss - self.floor - self.size / parameters**self.size_exponent
-        if left <= 0:
+        """The number of training tokens with which a model of this size reaches this loss."""
+        data_term = loss - self.floor - self.size / parameters**self.size_exponent
+        if data_term <= 0:
             raise ValueError(f"{parameters:.3g} parameters never reach a loss of {loss}; choose a larger model")
-        return (self.data / left) ** (1 / self.data_exponent)
+        return (self.data / data_term) ** (1 / self.data_exponent)
 
 
 HOFFMANN = ScalingLaw(1.69, 406.4, 0.34, 410.7, 0.28)

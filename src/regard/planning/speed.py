@@ -4,8 +4,8 @@
     tokens per pass      E = Σ_{i=0..k} αⁱ = (1 - α^{k+1}) / (1 - α)      α: probability that a draft is accepted
     speed-up             E / (1 + k·c)                                    c: cost of a draft step, in target passes
 
-Speculation (Leviathan et al. 2023) verifies k drafted tokens in one pass of the target, which adds one of its own. The
-speed-up assumes that a pass over k + 1 tokens costs as much as over one, which holds while decoding is memory-bound.
+Speculation (Leviathan et al. 2023) verifies k draft tokens in one pass of the target, which generates one more token.
+The speed-up assumes that a pass over k + 1 tokens costs as much as over one, as it does while decoding is memory-bound.
 Devices: NVIDIA's architecture whitepapers (A100 2020, H100 2022, Ada 2023, Blackwell RTX 2025), data sheets, and the
 CUDA C++ Programming Guide's table of compute capabilities. FLOP/s are of dense bfloat16 matrix products.
 """
@@ -22,11 +22,11 @@ class Device:
     memory: int  # bytes
     bandwidth: int  # bytes per second
     flops: int  # per second
-    fast: int  # bytes of L1 and shared memory per multiprocessor
-    usable: int  # bytes of these that a block of threads can use
+    l1_cache: int  # bytes of L1 cache and shared memory per multiprocessor
+    shared_memory: int  # bytes of these that one thread block can use as shared memory
 
     def seconds(self, flops: float, bytes_read: float) -> float:
-        """The least time that this work takes: that of computing or of reading, whichever is longer."""
+        """A lower bound on the time: that of computing or that of reading, whichever is longer."""
         return max(flops / self.flops, bytes_read / self.bandwidth)
 
 
@@ -57,10 +57,10 @@ def expected_tokens(acceptance: float, drafts: int) -> float:
 
 def speedup(acceptance: float, drafts: int, cost: float) -> float:
     if cost < 0:
-        raise ValueError(f"cost={cost} of a draft step, in passes of the target, must not be negative")
+        raise ValueError(f"cost={cost} must not be negative; it is the cost of a draft step in passes of the target")
     return expected_tokens(acceptance, drafts) / (1 + drafts * cost)
 
 
-def best_drafts(acceptance: float, cost: float, most: int = 64) -> int:
-    """The number of tokens to draft at a time, at most `most`; 0 if speculation does not pay."""
-    return max(range(most + 1), key=lambda drafts: speedup(acceptance, drafts, cost))
+def best_drafts(acceptance: float, cost: float, max_drafts: int = 64) -> int:
+    """The number of draft tokens per pass with the largest speed-up; 0 if speculation is never faster."""
+    return max(range(max_drafts + 1), key=lambda drafts: speedup(acceptance, drafts, cost))

@@ -1,7 +1,7 @@
 """Memory of training: bytes per parameter, adapters, and the activations that backward needs.
 
 full, float32     4 weights + 4 gradients + 8 moments of AdamW                     = 16
-full, mixed       2 weights + 2 gradients + 4 float32 copy + 8 moments             = 16    (2 to sample)
+full, mixed       2 weights + 2 gradients + 4 float32 copy + 8 moments             = 16    (inference: 2)
 LoRA              the frozen base in its format, and 16 per parameter of the adapters; r·(in + out) for a linear layer
 QLoRA             the same with the base in 4 bits        Dettmers et al. 2023
 
@@ -43,7 +43,7 @@ def lora_training_bytes(parameters: int, adapters: int, base: str = "bfloat16") 
 
 
 def lora_parameters(spec: Model, rank: int, targets: Iterable[str] = ("q_proj", "v_proj")) -> int:
-    """Parameters of an adapter; experts have one pair of matrices each, and shared weights one in all."""
+    """Parameters of an adapter: one pair of matrices per weight and per expert; tied weights share one pair."""
     return sum(
         prod(stack) * adapter_parameters(rank, inputs, outputs)
         for *stack, outputs, inputs in adapted_shapes(spec, targets).values()
@@ -55,21 +55,21 @@ def adapter_parameters(rank: int, inputs: int, outputs: int) -> int:
 
 
 def adapted_shapes(spec: Model, targets: Iterable[str]) -> dict[str, tuple[int, ...]]:
-    """The shape (…, out, in) of every weight that the targets select, as in adding an adapter."""
+    """The shape (…, out, in) of every weight that the targets select."""
     weights = select_weights(build_on_meta(spec), tuple(targets))
     return {name: tuple(weight.weight.shape) for name, weight in weights.items()}
 
 
 def episode_bits(problems: int, samples: int, bits: float = 1.0) -> float:
-    """The most bits that reinforcement learning provides: `bits` of reward per sample of each problem."""
+    """An upper bound on the bits that reinforcement learning provides: `bits` of reward per sample of each problem."""
     return problems * samples * bits
 
 
 def activation_bytes(spec: Model, batch: int, tokens: int) -> int:
     """Bytes that a forward and its loss keep for backward, in float32 and without recomputation.
 
-    The modules run on the meta device and their saved tensors are counted. Attention is taken to be tiled: it keeps
-    its inputs, its output and one number per row, never the scores. The loss keeps the gradient of the hidden states;
+    The modules run on the meta device and their saved tensors are counted. Attention is assumed to be tiled: it keeps
+    its inputs, its output and one number per query, never the scores. The loss keeps the gradient of the hidden states;
     its logits are computed in chunks.
     """
     if not isinstance(spec, Decoder):
@@ -98,14 +98,14 @@ def saved_bytes(model: DecoderModule, ids: Tensor) -> int:
 
 
 class TiledAttentionMemory(torch.autograd.Function):
-    """Saves the tensors that a tiled kernel saves, and computes nothing."""
+    """Saves the tensors that a tiled kernel saves for backward, without computing them."""
 
     @staticmethod
     def forward(ctx, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         batch, heads, length, _ = q.shape
         out = torch.empty(batch, length, heads, v.shape[-1], dtype=q.dtype).transpose(1, 2)  # (B, H, L, Ev)
-        rows = torch.empty(batch, heads, length, dtype=torch.float32)
-        ctx.save_for_backward(q, k, v, out, rows)
+        logsumexp = torch.empty(batch, heads, length, dtype=torch.float32)
+        ctx.save_for_backward(q, k, v, out, logsumexp)
         return out
 
 
