@@ -61,14 +61,14 @@ class Page:
 def write_report(
     out: Path,
     answers: list[GradedAnswer],
-    shown: int,
+    table_rows: int,
     summary: dict[str, Any],
     model: DecoderModule,
     tokenizer: Tokenizer,
 ) -> None:
     """Write the report of `regard demo` with its pictures into the run's directory: loss, answers and attention maps.
 
-    shown: the number of answers in the table.
+    table_rows: the number of answers in the table.
     """
     page = Page("A small model of a small world")
     page.text(f"{summary['exact_match']:.1%}", "big")
@@ -83,7 +83,7 @@ def write_report(
         ["story", "question", "model's answer", "correct answer"],
         [
             ((a.story.text, a.question.text, a.answer, a.question.answer), "right" if a.correct else "wrong")
-            for a in answers[:shown]
+            for a in answers[:table_rows]
         ],
     )
     page.heading("By kind of question")
