@@ -41,14 +41,14 @@ def create_app(
     hosts: tuple[str, ...] = LOCAL_HOSTS,
     max_body: int = MAX_BODY,
 ) -> FastAPI:
-    """`hosts` are the names by which the server may be addressed. An empty tuple allows all and requires a key.
+    """`hosts` are the host names that the server accepts. An empty tuple accepts all names and requires a key.
 
-    `submit_source` submits a prompt as the source of an encoder-decoder; None: the prompt is continued by a decoder.
+    `submit_source` submits a prompt as the source of an encoder-decoder; None: a decoder continues the prompt.
     """
     if not hosts and key is None:
         raise ValueError("hosts=() lets any site call the server; set a key or name the hosts")
-    reads_source = submit_source is not None
-    served = ServedModel(name, int(time.time()), AsyncEngine(engine, submit_source), tokenizer, lens, reads_source)
+    prompt_is_source = submit_source is not None
+    served = ServedModel(name, int(time.time()), AsyncEngine(engine, submit_source), tokenizer, lens, prompt_is_source)
     response_counts: Counter = Counter()
 
     @asynccontextmanager

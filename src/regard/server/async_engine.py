@@ -1,4 +1,4 @@
-"""The synchronous engine in a thread of its own, used from asyncio.
+"""The synchronous engine in a separate thread, used from asyncio.
 
 The engine is not thread-safe, so every call to it (submit, cancel, step, metrics) and every lens pass over its model
 runs in this thread, between two steps. Tokens return with `loop.call_soon_threadsafe`.
@@ -26,7 +26,7 @@ Submit = Callable[[Sequence[int], Sampling], Request]
 
 
 class Failure(str):
-    """Delivered in place of a token when a request fails: the reason."""
+    """The reason why a request failed, delivered in place of a token."""
 
 
 def shutting_down() -> ApiError:
@@ -72,7 +72,7 @@ class AsyncEngine:
         return self._thread.is_alive() and not self._stopping
 
     async def submit(self, handles: list[RequestHandle]) -> None:
-        """Submit all of them or none. Raises ValueError or QueueFull, as `Engine.submit` does."""
+        """Submit all requests or none. Raises ValueError or QueueFull, as `Engine.submit` does."""
         await self.call(self._submit, handles)
 
     def cancel(self, handle: RequestHandle) -> None:
@@ -95,7 +95,7 @@ class AsyncEngine:
             else:
                 future.set_exception(error)
 
-        def in_thread() -> None:
+        def run_in_thread() -> None:
             try:
                 if self._stopping:
                     raise shutting_down()
@@ -104,7 +104,7 @@ class AsyncEngine:
                 result, error = None, raised
             loop.call_soon_threadsafe(resolve, result, error)
 
-        if not self._post(in_thread):
+        if not self._post(run_in_thread):
             raise shutting_down()
         return await future
 
@@ -127,7 +127,7 @@ class AsyncEngine:
                 self._run_inbox()
                 if not self._stopping and not self.engine.idle:
                     self._step()
-        finally:  # every pending call and request must be answered, also when the thread ends by an exception
+        finally:  # every pending call and request gets a result, even if an exception ends the thread
             with self._wake:
                 self._stopping = self._closed = True
             self._fail_all(SHUTTING_DOWN)
@@ -141,7 +141,7 @@ class AsyncEngine:
         try:
             produced = self.engine.step()
         except Exception:  # the running requests fail; the server continues with later ones
-            log.exception("a step of the engine failed; its %d requests are ended", len(self._running))
+            log.exception("a step of the engine failed; its %d running requests fail", len(self._running))
             return self._fail_all(ENGINE_FAILED)
         for request, token in produced:
             if request in self._running:

@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: the answer to a conversation, written as a prompt by the model's chat template."""
+"""POST /v1/chat/completions: the model's reply to a conversation, which its chat template formats as a prompt."""
 
 import secrets
 import time

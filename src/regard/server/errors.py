@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-MAX_MESSAGE = 400  # characters; a message may quote field names of the client, of any length
+MAX_MESSAGE = 400  # characters; a message may quote field names from the request, which can be of any length
 TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 STANDARD_MESSAGES = {
     404: "there is no route at this path; GET /openapi.json lists the routes",
@@ -32,7 +32,7 @@ class ErrorBody(BaseModel):
 
 
 class ApiError(Exception):
-    """The response to a failed request: its status, a message to read, a code for programs."""
+    """The response to a failed request: its status, a message for people and a code for programs."""
 
     def __init__(
         self,
@@ -61,14 +61,15 @@ def clean(text: str) -> str:
 
 
 def validation_error(error: RequestValidationError) -> ApiError:
-    """The first violated rule, with its field. For a field of a union type, a violation other than "wrong type"."""
+    """The first violation, with its field. A violation other than "wrong type" comes first, because a field of a union
+    type has a "wrong type" violation for every other member of the union."""
     first = min(error.errors(), key=lambda violation: violation["type"].endswith("_type"))
     path = ".".join(str(step) for step in first["loc"][1:] if is_field(step))
     if first["type"] == "extra_forbidden":
         path = str(first["loc"][-1])
         message = f"unknown or unsupported parameter {path!r}; remove it"
     elif first["type"] == "json_invalid":
-        path, message = "", "the body is not valid JSON"
+        path, message = "", "the body is not valid JSON; send a JSON object"
     elif first["type"] == "value_error":  # raised by a validator of schema.py
         message = str(first["ctx"]["error"])
     elif not path:

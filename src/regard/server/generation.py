@@ -128,7 +128,7 @@ class GenerationTask:
             self.engine.cancel(choice.handle)
 
     def usage(self) -> dict[str, int]:
-        prompts = {id(choice.prompt): len(choice.prompt) for choice in self.choices}  # n choices share their prompt
+        prompts = {id(choice.prompt): len(choice.prompt) for choice in self.choices}  # n choices share one prompt
         prompt, completion = sum(prompts.values()), sum(choice.token_count for choice in self.choices)
         return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
@@ -142,9 +142,10 @@ def engine_requests(
     top_logprobs: int,
     default_max_tokens: int | None,
 ) -> list[tuple[list[int], Sampling]]:
-    """The ids and sampling of `n` requests per prompt. Without max_tokens or a default, all that fit are allowed.
+    """The ids and sampling of `n` requests per prompt.
 
-    lengths: how many of the engine's `capacity` tokens each prompt takes.
+    If neither max_tokens nor a default is set, a request may fill the capacity. lengths: how many of the engine's
+    `capacity` tokens each prompt takes.
     """
     fields = {name: value for name in SAMPLING_FIELDS if (value := getattr(body, name)) is not None}
     requests = []

@@ -40,7 +40,7 @@ def router(served: ServedModel) -> APIRouter:
     @routes.post("/attention")
     async def attention(body: AttentionBody) -> dict:
         if served.lens is None:
-            raise ApiError(404, "attention maps are not available on this server", code="no_lens")
+            raise ApiError(404, "this model has no attention maps; serve a decoder to see them", code="no_lens")
         check_head(served.lens, body)
         ids = await encode_passage(served, body, reply=False)
         limit = min(MAX_MAP_TOKENS, served.capacity)

@@ -34,7 +34,7 @@ SECURITY_HEADERS = {
 
 
 class ResponseCounter:
-    """A path without a route is counted as `other`, so that clients cannot grow the table."""
+    """Paths without a route are counted as `other`, so that requests cannot grow the table without limit."""
 
     def __init__(self, app: ASGIApp, counts: Counter):
         self.app, self.counts = app, counts
@@ -98,8 +98,8 @@ class KeyCheck:
         path = scope["path"]
         if self.key is None or path in PUBLIC_PATHS or path.startswith(PUBLIC_FOLDER):
             return True
-        scheme, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
-        return hmac.compare_digest(given.strip().encode(), self.key) and scheme.lower() == "bearer"
+        scheme, _, token = Headers(scope=scope).get("authorization", "").partition(" ")
+        return hmac.compare_digest(token.strip().encode(), self.key) and scheme.lower() == "bearer"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and not self.admits(scope):

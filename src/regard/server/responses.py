@@ -38,7 +38,7 @@ async def respond(request: Request, stream: bool | None, response: ResponseForma
     if stream:
         return EventStream(response.chunks(), on_close=response.generation.cancel)
     try:
-        finished = await unless_disconnected(request, response.generation.wait())
+        finished = await run_until_disconnect(request, response.generation.wait())
     finally:
         response.generation.cancel()
     return JSONResponse(response.body()) if finished else Response(status_code=CLIENT_CLOSED_REQUEST)
@@ -64,7 +64,7 @@ async def events(chunks: AsyncIterator[dict]) -> AsyncIterator[str]:
     try:
         async for chunk in chunks:
             yield event(chunk)
-            await asyncio.sleep(0)  # with a full queue the event loop would otherwise never notice a disconnect
+            await asyncio.sleep(0)  # lets the event loop handle a disconnect while the queue is full
     except ApiError as error:
         yield event(error.body())
     yield "data: [DONE]\n\n"
@@ -74,8 +74,8 @@ def event(data: dict) -> str:
     return f"data: {json.dumps(data, separators=(',', ':'), allow_nan=False)}\n\n"
 
 
-async def unless_disconnected(request: Request, work: Coroutine[Any, Any, None]) -> bool:
-    """Await `work`, but abandon it if the client disconnects. Returns whether it finished."""
+async def run_until_disconnect(request: Request, work: Coroutine[Any, Any, None]) -> bool:
+    """Await `work`, but cancel it if the client disconnects. Returns whether it finished."""
     task, disconnected = asyncio.ensure_future(work), asyncio.ensure_future(wait_for_disconnect(request))
     try:
         await asyncio.wait({task, disconnected}, return_when=asyncio.FIRST_COMPLETED)

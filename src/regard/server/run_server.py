@@ -1,7 +1,7 @@
-"""Binding a port, and shutting down without cutting answers off.
+"""Bind a port, and shut down without truncating responses.
 
-The address is 127.0.0.1 by default; any other one requires a key. On SIGTERM or Ctrl-C the server accepts no new
-connections and lets unfinished answers run for `drain` seconds, then ends them with an error event. A second signal
+The address is 127.0.0.1 by default; any other address requires a key. On SIGTERM or Ctrl-C the server accepts no new
+connections and continues unfinished responses for `drain` seconds, then ends them with an error event. A second signal
 exits at once.
 """
 
@@ -38,7 +38,7 @@ def serve(
 ) -> None:
     """Serve until a signal arrives. `on_ready` is called with the URL once the server accepts connections.
 
-    Port 0 selects a free port. `submit_source` as in `create_app`.
+    Port 0 selects a free port. For `submit_source` see `create_app`.
     """
     local = is_local(host, key)
     hosts = LOCAL_HOSTS if local else ()
@@ -47,7 +47,7 @@ def serve(
 
 
 def is_local(host: str, key: str | None) -> bool:
-    """Whether only this machine can reach `host`. Raises ValueError if others can and there is no key."""
+    """Whether only this machine can connect to `host`. Raises ValueError if others can and there is no key."""
     if host in LOCAL_HOSTS:
         return True
     if not key:

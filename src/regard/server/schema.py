@@ -85,7 +85,7 @@ class CompletionBody(SamplingBody):
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        """The prompts as a list, also if there is only one."""
+        """The prompts as a list, even if there is only one."""
         single = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
         return cast("list[str | list[int]]", [self.prompt] if single else self.prompt)
 
@@ -99,8 +99,8 @@ class Message(RequestBody):
     role: Literal["system", "developer", "user", "assistant"]
     content: Text | Annotated[list[TextPart], Field(max_length=MAX_MESSAGES)]
 
-    def plain(self) -> dict[str, str]:
-        """The message for a chat template: text parts joined; the role `developer`, OpenAI's new name, as `system`."""
+    def for_template(self) -> dict[str, str]:
+        """The message for a chat template: text parts are joined, and `developer`, OpenAI's new role, is `system`."""
         content = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
         return {"role": "system" if self.role == "developer" else self.role, "content": content}
 
@@ -122,15 +122,15 @@ class ChatBody(SamplingBody):
 
 
 class PassageBody(RequestBody):
-    """A text to inspect: a plain string, or the messages of a chat, formatted with the model's chat template."""
+    """A text to inspect: a string, or the messages of a chat, which the model's chat template formats."""
 
     text: Text | None = None
     messages: Messages | None = None
 
     @model_validator(mode="after")
-    def check_one_given(self) -> "PassageBody":
+    def check_exactly_one(self) -> "PassageBody":
         if (self.text is None) == (self.messages is None):
-            raise ValueError("give either text or messages")
+            raise ValueError("text and messages are both set or both missing; send exactly one of them")
         return self
 
 
@@ -143,5 +143,5 @@ class AttentionBody(PassageBody):
     @model_validator(mode="after")
     def check_head(self) -> "AttentionBody":
         if (self.layer is None) != (self.head is None):
-            raise ValueError("give both layer and head for one map, or neither for the overview")
+            raise ValueError("layer and head go together; send both for one map, or neither for the overview")
         return self

@@ -29,7 +29,7 @@ class ServedModel:
     engine: AsyncEngine
     tokenizer: Tokenizer
     lens: Lens | None
-    reads_source: bool = False  # a prompt is the source of an encoder-decoder
+    prompt_is_source: bool = False  # for an encoder-decoder
     # One thread for tokenizing: a long prompt must not block the event loop, and a tokenizer is not thread-safe.
     _tokenizer_thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "regard-tokenizer"))
 
@@ -50,10 +50,10 @@ class ServedModel:
             raise ApiError(404, message, code="model_not_found", param="model")
 
     def check_length(self, characters: int) -> None:
-        """Refuse a text before it is tokenized if it is too long even when every token is the longest one."""
-        capacity = self.engine.engine.source_capacity if self.reads_source else self.capacity
+        """Refuse a text before it is tokenized if it cannot fit even with the longest tokens of the vocabulary."""
+        capacity = self.engine.engine.source_capacity if self.prompt_is_source else self.capacity
         if characters > capacity * self.tokenizer.max_token_length:
-            message = f"{characters} characters cannot fit into the {capacity} tokens of this model; shorten them"
+            message = f"{characters} characters cannot fit into the {capacity} tokens of this model; shorten the text"
             raise ApiError(400, message, code="context_length_exceeded")
 
     async def encode(self, text: str) -> list[int]:
@@ -65,9 +65,9 @@ class ServedModel:
         if self.tokenizer.chat_template is None:
             message = "this model has no chat template; use /v1/completions"
             raise ApiError(400, message, code="no_chat_template", param="messages")
-        plain = [message.plain() for message in messages]
-        self.check_length(sum(len(message["content"]) for message in plain))
-        return await self._in_tokenizer_thread(encode_chat, self.tokenizer, plain, reply)
+        conversation = [message.for_template() for message in messages]
+        self.check_length(sum(len(message["content"]) for message in conversation))
+        return await self._in_tokenizer_thread(encode_chat, self.tokenizer, conversation, reply)
 
     async def generate(
         self,
@@ -77,18 +77,19 @@ class ServedModel:
         default_max_tokens: int | None = None,
         continues_prompt: bool = False,
     ) -> GenerationTask:
-        """A generation that the engine has accepted. Raises ApiError if it was refused."""
-        lengths = [min(len(ids), 1) if self.reads_source else len(ids) for ids in prompts]  # a source has its own space
+        """A generation that the engine has accepted. Raises ApiError if the engine refuses it."""
+        # A source has a separate capacity; of the prompt, the decoder holds only the start token.
+        lengths = [min(len(ids), 1) if self.prompt_is_source else len(ids) for ids in prompts]
         requests = engine_requests(
             body, prompts, lengths, self.capacity, self.tokenizer.stop_ids, top_logprobs, default_max_tokens
         )
-        continues = continues_prompt and not self.reads_source
+        continues = continues_prompt and not self.prompt_is_source
         generation = GenerationTask(self.engine, self.tokenizer, requests, body.stops, continues)
         await generation.submit()
         return generation
 
     def _encode(self, text: str) -> list[int]:
-        if self.reads_source:
+        if self.prompt_is_source:
             return self.tokenizer.encode_with_special_tokens(text)
         return [*self.tokenizer.prefix_ids, *self.tokenizer.encode(text)]
 
