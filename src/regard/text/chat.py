@@ -74,7 +74,7 @@ def encode_chat(tokenizer: Tokenizer, messages: list[dict[str, Any]], add_genera
     character replaces it.
     """
     if tokenizer.chat_template is None:
-        raise ChatError("this model has no chat template; it completes text instead of answering messages")
+        raise ChatError("this model has no chat template; let it continue a prompt instead of answering messages")
     content = "\n".join(value for message in messages for value in message.values() if isinstance(value, str))
     typed = [token for token in tokenizer.all_special_tokens if token in content]
     characters = frozenset(content)
@@ -90,7 +90,7 @@ def encode_chat(tokenizer: Tokenizer, messages: list[dict[str, Any]], add_genera
 
 
 def _encode_part(tokenizer: Tokenizer, text: str, special: bool, first: bool) -> list[int]:
-    """Ids of a part of a longer string: alone, a SentencePiece tokenizer would put a space before it."""
+    """Ids of a part of a longer string, without the space that SentencePiece adds at the start of a string."""
     ids, newline = tokenizer.encode("\n" + text, special), tokenizer.encode("\n")
     continues = not first and ids[: len(newline)] == newline
     return ids[len(newline) :] if continues else tokenizer.encode(text, special)

@@ -1,7 +1,7 @@
-"""Streaming detokenization: token ids in, text out, never part of a character or of a stop string.
+"""Streaming detokenization: token ids to text, without parts of characters or of stop strings.
 
 A token may hold part of a character (an emoji has four bytes), and its text may depend on the previous token. So a
-short window of ids is decoded with and without the newest ids; the difference is the new text, and it is released once
+short window of ids is decoded with and without the newest ids. The difference is the new text, which is released once
 it ends in a complete character. Text that clean-up could still change is held back, and so is the longest suffix that
 could start a stop string.
 """
@@ -43,16 +43,16 @@ class Detokenizer:
         new, self._released = complete[self._released :], len(complete)
         if complete == text:
             self._context, self._pending, self._released = (self._context + self._pending)[-CONTEXT:], [], 0
-        return self._stop(self._clean_up(new))
+        return self._cut_at_stop(self._clean_up(new))
 
     def finish(self) -> str:
         """End the stream; returns the text that was held back."""
         if self.matched_stop is not None:
             return ""
-        text = self._stop(self._clean_up(self._pending_text()[self._released :], last=True))
-        rest = self._held if self.matched_stop is None else ""
+        text = self._cut_at_stop(self._clean_up(self._pending_text()[self._released :], last=True))
+        held = self._held if self.matched_stop is None else ""
         self._held, self._pending, self._released = "", [], 0
-        return text + rest
+        return text + held
 
     def _decode(self, ids: list[int]) -> str:
         return self.tokenizer.decode(ids, clean_up=False)
@@ -68,13 +68,14 @@ class Detokenizer:
         self._raw = text[end:]
         return clean_up_tokenization(text[:end])
 
-    def _stop(self, text: str) -> str:
+    def _cut_at_stop(self, text: str) -> str:
+        """The text up to the first stop string, or without the suffix that could start one."""
         text = self._held + text
-        matches = [(at, stop) for stop in self.stop_strings if (at := text.find(stop)) >= 0]
+        matches = [(index, stop) for stop in self.stop_strings if (index := text.find(stop)) >= 0]
         if matches:
-            at, self.matched_stop = min(matches, key=lambda match: match[0])
+            index, self.matched_stop = min(matches, key=lambda match: match[0])
             self._held = ""
-            return text[:at]
+            return text[:index]
         held = max((overlap(text, stop) for stop in self.stop_strings), default=0)
         self._held = text[len(text) - held :]
         return text[: len(text) - held]
@@ -102,7 +103,7 @@ class TextStream:
         self.finish: str | None = None
 
     def push(self, token: GeneratedToken) -> str:
-        """The text that is final with this token; with the last one, all the rest. A stop id has no text."""
+        """The text that becomes final with this token; the last token releases all held text. A stop id has no text."""
         text = "" if token.finish == "stop" else self._detokenizer.push(token.id)
         if token.finish is not None:
             text += self._detokenizer.finish()
@@ -119,10 +120,10 @@ def overlap(text: str, stop: str) -> int:
 def clean_up_boundary(text: str) -> int:
     """An index at which `text` can be split so that cleaning up both parts equals cleaning up the whole.
 
-    It is the last space with no other space within reach before it: every replacement begins with a space, so none
-    that begins earlier extends past the index.
+    Every replacement begins with a space. The index is the last space with no other space in the CLEAN_UP_REACH
+    characters before it, so no replacement that begins earlier extends past it.
     """
-    at = text.rfind(" ")
-    while at > 0 and " " in text[max(0, at - CLEAN_UP_REACH) : at]:
-        at = text.rfind(" ", 0, at)
-    return max(at, 0)
+    index = text.rfind(" ")
+    while index > 0 and " " in text[max(0, index - CLEAN_UP_REACH) : index]:
+        index = text.rfind(" ", 0, index)
+    return max(index, 0)

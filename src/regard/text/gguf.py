@@ -52,7 +52,7 @@ def read_gguf(file: Path) -> TokenizerFiles:
 
 
 class GGUFVocabulary:
-    """The metadata under `tokenizer.ggml.`, checked."""
+    """The metadata under `tokenizer.ggml.`, validated."""
 
     def __init__(self, header: Header):
         self.header = header
@@ -69,7 +69,8 @@ class GGUFVocabulary:
         return self.header.get(PREFIX + key, kind, default)
 
     def of_type(self, type: int) -> list[str]:
-        return [piece for piece, own in zip(self.pieces, self.types, strict=True) if own == type and piece]
+        types = zip(self.pieces, self.types, strict=True)
+        return [piece for piece, piece_type in types if piece_type == type and piece]
 
     def special_token(self, name: str) -> str | None:
         id = self.get(f"{name}_token_id", int)
@@ -77,8 +78,8 @@ class GGUFVocabulary:
             return None
         if id >= len(self.pieces):
             raise GGUFError(
-                f"{self.header.file}: {PREFIX}{name}_token_id={id} is not below the number of tokens, "
-                f"{len(self.pieces)}"
+                f"{self.header.file}: {PREFIX}{name}_token_id={id}, but the ids are 0 to {len(self.pieces) - 1}; "
+                "convert the model again"
             )
         return self.pieces[id]
 
@@ -96,7 +97,8 @@ class GGUFVocabulary:
         scores = self.header.metadata.get(f"{PREFIX}scores")
         if scores is None or len(scores) != len(self.pieces):
             raise GGUFError(
-                f"{self.header.file}: {PREFIX}scores must have one number for each of {len(self.ids)} tokens"
+                f"{self.header.file}: {PREFIX}scores has {0 if scores is None else len(scores)} numbers; expected one "
+                f"for each of the {len(self.pieces)} tokens"
             )
         try:
             return merges_from_scores(self.header.file, self.pieces, scores, self.types)

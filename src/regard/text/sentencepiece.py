@@ -3,8 +3,8 @@
 Each piece has a score. Unigram (Kudo 2018) segments a string into the pieces with the highest sum of scores;
 byte-pair encoding repeatedly merges the adjacent pair that forms the piece with the highest score. A space is written
 as ▁, and with byte fallback a character that no piece covers becomes its UTF-8 bytes. The normalizer is stored as a
-compiled character map, which `tokenizers` runs as it is. As in `transformers`, a string that starts with a space gets
-no additional ▁; SentencePiece itself would add one.
+compiled character map, which `tokenizers` can run. As in `transformers`, a string that starts with a space gets no
+additional ▁; the SentencePiece library would add one.
 """
 
 import struct
@@ -68,7 +68,7 @@ def convert_t5(model: SentencePieceModel, config: Mapping[str, Any]) -> Converte
     defaults = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
     if model.model_type != UNIGRAM or model.byte_fallback:
         raise ValueError(
-            f"{model.file}: expected a Unigram model without byte fallback, as T5 has it; load and save the folder "
+            f"{model.file}: expected a Unigram model without byte fallback, as in T5; load and save the folder "
             "with transformers, which writes tokenizer.json"
         )
     sentinels = [f"<extra_id_{n}>" for n in reversed(range(SENTINELS))]

@@ -41,8 +41,8 @@ class SpecialTokens:
         extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
         if not isinstance(extra, list | dict):
             raise ValueError(f"{self.file}: extra_special_tokens is {extra!r:.80}; expected a list or an object")
-        own = {name: entry for name, entry in config.items() if name.endswith("_token") and isinstance(entry, str)}
-        named = {name: config.get(name) for name in NAMES} | own | (extra if isinstance(extra, dict) else {})
+        others = {name: entry for name, entry in config.items() if name.endswith("_token") and isinstance(entry, str)}
+        named = {name: config.get(name) for name in NAMES} | others | (extra if isinstance(extra, dict) else {})
         self.named = {name: _parse_token(entry, self.file, True) for name, entry in named.items() if entry}
         self.unnamed = [_parse_token(entry, self.file, True) for entry in extra] if isinstance(extra, list) else []
         if not self.has_decoder:
@@ -58,15 +58,15 @@ class SpecialTokens:
         `defaults` are the special tokens of the tokenizer's class, used if the vocabulary has them and the folder does
         not name others. `vocab` is the number of the model's embeddings: a token without one is refused.
         """
-        own = core.get_added_tokens_decoder()
-        by_id = self.by_id if self.has_decoder else self.by_id | own
+        added = core.get_added_tokens_decoder()
+        by_id = self.by_id if self.has_decoder else self.by_id | added
         known = {token.content: token for token in by_id.values()}
-        present = {name: AddedToken(piece) for name, piece in defaults.items() if core.token_to_id(piece) is not None}
-        named = {name: token for name in NAMES if (token := (present | self.named).get(name))} | self.named
+        usable = {name: AddedToken(piece) for name, piece in defaults.items() if core.token_to_id(piece) is not None}
+        named = {name: token for name in NAMES if (token := (usable | self.named).get(name))} | self.named
         named = {name: known.get(token.content, token) for name, token in named.items()}
         for token in named.values():
             token.special = True
-        listed = {token.content for token in (*own.values(), *by_id.values())}
+        listed = {token.content for token in (*added.values(), *by_id.values())}
         unlisted = {token.content: token for token in (*named.values(), *self.unnamed) if token.content not in listed}
         size = core.get_vocab_size(with_added_tokens=True)
         new = [content for content in unlisted if core.token_to_id(content) is None]

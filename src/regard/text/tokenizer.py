@@ -62,7 +62,7 @@ class Tokenizer:
         ids = self._encode(text, special, post_process=False).ids
         if special or self._special_ids.keys().isdisjoint(ids):
             return ids
-        # a vocabulary that lists its special tokens as ordinary pieces matches them in plain text too
+        # special tokens that the vocabulary lists as ordinary pieces are matched in any text
         typed = {id for id, token in self._special_ids.items() if token in text}
         return [part for id in ids for part in (self._character_ids(id) if id in typed else (id,))]
 

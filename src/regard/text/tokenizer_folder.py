@@ -30,7 +30,7 @@ VOCABULARY_FILES = {
 
 @dataclass(frozen=True)
 class TokenizerFiles:
-    """What the files of a tokenizer define; the arguments of `Tokenizer`."""
+    """The contents of a tokenizer's files, as arguments of `Tokenizer`."""
 
     core: tokenizers.Tokenizer
     special_tokens_map: dict[str, str]
@@ -108,7 +108,7 @@ def _vocab_size(model_config: dict[str, Any]) -> int:
 
 
 def _token_ids(folder: Path, name: str) -> tuple[int, ...]:
-    """`eos_token_id` in the first of the model's configuration files that has it."""
+    """`{name}_token_id` in the first of the model's configuration files that has it."""
     files = (folder / GENERATION_CONFIG, folder / MODEL_CONFIG)
     return next((ids for file in files if (ids := _read_ids(file, f"{name}_token_id"))), ())
 

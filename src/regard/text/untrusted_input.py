@@ -1,4 +1,4 @@
-"""Tokenizer files that are not trusted: their size is bounded, and every fault is a ValueError that names the file."""
+"""Read tokenizer files that are not trusted: their size is bounded, and every fault is a ValueError naming the file."""
 
 import json
 from collections.abc import Generator
@@ -47,7 +47,7 @@ def library_errors(message: str) -> Generator[None]:
 
 
 def library_error(error: BaseException, message: str) -> BaseException:
-    """The ValueError for an error of the `tokenizers` library; an interrupt or exit itself.
+    """The ValueError for an error of the `tokenizers` library; an interrupt or exit is returned unchanged.
 
     The library raises bare `Exception` for bad files and strings, and panics on states that it does not expect, such
     as a regular expression that exceeds its retry limit. A Rust panic is not an `Exception` in Python and would end a
