@@ -19,7 +19,7 @@ from regard.models.decoder import DecoderModule
 from regard.objectives.next_token import next_token
 from regard.text.tokenizer import Tokenizer
 from regard.training.loop import Trainer, TrainingResult
-from regard.training.progress import Listener, watch
+from regard.training.progress import Listener, progress_listener
 from regard.training.recipe import Recipe, find_recipe, read_recipe, resolve
 from regard.training.run import Run
 
@@ -53,14 +53,14 @@ def start_run(path: Path, recipe: Recipe, tokenizer: Tokenizer, device: str, con
     # Built before the directory is created: an impossible model leaves no directory.
     model = recipe.model.build(recipe.train.seed, recipe.train.initialize)
     run = Run.create(path, recipe.to_dict(), tokenizer)
-    return run_training(run, recipe, model, tokenizer, device, watch(console))
+    return run_training(run, recipe, model, tokenizer, device, progress_listener(console))
 
 
 def resume_run(path: Path, device: str, console: Console) -> TrainingResult:
     run = Run.open(path)
     recipe = Recipe.from_dict(run.config)
     model = recipe.model.build(recipe.train.seed, recipe.train.initialize)
-    return run_training(run, recipe, model, Tokenizer.load(path / "tokenizer"), device, watch(console))
+    return run_training(run, recipe, model, Tokenizer.load(path / "tokenizer"), device, progress_listener(console))
 
 
 def run_training(

@@ -6,19 +6,19 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from regard.training.progress import Bar, Lines, clock, watch
+from regard.training.progress import Bar, Lines, format_duration, progress_listener
 from tests.training.tiny import trainer
 
 
 def printed(path: Path, terminal: bool) -> str:
     console = Console(file=io.StringIO(), force_terminal=terminal, width=120, color_system=None)
-    trainer(path, listener=watch(console)).train()
+    trainer(path, listener=progress_listener(console)).train()
     return console.file.getvalue()
 
 
 def test_the_listener_depends_on_the_console() -> None:
-    assert isinstance(watch(Console(file=io.StringIO(), force_terminal=True)), Bar)
-    assert isinstance(watch(Console(file=io.StringIO())), Lines)
+    assert isinstance(progress_listener(Console(file=io.StringIO(), force_terminal=True)), Bar)
+    assert isinstance(progress_listener(Console(file=io.StringIO())), Lines)
 
 
 def test_a_terminal_shows_a_bar(tmp_path: Path) -> None:
@@ -45,4 +45,4 @@ def test_a_skipped_step_is_shown() -> None:
 
 @pytest.mark.parametrize(("seconds", "text"), [(5, "0:05"), (65, "1:05"), (3665, "1:01:05"), (59.7, "1:00")])
 def test_seconds_are_formatted_as_clock_time(seconds: float, text: str) -> None:
-    assert clock(seconds) == text
+    assert format_duration(seconds) == text

@@ -15,7 +15,7 @@ from regard.data.batch import Batch
 from regard.models.stack import Repeat
 from regard.objectives.next_token import next_token
 from regard.training.optimizer import AdamW
-from regard.training.step import NonFinite, autocast, compiled, take_step
+from regard.training.step import NonFinite, autocast, compile_model, take_step
 from tests.training.tiny import SETTINGS, SPEC, curve, loader, trainer
 
 CPU = torch.device("cpu")
@@ -33,8 +33,8 @@ def sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
 
 @pytest.mark.ledger("anc.rnn.clip", "ft.full")
 @pytest.mark.parametrize("clip", [0.0, 0.1, 1e6])
-@pytest.mark.parametrize("parts", [1, 2, 4])
-def test_a_step_equals_autograd_with_clipped_gradients(parts: int, clip: float) -> None:
+@pytest.mark.parametrize("micro_batches", [1, 2, 4])
+def test_a_step_equals_autograd_with_clipped_gradients(micro_batches: int, clip: float) -> None:
     batch, model = batch_and_model()
     reference = copy.deepcopy(model)
     loss, count, _ = next_token(reference, batch)
@@ -42,7 +42,7 @@ def test_a_step_equals_autograd_with_clipped_gradients(parts: int, clip: float) 
     expected_loss = float(loss.detach() / count)
     norm = torch.nn.utils.clip_grad_norm_(reference.parameters(), clip or math.inf)
     before = [p.detach().clone() for p in model.parameters()]
-    values = take_step(model, next_token, batch, sgd(model), clip, parts)
+    values = take_step(model, next_token, batch, sgd(model), clip, micro_batches)
     assert values["loss"] == pytest.approx(expected_loss, abs=1e-12)
     assert values["grad_norm"] == pytest.approx(float(norm), abs=1e-12)
     for p, old, expected in zip(model.parameters(), before, reference.parameters(), strict=True):
@@ -54,7 +54,7 @@ def test_a_step_equals_autograd_with_clipped_gradients(parts: int, clip: float) 
 def test_an_uneven_split_is_refused() -> None:
     batch, model = batch_and_model()
     with pytest.raises(ValueError, match="4 rows cannot be split into accumulate=3"):
-        take_step(model, next_token, batch, sgd(model), parts=3)
+        take_step(model, next_token, batch, sgd(model), micro_batches=3)
 
 
 def faulty_objective(fault: str):
@@ -92,7 +92,7 @@ def test_a_step_that_is_not_finite_changes_nothing(fault: str, message: str) -> 
     take_step(model, next_token, batch, optimizer)
     weights, moments = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict()["state"])
     with pytest.raises(NonFinite, match=message):
-        take_step(model, faulty_objective(fault), batch, optimizer, clip=1.0, parts=2)
+        take_step(model, faulty_objective(fault), batch, optimizer, clip=1.0, micro_batches=2)
     assert all(torch.equal(weights[name], tensor) for name, tensor in model.state_dict().items())
     for index, state in optimizer.state_dict()["state"].items():
         assert all(torch.equal(moments[index][name], tensor) for name, tensor in state.items())
@@ -113,7 +113,7 @@ def test_cuda_computes_in_bfloat16_autocast() -> None:
 def test_without_a_compiler_the_model_runs_eagerly_with_one_note(monkeypatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
     notes, model = [], SPEC.build(0)
-    assert compiled(model, CPU, notes.append) is model
+    assert compile_model(model, CPU, notes.append) is model
     assert len(notes) == 1 and "C++ compiler" in notes[0]
 
 

@@ -112,7 +112,7 @@ def spec_tables(name: str, overrides: list[str], other_names: Mapping[str, Itera
     """A model's spec as plain data."""
     from regard.checkpoint.model_folder import read_spec_and_table
     from regard.spec import parse_spec
-    from regard.training.recipe import RECIPES, Vocabulary, dotted, find_recipe, override, read_recipe
+    from regard.training.recipe import RECIPES, Vocabulary, find_recipe, override, parse_overrides, read_recipe
 
     if has_weights(name):
         if overrides:
@@ -123,11 +123,11 @@ def spec_tables(name: str, overrides: list[str], other_names: Mapping[str, Itera
         raise unknown_name(name, {**other_names, "models": known_models(), "recipes": recipes})
     path = find_recipe(name)
     if path.suffix == ".json":
-        return override(json.loads(path.read_text(encoding="utf-8")), dotted(overrides))
-    tables = read_recipe(path, dotted(overrides))
+        return override(json.loads(path.read_text(encoding="utf-8")), parse_overrides(overrides))
+    tables = read_recipe(path, parse_overrides(overrides))
     model = tables.get("model", tables)
     if "model" in tables and "vocab" not in model and model.get("kind", "decoder") == "decoder":
         vocabulary = parse_spec(tables.get("tokenizer", {}), "tokenizer", Vocabulary)
         assert isinstance(vocabulary, Vocabulary)
-        model = {"vocab": vocabulary.expected, **model}
+        model = {"vocab": vocabulary.expected_size, **model}
     return model

@@ -97,10 +97,10 @@ def find_spec(name: str, overrides: Sequence[str] = (), pattern: str | None = No
     from regard.cli.open_model import read_spec
     from regard.models.pattern import retile
     from regard.planning.published import PUBLISHED, find_published
-    from regard.training.recipe import dotted, override
+    from regard.training.recipe import override, parse_overrides
 
     spec = find_published(name)
     if spec is None:
         return read_spec(name, list(overrides), pattern, other_names={"published models": PUBLISHED})
-    spec = type(spec).from_dict(override({"model": spec.to_dict()}, dotted(list(overrides)))["model"])
+    spec = type(spec).from_dict(override({"model": spec.to_dict()}, parse_overrides(list(overrides)))["model"])
     return spec if pattern is None else retile(spec, pattern)

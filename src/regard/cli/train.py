@@ -28,7 +28,7 @@ def train(
     """
     from rich.console import Console
 
-    from regard.training.recipe import dotted, find_recipe, read_recipe, resolve
+    from regard.training.recipe import find_recipe, parse_overrides, read_recipe, resolve
     from regard.training_run import resume_run, start_run
 
     console = Console(stderr=True)
@@ -45,7 +45,7 @@ def train(
     else:
         assert recipe is not None
         file = find_recipe(recipe)
-        resolved, tokenizer = resolve(read_recipe(file, dotted(context.args)), pattern=pattern)
+        resolved, tokenizer = resolve(read_recipe(file, parse_overrides(context.args)), pattern=pattern)
         console.print(resolved.to_toml(), highlight=False, markup=False)
         result = start_run(out or Path("runs") / file.stem, resolved, tokenizer, device, console)
     raise typer.Exit(result.exit_code)

@@ -23,7 +23,7 @@ class Log:
         truncate_after(path / "samples.txt", step, step_of_sample)
         self.metrics = (path / "metrics.jsonl").open("a", encoding="utf-8")
         self.samples = (path / "samples.txt").open("a", encoding="utf-8")
-        self.board = board(path / "tensorboard", step)
+        self.board = open_board(path / "tensorboard", step)
 
     def __enter__(self) -> "Log":
         return self
@@ -34,8 +34,8 @@ class Log:
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Append one line, and its numbers to TensorBoard. NaN and infinity become null, because JSON has neither."""
-        plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
-        self.metrics.write(json.dumps(plain, allow_nan=False) + "\n")
+        line = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
+        self.metrics.write(json.dumps(line, allow_nan=False) + "\n")
         self.metrics.flush()
         for name, value in record.items():
             if name != "step" and isinstance(value, int | float):
@@ -65,7 +65,7 @@ class NoBoard:
         pass
 
 
-def board(path: Path, step: int):
+def open_board(path: Path, step: int):
     if importlib.util.find_spec("tensorboard") is None:
         return NoBoard()
     from torch.utils.tensorboard import SummaryWriter
@@ -74,7 +74,7 @@ def board(path: Path, step: int):
 
 
 def truncate_after(path: Path, step: int, step_of: Callable[[bytes], float | None]) -> None:
-    """Truncate a file at its first line of a later step."""
+    """Truncate a file before its first line of a step after `step`."""
     if not path.exists():
         return
     end = 0

@@ -1,9 +1,9 @@
 """The training loop: one for every objective, model and device.
 
 Each batch of the loader is one step (step.py). After a signal, a kill or a crash, training resumes from the newest
-complete checkpoint: weights, moments, random generators and the loader's position are restored (state.py), and the log
-is truncated to that step (log.py). The steps that follow are bit-identical to those of an undisturbed run on the same
-machine, thread count and torch.
+complete checkpoint: weights, moments, random generators and the loader's position are restored (resume_state.py), and
+the log is truncated to that step (log.py). The steps that follow are bit-identical to those of an undisturbed run on
+the same machine, thread count and torch.
 """
 
 import signal
@@ -26,7 +26,7 @@ from regard.training.progress import Listener
 from regard.training.recipe import Training
 from regard.training.resume_state import StatefulLoader, TrainingPosition, load_state, write_state
 from regard.training.run import Run
-from regard.training.step import NonFinite, autocast, compiled, evaluate, take_step
+from regard.training.step import NonFinite, autocast, compile_model, evaluate, take_step
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class TrainingResult:
     step: int
     finished: bool  # False: stopped by a signal before the last step
     record: dict[str, Any]  # of the last step, as in metrics.jsonl; empty if no step was taken
-    evaluation: dict[str, Any]  # the last one, likewise
+    evaluation: dict[str, Any]  # the last evaluation, as in metrics.jsonl; empty if there was none
 
     @property
     def exit_code(self) -> int:
@@ -72,7 +72,7 @@ def stop_on_signals() -> Generator[StopSignal]:
 class Trainer:
     """A model, its data and its settings.
 
-    held_out: batches that every evaluation iterates over; sample: returns a generated text, logged at every evaluation;
+    held_out: the batches of every evaluation; sample: returns a generated text, which every evaluation logs;
     tokenizer: saved with the model.
     """
 
@@ -111,9 +111,9 @@ class Trainer:
             position, record = self.step(batches, position)
             log.write(record)
             self.listener.stepped(record)
-            if due(self.settings.evaluate_every, position.step, steps):
+            if is_due(self.settings.evaluate_every, position.step, steps):
                 evaluation = self.evaluate(position, log)
-            if due(self.settings.save_every, position.step, steps):
+            if is_due(self.settings.save_every, position.step, steps):
                 saved = self.save(position, log)
         if saved != position:
             self.save(position, log)
@@ -125,7 +125,9 @@ class Trainer:
         self.device = next(self.model.parameters()).device
         self.precision = autocast(settings.precision, self.device)
         self.optimizer = settings.optimizer.build(self.model, settings.lr)
-        self.fast = compiled(self.model, self.device, self.listener.note) if settings.compile else self.model
+        self.forward_model = (
+            compile_model(self.model, self.device, self.listener.note) if settings.compile else self.model
+        )
         self.model.train()
 
     def step(self, batches: Iterator[Batch], position: TrainingPosition) -> tuple[TrainingPosition, dict[str, Any]]:
@@ -140,8 +142,9 @@ class Trainer:
         batch = batch.to(self.device)
         try:
             values = take_step(
-                self.fast, self.objective, batch, self.optimizer, settings.clip, settings.accumulate, self.precision
-            )
+                self.forward_model, self.objective, batch, self.optimizer,
+                settings.clip, settings.accumulate, self.precision,
+            )  # fmt: skip
         except NonFinite as error:
             values = {"loss": None, "skipped": self.skip(position, error)}
         seconds = time.perf_counter() - start
@@ -149,7 +152,7 @@ class Trainer:
         return position, record | {"seconds": seconds, "tokens_per_second": tokens / seconds}
 
     def skip(self, position: TrainingPosition, error: NonFinite) -> str:
-        """Apply the policy for a batch whose loss or gradient is not finite; returns the reason of the skip."""
+        """Apply the policy for a batch whose loss or gradient is not finite; returns the reason for the skip."""
         reason = f"step {position.step}, batch {position.step} of the loader: {error}"
         if self.settings.nonfinite == "stop":
             remedy = "lower lr, inspect the batch, or skip it with nonfinite='skip'"
@@ -163,7 +166,7 @@ class Trainer:
         """Evaluate the held-out batches and log a sample; the random generators are left unchanged."""
         record: dict[str, Any] = {"step": position.step}
         with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
-            values = evaluate(self.fast, self.objective, self.held_out, self.precision)
+            values = evaluate(self.forward_model, self.objective, self.held_out, self.precision)
             if values:
                 record |= {f"held_out_{name}": value for name, value in values.items()}
                 log.write(record)
@@ -189,5 +192,5 @@ class Trainer:
         return position
 
 
-def due(every: int, step: int, steps: int) -> bool:
+def is_due(every: int, step: int, steps: int) -> bool:
     return step == steps or every > 0 and step % every == 0

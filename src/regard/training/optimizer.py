@@ -33,12 +33,12 @@ class AdamW(Spec):
         require(self.weight_decay >= 0, f"adamw: weight_decay={self.weight_decay} must not be negative")
 
     def build(self, model: nn.Module, lr: float) -> torch.optim.AdamW:
-        decayed, plain = decay_groups(model)
+        decayed, not_decayed = decay_groups(model)
         groups = [
             {"params": decayed, "weight_decay": self.weight_decay},
-            {"params": plain, "weight_decay": 0.0},
+            {"params": not_decayed, "weight_decay": 0.0},
         ]
-        # Fused, on CPUs too: one pass over the weights instead of several.
+        # The fused implementation makes one pass over the weights instead of several, on CPUs too.
         return torch.optim.AdamW(
             [group for group in groups if group["params"]],
             lr=lr,
@@ -49,24 +49,24 @@ class AdamW(Spec):
 
 
 def decay_groups(model: nn.Module) -> tuple[list[tuple[str, nn.Parameter]], list[tuple[str, nn.Parameter]]]:
-    """The named parameters that are trained: with weight decay, and without."""
+    """The named trainable parameters with weight decay, and those without."""
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     require(len(named) > 0, "the model has no trainable parameter; set requires_grad of some to True")
-    excluded = {parameter for module in model.modules() for parameter in undecayed(module)}
+    excluded = {parameter for module in model.modules() for parameter in excluded_parameters(module)}
     decayed = {name for name, p in named if p.ndim >= 2 and p not in excluded}
     return [pair for pair in named if pair[0] in decayed], [pair for pair in named if pair[0] not in decayed]
 
 
-def undecayed(module: nn.Module) -> list[nn.Parameter]:
-    """The module's own parameters without weight decay, apart from vectors, which never have any."""
+def excluded_parameters(module: nn.Module) -> list[nn.Parameter]:
+    """The direct parameters of a module that have no weight decay even if they are matrices."""
     names = {"bias", *getattr(module, "no_weight_decay", ())}
-    own = dict(module.named_parameters(recurse=False))
-    if unknown := set(getattr(module, "no_weight_decay", ())) - own.keys():
+    parameters = dict(module.named_parameters(recurse=False))
+    if unknown := set(getattr(module, "no_weight_decay", ())) - parameters.keys():
         raise AttributeError(
             f"{type(module).__name__}.no_weight_decay names {', '.join(sorted(unknown))}; its parameters are "
-            f"{', '.join(own) or 'none'}"
+            f"{', '.join(parameters) or 'none'}"
         )
-    return [p for name, p in own.items() if name in names or isinstance(module, nn.Embedding)]
+    return [p for name, p in parameters.items() if name in names or isinstance(module, nn.Embedding)]
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

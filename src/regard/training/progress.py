@@ -41,8 +41,8 @@ class Rate:
         self.value = 0.0
 
     def add(self, record: Record) -> float:
-        now = record["tokens_per_second"]
-        self.value = 0.9 * self.value + 0.1 * now if self.value else now
+        rate = record["tokens_per_second"]
+        self.value = 0.9 * self.value + 0.1 * rate if self.value else rate
         return self.value
 
 
@@ -64,11 +64,11 @@ class Bar(Listener):
         self.bar.start()
 
     def stepped(self, record: Record) -> None:
-        status = f"loss {loss_of(record)}  {self.rate.add(record):,.0f} tokens/s"
+        status = f"loss {format_loss(record)}  {self.rate.add(record):,.0f} tokens/s"
         self.bar.update(self.task, completed=record["step"], status=status)
 
     def evaluated(self, record: Record) -> None:
-        self.bar.print(evaluation(record), highlight=False)
+        self.bar.print(format_evaluation(record), highlight=False)
 
     def note(self, text: str) -> None:
         self.console.print(text, highlight=False, markup=False)
@@ -92,34 +92,35 @@ class Lines(Listener):
         if now - self.last < self.every and record["step"] < self.steps:
             return
         self.last = now
-        left = (self.steps - record["step"]) * record["tokens_per_second"] * record["seconds"] / rate
+        tokens_left = (self.steps - record["step"]) * record["tokens_per_second"] * record["seconds"]
         self.note(
-            f"step {record['step']}/{self.steps}  loss {loss_of(record)}  {rate:,.0f} tokens/s  {clock(left)} left"
+            f"step {record['step']}/{self.steps}  loss {format_loss(record)}  {rate:,.0f} tokens/s  "
+            f"{format_duration(tokens_left / rate)} left"
         )
 
     def evaluated(self, record: Record) -> None:
-        self.note(evaluation(record))
+        self.note(format_evaluation(record))
 
     def note(self, text: str) -> None:
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-def watch(console: Console | None = None) -> Listener:
+def progress_listener(console: Console | None = None) -> Listener:
     """A bar if the console is a terminal, else lines."""
     console = console or Console(stderr=True)
     return Bar(console) if console.is_terminal else Lines(console)
 
 
-def loss_of(record: Record) -> str:
+def format_loss(record: Record) -> str:
     return "skipped" if record["loss"] is None else f"{record['loss']:.4f}"
 
 
-def evaluation(record: Record) -> str:
+def format_evaluation(record: Record) -> str:
     values = "  ".join(f"{k.removeprefix('held_out_')} {v:.4f}" for k, v in record.items() if k != "step")
     return f"step {record['step']}  held out: {values}"
 
 
-def clock(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"

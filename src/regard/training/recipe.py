@@ -2,7 +2,7 @@
 
     [data]       the source of the documents, and the size of the batches
     [tokenizer]  the tokenizer, and how it is trained
-    [model]      the spec; without `vocab` the model has the tokenizer's
+    [model]      the spec; `vocab` is by default that of the tokenizer
     [train]      steps, learning rate, schedule, optimizer
 
 Values can be overridden by dotted names (`train.lr=3e-4`, `model.layers.0.times=6`). The resolved recipe is saved with
@@ -96,7 +96,7 @@ class Data(Spec):
 class Vocabulary(Spec):
     by: Literal["byte", "character", "bpe", "folder"] = "bpe"
     size: int = 512  # vocabulary of bpe, including special tokens and bytes
-    documents: int = 2000  # that bpe is trained on; also the characters of an endless source are taken from these
+    documents: int = 2000  # from which bpe, or the characters of an endless source, are learned
     path: str | None = None  # for by="folder": a folder with a tokenizer.json
 
     def check(self) -> None:
@@ -104,11 +104,11 @@ class Vocabulary(Spec):
         require(self.documents > 0, f"tokenizer: documents={self.documents} must be positive")
 
     @property
-    def expected(self) -> int:
-        """The vocabulary size, without reading the data (bpe may find fewer tokens)."""
+    def expected_size(self) -> int:
+        """The vocabulary size before any data is read; bpe may find fewer tokens."""
         require(
             self.by != "character",
-            "tokenizer: by='character' depends on the data, so its size is not known; set model.vocab",
+            "tokenizer: the size of by='character' depends on the data and is not known here; set model.vocab",
         )
         if self.by == "bpe":
             return self.size
@@ -142,17 +142,17 @@ class Recipe(Spec):
 
 
 def find_recipe(name: str | Path) -> Path:
-    """The path of a recipe, given its path or the name of one in the package."""
-    path, own = Path(name), RECIPES / f"{name}.toml"
-    if path.is_file() or not own.is_file():
+    """The path of a recipe file, or of the package's recipe of this name."""
+    path, packaged = Path(name), RECIPES / f"{name}.toml"
+    if path.is_file() or not packaged.is_file():
         names = [recipe.stem for recipe in RECIPES.glob("*.toml")]
         require(path.is_file(), f"there is no recipe {name}; use a TOML file, or a name: {nearest(str(name), names)}")
         return path
-    return own
+    return packaged
 
 
 def read_recipe(path: Path, overrides: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """The tables of a recipe as plain data, with the overrides applied."""
+    """The tables of a recipe file, with the overrides applied."""
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:
@@ -163,7 +163,7 @@ def read_recipe(path: Path, overrides: Mapping[str, str] | None = None) -> dict[
 def resolve(
     tables: Mapping[str, Any], tokenizer: Tokenizer | None = None, pattern: str | None = None
 ) -> tuple[Recipe, Tokenizer]:
-    """The checked recipe and its tokenizer, which is trained if none is given; the recipe is checked before that.
+    """The checked recipe and its tokenizer. If none is given, it is trained.
 
     pattern: replaces the layers of the model (models/pattern.py).
     """
@@ -172,9 +172,9 @@ def resolve(
             key in ("kind", *Recipe.__annotations__),
             f"a recipe has no table {key!r}; {nearest(key, Recipe.__annotations__)}",
         )
-    unsized = recipe_of(tables, 1, pattern)  # training a tokenizer may take minutes
-    tokenizer = tokenizer or unsized.tokenizer.build(unsized.data)
-    recipe = recipe_of(tables, tokenizer.vocab_size, pattern)
+    draft = build_recipe(tables, 1, pattern)  # before the tokenizer is trained, which may take minutes
+    tokenizer = tokenizer or draft.tokenizer.build(draft.data)
+    recipe = build_recipe(tables, tokenizer.vocab_size, pattern)
     require(
         recipe.model.vocab >= tokenizer.vocab_size,
         f"model.vocab={recipe.model.vocab} is smaller than the tokenizer's {tokenizer.vocab_size}; leave it out",
@@ -182,8 +182,8 @@ def resolve(
     return recipe, tokenizer
 
 
-def recipe_of(tables: Mapping[str, Any], vocab: int, pattern: str | None = None) -> Recipe:
-    """The checked recipe; `vocab` is the model's if its table has none."""
+def build_recipe(tables: Mapping[str, Any], vocab: int, pattern: str | None = None) -> Recipe:
+    """The checked recipe. `vocab` is used if the model's table has none."""
     model = tables.get("model", {})
     recipe = Recipe.from_dict({**tables, "model": {"vocab": vocab, **model} if isinstance(model, Mapping) else model})
     if pattern is not None:
@@ -206,7 +206,7 @@ def override(tables: Mapping[str, Any], values: Mapping[str, str]) -> dict[str, 
         for key in path:
             table = table[index(table, key, name)] if isinstance(table, list) else table.setdefault(key, {})
             require(isinstance(table, dict | list), f"--{name}: {key} is a single value, not a table")
-        table[index(table, last, name) if isinstance(table, list) else last] = literal(value)
+        table[index(table, last, name) if isinstance(table, list) else last] = parse_value(value)
     return tables
 
 
@@ -218,22 +218,22 @@ def index(items: list, key: str, name: str) -> int:
     return int(key)
 
 
-def literal(text: str) -> Any:
+def parse_value(text: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
 
 
-def dotted(arguments: Iterable[str]) -> dict[str, str]:
+def parse_overrides(arguments: Iterable[str]) -> dict[str, str]:
     """Arguments such as `--train.lr=3e-4 --data.level 2` as {name: value}."""
     values: dict[str, str] = {}
-    rest = list(arguments)
-    while rest:
-        argument = rest.pop(0)
+    remaining = list(arguments)
+    while remaining:
+        argument = remaining.pop(0)
         name, equals, value = argument.removeprefix("--").partition("=")
         is_override = argument.startswith("--") and "." in name
         require(is_override, f"unexpected {argument!r}; overrides look like --train.lr=3e-4")
-        require(bool(equals or rest), f"{argument} has no value; overrides look like --train.lr=3e-4")
-        values[name] = value if equals else rest.pop(0)
+        require(bool(equals or remaining), f"{argument} has no value; overrides look like --train.lr=3e-4")
+        values[name] = value if equals else remaining.pop(0)
     return values

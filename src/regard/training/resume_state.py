@@ -30,7 +30,7 @@ from regard.training.optimizer import load_optimizer_state, optimizer_state
 
 
 class StatefulLoader(Protocol):
-    """An endless iterable of batches, whose state is plain data for JSON."""
+    """An endless iterable of batches, whose state can be written as JSON."""
 
     def __iter__(self) -> Iterator[Batch]: ...
 
@@ -57,7 +57,7 @@ def write_state(
 ) -> None:
     write_weights(folder, model, tokenizer)
     save_file(optimizer_state(optimizer), folder / "optimizer.safetensors")
-    save_file(generators(), folder / "rng.safetensors")
+    save_file(rng_states(), folder / "rng.safetensors")
     saved = {"step": position.step, "tokens": position.tokens, "loader": loader.state_dict()}
     (folder / "training.json").write_text(json.dumps(saved), encoding="utf-8")
 
@@ -65,14 +65,14 @@ def write_state(
 def load_state(
     folder: Path, model: DecoderModule, optimizer: torch.optim.Optimizer, loader: StatefulLoader
 ) -> TrainingPosition:
-    """Restore model, optimizer, loader and generators; the folder's checksums have been compared before."""
+    """Restore model, optimizer, loader and random generators from a folder whose checksums were verified."""
     load_weights(folder, model)
     # Copies, because loaded tensors are views into the file.
     moments = {name: tensor.clone() for name, tensor in load_file(folder / "optimizer.safetensors").items()}
     load_optimizer_state(optimizer, moments)
     saved = read_json(folder / "training.json")
     loader.load_state_dict(saved["loader"])
-    set_generators(load_file(folder / "rng.safetensors"))
+    set_rng_states(load_file(folder / "rng.safetensors"))
     return TrainingPosition(saved["step"], saved["tokens"])
 
 
@@ -85,18 +85,18 @@ def write_weights(folder: Path, model: DecoderModule, tokenizer: SavesFiles | No
 
 @torch.no_grad()
 def load_weights(folder: Path, model: DecoderModule) -> None:
-    """Copy the saved weights or adapters into the model, which must have the same ones."""
-    another = f"{folder} holds another model than the one that is trained; use the run's own config"
+    """Copy the saved weights or adapters into the model, which must have the same spec and adapters."""
+    mismatch = f"{folder} holds another model than the one that is trained; use the config of the run"
     if adapters(model):
         try:
             return restore_adapter(model, folder)
         except AdapterError as error:
-            raise CheckpointError(f"{another} ({error})") from error
+            raise CheckpointError(f"{mismatch} ({error})") from error
     file, weights = folder / "model.safetensors", dict(model.named_parameters())
     saved = load_file(file) if file.exists() else {}
-    same = {name: t.shape for name, t in saved.items()} == {name: p.shape for name, p in weights.items()}
-    if not same or Spec.from_dict(read_json(folder / "config.json")["spec"]) != model.spec:
-        raise CheckpointError(another)
+    same_shapes = {name: t.shape for name, t in saved.items()} == {name: p.shape for name, p in weights.items()}
+    if not same_shapes or Spec.from_dict(read_json(folder / "config.json")["spec"]) != model.spec:
+        raise CheckpointError(mismatch)
     for name, parameter in weights.items():
         parameter.copy_(saved[name])
 
@@ -105,12 +105,12 @@ def read_json(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def generators() -> dict[str, Tensor]:
+def rng_states() -> dict[str, Tensor]:
     states = {"cpu": torch.get_rng_state()}
     return states | {"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else states
 
 
-def set_generators(states: dict[str, Tensor]) -> None:
+def set_rng_states(states: dict[str, Tensor]) -> None:
     torch.set_rng_state(states["cpu"])
     if torch.cuda.is_available() and "cuda" in states:
         torch.cuda.set_rng_state(states["cuda"])

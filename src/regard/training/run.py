@@ -4,7 +4,7 @@
     config.json                 the resolved recipe, written once, after the tokenizer
     metrics.jsonl, tensorboard/ one line per step and per evaluation (log.py)
     samples.txt                 text that the model generates during training
-    checkpoints/step-000250/    the state of training (state.py) with a manifest of SHA-256 sums
+    checkpoints/step-000250/    the state of training (resume_state.py) with a manifest of SHA-256 sums
     lock                        held by the process that trains here
 
 A checkpoint is either complete or absent. One that is damaged later is skipped and renamed.
@@ -30,7 +30,8 @@ class Run:
 
     @classmethod
     def create(cls, path: str | Path, config: Mapping[str, Any], tokenizer: Tokenizer | None = None) -> "Run":
-        """A new run with this resolved recipe (plain data). The config is written last and completes the run."""
+        """Create the directory of a run with this resolved recipe. A directory without its config is not a run, so the
+        config is written last."""
         run = cls(path)
         if run.config_file.exists():
             raise ValueError(
@@ -88,7 +89,7 @@ class Run:
             else:
                 return folder
         if errors:
-            raise CheckpointError(f"no checkpoint in {self.path} can be used: {'; '.join(errors)}")
+            raise CheckpointError(f"all checkpoints in {self.path} are damaged: {'; '.join(errors)}; start a new run")
         return None
 
     def discard_after(self, step: int) -> None:

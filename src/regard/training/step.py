@@ -32,28 +32,26 @@ def take_step(
     batch: Batch,
     optimizer: torch.optim.Optimizer,
     clip: float = 0.0,
-    parts: int = 1,
+    micro_batches: int = 1,
     precision: Precision = nullcontext,
 ) -> dict[str, float]:
-    """Update the weights; returns `loss`, the objective's metrics, and `grad_norm` before clipping.
-
-    parts: the number of micro-batches.
-    """
+    """Update the weights; returns `loss`, the objective's metrics, and `grad_norm` before clipping."""
     sums = []
-    for micro_batch in split_batch(batch, parts, getattr(objective, "scope", "token")):
+    for micro_batch in split_batch(batch, micro_batches, getattr(objective, "scope", "token")):
         with precision():
             loss, count, metrics = objective(model, micro_batch)
         loss.backward()
         sums.append({"loss": loss.detach(), "count": count, **metrics})
     gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     norm = get_total_norm(gradients)
-    # The numbers are read only now: on a GPU everything above was queued, except for one comparison in next_token.
-    totals = {name: sum(float(part[name]) for part in sums) for name in sums[0]}
+    # Values are copied to the CPU only from here on: a GPU runs the code above asynchronously, except for one
+    # comparison in next_token.
+    totals = {name: sum(float(values[name]) for values in sums) for name in sums[0]}
     count = totals.pop("count")
     means = {name: total / count if count else math.nan for name, total in totals.items()}
     means["grad_norm"] = float(norm) / count if count else math.nan
     try:
-        require_finite(means, [float(part["loss"]) for part in sums], batch.size)
+        require_finite(means, [float(values["loss"]) for values in sums], batch.size)
         scale = min(1.0, clip / means["grad_norm"]) if clip and means["grad_norm"] else 1.0
         torch._foreach_mul_(gradients, scale / count)
         optimizer.step()
@@ -62,22 +60,22 @@ def take_step(
     return means
 
 
-def split_batch(batch: Batch, parts: int, scope: str = "token") -> Iterator[Batch]:
-    """Equal micro-batches."""
+def split_batch(batch: Batch, count: int, scope: str = "token") -> Iterator[Batch]:
+    """`count` micro-batches of equal size."""
     rows = batch.size
-    if rows % parts:
-        raise ValueError(f"a batch of {rows} rows cannot be split into accumulate={parts} equal parts; use a divisor")
-    if scope == "batch" and parts > 1:
-        raise ValueError(f"accumulate={parts}: this loss compares all rows of a batch; set accumulate=1")
-    size = rows // parts
+    if rows % count:
+        raise ValueError(f"a batch of {rows} rows cannot be split into accumulate={count} equal parts; use a divisor")
+    if scope == "batch" and count > 1:
+        raise ValueError(f"accumulate={count}: this loss compares all rows of a batch; set accumulate=1")
+    size = rows // count
     return (batch.rows(slice(start, start + size)) for start in range(0, rows, size))
 
 
 def require_finite(means: dict[str, float], losses: list[float], rows: int) -> None:
     size = rows // len(losses)
-    for part, loss in enumerate(losses):
+    for i, loss in enumerate(losses):
         if not math.isfinite(loss):
-            raise NonFinite(f"the loss of rows {part * size} to {(part + 1) * size - 1} is {loss}")
+            raise NonFinite(f"the loss of rows {i * size} to {(i + 1) * size - 1} is {loss}")
     if not math.isfinite(means["loss"]):
         raise NonFinite("all weights of the batch are zero, so its mean loss is undefined")
     if not math.isfinite(means["grad_norm"]):
@@ -103,7 +101,7 @@ def evaluate(
 
 
 def autocast(precision: str, device: torch.device) -> Precision:
-    """The context of the loss computation. Weights stay float32; on CUDA matrix products run in bfloat16."""
+    """The context manager for computing the loss. Weights stay float32; on CUDA matrix products run in bfloat16."""
     if precision == "bfloat16" and device.type != "cuda":
         raise ValueError("precision='bfloat16' needs a CUDA device (CPUs emulate it, slowly); use 'auto' or 'float32'")
     if precision == "float32" or device.type != "cuda":
@@ -111,12 +109,12 @@ def autocast(precision: str, device: torch.device) -> Precision:
     return partial(torch.autocast, "cuda", dtype=torch.bfloat16)
 
 
-def compiled(model: nn.Module, device: torch.device, note: Callable[[str], None]) -> nn.Module:
-    """The compiled model, with the same parameters; the model itself, and a note, if torch.compile is not available."""
+def compile_model(model: nn.Module, device: torch.device, note: Callable[[str], None]) -> nn.Module:
+    """The compiled model, with the same parameters. Without torch.compile, the model itself, and `note` is called."""
     reason = cannot_compile(device)
     if reason is not None:
         note(reason)
         return model
-    fast = torch.compile(model)
-    assert isinstance(fast, nn.Module)
-    return fast
+    compiled = torch.compile(model)
+    assert isinstance(compiled, nn.Module)
+    return compiled
