@@ -64,7 +64,7 @@ from regard.parts.ssm.mamba2 import Mamba2
 from regard.parts.ssm.s4 import S4, S4D
 from regard.parts.window_mlp import WindowMLP
 from regard.verification.laws import LAWS
-from regard.verification.outcome import Outcome, kept
+from regard.verification.outcome import Outcome, within_tolerance
 from regard.verification.outcome import difference as error
 from regard.verification.report import attempt
 from regard.verification.trial import layout_with_padding, randomize_weights
@@ -343,4 +343,4 @@ def broken_laws(
     outcomes = {
         (part, law): attempt(law, trial) for part, trial in trials(copy, length, seed=seed).items() for law in laws
     }
-    return {key: outcome for key, outcome in outcomes.items() if not kept(outcome, torch.float64)}
+    return {key: outcome for key, outcome in outcomes.items() if not within_tolerance(outcome, torch.float64)}

@@ -26,8 +26,8 @@ from regard.parts.position.rope2d import Rope2D
 from regard.parts.position.rope_scaling import LongRope
 from regard.parts.position.t5 import T5Buckets
 from regard.spec import Spec, SpecError, field_types, parse_spec
-from regard.verification.length import parts
-from regard.verification.outcome import kept
+from regard.verification.length import nested_specs
+from regard.verification.outcome import within_tolerance
 from regard.verification.report import attempt
 from regard.verification.trial import Trial
 from regard.verification.trials import trials
@@ -55,7 +55,7 @@ Row = dict[tuple[str, str], str]
 def parts_of_type(kind: type) -> Iterator[Spec]:
     """All parts of that type in the models of tests/laws.py, in their order."""
     for spec in (MODELS | OTHERS).values():
-        yield from (part for part in parts(spec) if isinstance(part, kind))
+        yield from (part for part in nested_specs(spec) if isinstance(part, kind))
 
 
 @cache
@@ -136,7 +136,7 @@ def cell(column: tuple[str, str], trial: Trial) -> str:
     store, operation = column
     law = FRESH_LAWS[operation] if store == "fresh" else STORE_LAWS[operation]
     outcome = attempt(law, trial if store == "fresh" else trial.with_store(store))
-    if not kept(outcome, torch.float64):
+    if not within_tolerance(outcome, torch.float64):
         return f"FAIL: {outcome.note}"
     return {"compared": "pass", "refused": ValueError.__name__, "not applicable": ""}[outcome.result]
 

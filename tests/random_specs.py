@@ -49,7 +49,7 @@ from regard.parts.ssm.mamba2 import Mamba2
 from regard.parts.ssm.s4 import S4, S4D
 from regard.parts.window_mlp import WindowMLP
 from regard.spec import Spec, SpecError, class_of, field_types
-from regard.verification.length import parts
+from regard.verification.length import nested_specs
 from tests.laws import MODELS
 
 VOCAB, HEAD_DIM = 29, 8
@@ -65,7 +65,7 @@ def other_parts(
     """The parts in the decoders of tests/laws.py that have no strategy here, by kind."""
     found: dict[str, list[Spec]] = {}
     for spec in MODELS.values():
-        for part in parts(spec):
+        for part in nested_specs(spec):
             if isinstance(part, base) and part.kind not in known and suitable(part):
                 found.setdefault(part.kind, []).append(part)
     return found

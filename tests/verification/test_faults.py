@@ -26,7 +26,7 @@ from regard.parts.position.alibi import Alibi, AlibiModule
 from regard.parts.position.learned import Learned, LearnedModule
 from regard.parts.position.rope import Rope
 from regard.verification.laws import LAWS, weights
-from regard.verification.outcome import kept
+from regard.verification.outcome import within_tolerance
 from regard.verification.report import attempt
 from regard.verification.trials import trials
 from tests.laws import OTHERS, block, broken_laws, build, decoder
@@ -238,7 +238,7 @@ def test_an_error_of_the_model_is_reported(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(Contiguous, "place", raise_error)
     outcome = attempt("cached = whole", trials(build(ROPE), 12)[""])
-    assert outcome.note == "RuntimeError: no such slot" and not kept(outcome, torch.float64)
+    assert outcome.note == "RuntimeError: no such slot" and not within_tolerance(outcome, torch.float64)
 
 
 def test_verify_finds_a_tensor_that_is_not_saved_exactly(monkeypatch: pytest.MonkeyPatch) -> None:

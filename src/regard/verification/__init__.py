@@ -1,4 +1,4 @@
-"""`regard.verify(model)`: laws that every combination of features must keep, tested on a model of any parts.
+"""`regard.verify(model)`: laws that must hold for every combination of features, tested on a model of any parts.
 
     cached = whole, chunked = whole, batched = alone, padded = unpadded, packed = separate, …
 

@@ -1,4 +1,4 @@
-"""How long sequences must be for the masks of a model to matter: a window of 256 masks nothing in 24 tokens."""
+"""The length of sequences at which the masks of a model have an effect: a window of 256 masks nothing in 24 tokens."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -16,19 +16,19 @@ MAX_SEARCHED = 4096
 
 
 def sufficient_length(model: nn.Module, spec: Spec) -> int:
-    """The length at which as many masks mask something as can be tested in about a minute."""
+    """A length at which every mask has an effect, except masks that would take much longer than a minute to test."""
     affordable = min(MAX_LENGTH, MAX_WORK // sum(parameter.numel() for parameter in model.parameters()))
     needed = [first_effect(mask) + EXTRA for mask in masks(spec)]
     return max([MIN_LENGTH, *(length for length in needed if length <= affordable)])
 
 
 def ineffective_masks(spec: Spec, length: int) -> dict[Mask, int]:
-    """The masks that mask nothing in sequences of this length, and the length that would test each."""
+    """The masks that have no effect in sequences of this length, and the length that would test each."""
     return {mask: first_effect(mask) + EXTRA for mask in masks(spec) if first_effect(mask) > length}
 
 
 def first_effect(mask: Mask) -> int:
-    """The length of the shortest sequence in which the mask excludes a key that is not later.
+    """The length of the shortest sequence in which the mask excludes a key that is not after its query.
 
     Returns MAX_SEARCHED + 1 if there is none up to MAX_SEARCHED.
     """
@@ -45,14 +45,14 @@ def first_effect(mask: Mask) -> int:
 
 def masks(spec: Spec) -> set[Mask]:
     """The masks other than causal and full."""
-    return {part for part in parts(spec) if isinstance(part, Mask) and not isinstance(part, Causal | Full)}
+    return {part for part in nested_specs(spec) if isinstance(part, Mask) and not isinstance(part, Causal | Full)}
 
 
-def parts(spec: Spec) -> Iterator[Spec]:
+def nested_specs(spec: Spec) -> Iterator[Spec]:
     """The spec and all specs inside it."""
     yield spec
     for field in dataclasses.fields(spec):
         value = getattr(spec, field.name)
-        for each in value if isinstance(value, tuple) else (value,):
-            if isinstance(each, Spec):
-                yield from parts(each)
+        for item in value if isinstance(value, tuple) else (value,):
+            if isinstance(item, Spec):
+                yield from nested_specs(item)

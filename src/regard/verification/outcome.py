@@ -2,8 +2,8 @@
 
 An outcome is the largest difference, an expected refusal, or the reason why the law does not apply. Differences are
 max|Δ| / max(1, max|expected|). In float64 rounding is far smaller than any real difference, so the tolerance is tight;
-float32 tests the dtype that is used. A model that amplifies rounding (a stack without norms) does so in float64 too,
-and is allowed as many units of rounding in float32.
+float32 is the dtype in which models run. A model that amplifies rounding (a stack without norms) does so in float64
+too; its float32 difference may be as many units of rounding.
 """
 
 from dataclasses import dataclass
@@ -37,8 +37,8 @@ def broken(note: str) -> Outcome:
     return Outcome("compared", note, float("inf"))
 
 
-def not_applicable(why: str) -> Outcome:
-    return Outcome("not applicable", why)
+def not_applicable(reason: str) -> Outcome:
+    return Outcome("not applicable", reason)
 
 
 def difference(found: Tensor, expected: Tensor) -> float:
@@ -61,20 +61,20 @@ class Verdict:
         return {"law": self.law, "result": self.result, "note": self.note, "differences": finite}
 
 
-def kept(outcome: Outcome, dtype: torch.dtype) -> bool:
+def within_tolerance(outcome: Outcome, dtype: torch.dtype) -> bool:
     return outcome.difference <= (0.0 if outcome.exact else TOLERANCE[dtype])
 
 
 def judge(law: str, outcomes: dict[torch.dtype, Outcome], rounding: float) -> Verdict:
     """`rounding`: the largest difference of all laws that hold in float64."""
-    tight, loose = outcomes[torch.float64], outcomes[torch.float32]
-    magnified = loose.difference <= SAME_ROUNDING * rounding and not loose.exact
-    failed = [] if kept(tight, torch.float64) else [tight]
-    failed += [] if kept(loose, torch.float32) or magnified else [loose]
-    shown = (failed or [tight])[0]
-    result = "FAIL" if failed else "pass" if shown.result == "compared" else shown.result
-    compared = {name_of(dtype): o.difference for dtype, o in outcomes.items() if o.result == "compared"}
-    return Verdict(law, result, shown.note, compared)
+    double, single = outcomes[torch.float64], outcomes[torch.float32]
+    same_rounding = single.difference <= SAME_ROUNDING * rounding and not single.exact
+    failed = [] if within_tolerance(double, torch.float64) else [double]
+    failed += [] if within_tolerance(single, torch.float32) or same_rounding else [single]
+    reported = (failed or [double])[0]
+    result = "FAIL" if failed else "pass" if reported.result == "compared" else reported.result
+    differences = {name_of(dtype): o.difference for dtype, o in outcomes.items() if o.result == "compared"}
+    return Verdict(law, result, reported.note, differences)
 
 
 def name_of(dtype: torch.dtype) -> str:

@@ -17,7 +17,7 @@ from regard.language_model import LanguageModel, newest_checkpoint, resolve_devi
 from regard.models.base import Model
 from regard.verification.laws import LAWS
 from regard.verification.length import MIN_LENGTH, ineffective_masks, sufficient_length
-from regard.verification.outcome import TOLERANCE, Outcome, Verdict, broken, judge, kept, name_of
+from regard.verification.outcome import TOLERANCE, Outcome, Verdict, broken, judge, name_of, within_tolerance
 from regard.verification.trial import Trial, randomize_weights
 from regard.verification.trials import trials
 
@@ -43,7 +43,7 @@ class Report:
         return [verdict for verdict in self.verdicts if verdict.result == "FAIL"]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
+        """The verdicts as data for JSON."""
         laws = [verdict.to_dict() for verdict in self.verdicts]
         return {"length": self.length, "seed": self.seed, "failed": len(self.failed), "laws": laws}
 
@@ -78,8 +78,8 @@ def verify(
 
     model: a module, a language model, or the name or path of a stored one, each tested with its own weights; a spec is
     built with random weights, wide enough that a wrong mask or position changes the output. The model is not changed.
-    length: tokens per sequence, by default enough for every mask to have an effect. seed: of the token ids and of
-    random weights. device: of a stored model or a spec. on_law: called with (law, dtype) before each law is tested.
+    length: tokens per sequence, by default enough for every mask to have an effect. seed: for the token ids and random
+    weights. device: for a stored model or a spec. on_law: called with (law, dtype) before each law is tested.
     """
     module = as_module(model, seed, device)
     spec = module.spec
@@ -93,9 +93,12 @@ def verify(
                 if on_law is not None:
                     on_law(law, name_of(dtype))
                 outcomes.setdefault((part, law), {})[dtype] = attempt(law, trial)
-    tight = [found[torch.float64] for found in outcomes.values()]
-    rounding = max((outcome.difference for outcome in tight if kept(outcome, torch.float64)), default=0.0)
-    verdicts = (judge(f"{part}: {law}" if part else law, found, rounding) for (part, law), found in outcomes.items())
+    in_float64 = [by_dtype[torch.float64] for by_dtype in outcomes.values()]
+    holding = [outcome.difference for outcome in in_float64 if within_tolerance(outcome, torch.float64)]
+    rounding = max(holding, default=0.0)
+    verdicts = (
+        judge(f"{part}: {law}" if part else law, by_dtype, rounding) for (part, law), by_dtype in outcomes.items()
+    )
     return Report(tuple(verdicts), length, seed, ineffective_masks(spec, length))
 
 

@@ -27,7 +27,7 @@ from regard.parts.state import PerToken, declarations
 BLOCK = 4  # tokens per block of the paged store: small, so that every sequence has several blocks
 SLACK = 1  # of ring buffers: small, so that sequences wrap around
 JUNK = 7.0
-STEPS = 400_000_000  # parameters times tokens that are decoded one by one: a step of a large model takes long
+MAX_STEP_WORK = 400_000_000  # parameters times tokens decoded one by one: large models decode fewer tokens
 
 Need = Literal["weights", "inputs", "padding", "packing", "memory", "engine"]
 
@@ -35,25 +35,25 @@ Need = Literal["weights", "inputs", "padding", "packing", "memory", "engine"]
 class Trial:
     lacks: dict[Need, str] = {}  # features that this kind of model does not have, with the reason
     stores: tuple[str, ...] = tuple(STORES)
-    source = 0  # tokens of the longest source, for a model with cross-attention
+    source_length = 0  # tokens of the longest source, for a model with cross-attention
 
     def __init__(self, model: nn.Module, length: int = 24, cuts: tuple[int, ...] | None = None, seed: int = 0):
         self.model: Any = model
         self.spec: Any = model.spec
         self.seed = seed
-        self.limit = self.longest()
+        self.limit = self.max_length()
         self.length = min(length, self.limit)
         if self.length < 4:
-            raise ValueError(f"sequences of {self.length} tokens are too short for the laws; at least 4 are needed")
+            raise ValueError(f"sequences of {self.length} tokens are too short for the laws; use at least 4")
         default_cuts = {1, self.length // 3, self.length // 2, self.length - 1}
         self.cuts = tuple(sorted(default_cuts)) if cuts is None else cuts
-        self.steps = max(4, min(48, STEPS // sum(parameter.numel() for parameter in model.parameters())))
+        self.steps = max(4, min(48, MAX_STEP_WORK // sum(parameter.numel() for parameter in model.parameters())))
         weight = next(model.parameters())
         self.dtype, self.device = weight.dtype, weight.device
 
-    def longest(self) -> int:
-        """Tokens that the model can process, and cache exactly."""
-        return longest(self.spec)
+    def max_length(self) -> int:
+        """The largest number of tokens that the model can process and cache exactly."""
+        return max_length(self.spec)
 
     def with_store(self, store: str) -> Self:
         """The same trial with one of the stores only."""
@@ -80,12 +80,12 @@ class Trial:
         """(B, L, V) logits by one forward without a cache."""
         return self.model(tokens, layout)
 
-    def read(self, tokens: Tensor, layout: TokenLayout, store: Store, span: int | None = None) -> Tensor:
+    def cached_forward(self, tokens: Tensor, layout: TokenLayout, store: Store, span: int | None = None) -> Tensor:
         """(B, L, V) logits of tokens that continue the store's rows."""
         return self.model(tokens, layout, store.begin_forward(layout, span))
 
     def source_of(self, ids: list[int]) -> list[int] | None:
-        """The ids that an encoder reads for a sequence; None for a model without one."""
+        """The source ids of a sequence; None for a model without an encoder."""
         return None
 
     def memory(self) -> tuple:
@@ -104,7 +104,7 @@ class Trial:
         """A store with twice the capacity that the rows need, all of it reserved and filled with JUNK."""
         capacity = -(-2 * (length or self.length) // BLOCK) * BLOCK
         open_store = partial(Paged, block=BLOCK) if kind == "paged" else STORES[kind]
-        store = open_store(self.memory(), rows, capacity, self.dtype, self.device, self.source, slack)
+        store = open_store(self.memory(), rows, capacity, self.dtype, self.device, self.source_length, slack)
         for row in range(rows):
             assert store.reserve(row, capacity)
         for storage in store.storages:
@@ -135,7 +135,7 @@ def layout_with_padding(lengths: list[int], width: int, left: bool = False) -> T
     return TokenLayout(positions.where(valid, 0), valid=valid)
 
 
-def longest(spec: Decoder | Encoder) -> int:
+def max_length(spec: Decoder | Encoder) -> int:
     bodies = (sublayer.body for run in spec.layers for block in run.blocks for sublayer in block.sublayers)
     limits = [getattr(spec, "context", None), *(body.max_exact_cache for body in bodies)]
     return min([n for n in limits if n is not None], default=sys.maxsize)

@@ -25,18 +25,18 @@ from regard.parts.frames import Frames
 from regard.parts.input import Tokens
 from regard.parts.patches import Patches
 from regard.verification.length import MAX_LENGTH
-from regard.verification.trial import Need, Trial, longest
+from regard.verification.trial import Need, Trial, max_length
 
 NO_ENGINE = "an encoder does not generate"
-SIGNAL_SOURCE = "the engine reads sources of token ids only"
-NOT_PACKED = "an image or an audio clip is a row of its own"
+SIGNAL_SOURCE = "the engine accepts only sources of token ids"
+NOT_PACKED = "an image or an audio clip takes a whole row"
 
 
 class EncoderTrial(Trial):
-    lacks: dict[Need, str] = {"memory": "an encoder reads a sequence at once and has no cache", "engine": NO_ENGINE}
+    lacks: dict[Need, str] = {"memory": "an encoder processes whole sequences and has no cache", "engine": NO_ENGINE}
 
-    def longest(self) -> int:
-        return min(self.spec.position.reach or sys.maxsize, longest(self.spec))
+    def max_length(self) -> int:
+        return min(self.spec.position.reach or sys.maxsize, max_length(self.spec))
 
     def memory(self) -> tuple:
         return ()
@@ -46,7 +46,7 @@ class EncoderTrial(Trial):
         return self.random_tokens(self.spec.input.vocab, shape, seed)
 
     def whole(self, tokens: Tensor, layout: TokenLayout | None = None) -> Tensor:
-        """The head's output per token; if it has one output per sequence, that, beside each token's hidden state."""
+        """The head's output per token. An output per sequence is concatenated to the hidden state of each token."""
         source, _ = self.model.encode(tokens, layout)
         x, layout = source.x, source.layout
         output = self.model.head(x, layout)
@@ -57,7 +57,7 @@ class EncoderTrial(Trial):
         if layout.segments is None:
             output = output.unsqueeze(1).expand(-1, x.shape[1], -1)
         else:
-            output = output[:, layout.segments[0].clamp_max(output.shape[1] - 1)]  # of each token's own document
+            output = output[:, layout.segments[0].clamp_max(output.shape[1] - 1)]  # of each token's document
         return torch.cat([x, output], -1)
 
 
@@ -70,7 +70,7 @@ class SignalTrial(EncoderTrial):
         "packing": NOT_PACKED,
     }
 
-    def longest(self) -> int:
+    def max_length(self) -> int:
         return sys.maxsize
 
     def inputs(self, *shape: int, seed: int = 1) -> Tensor:
@@ -85,7 +85,7 @@ class FirstTokenTrial(Trial):
         self.firsts: WeakKeyDictionary[Store, dict[int, int]] = WeakKeyDictionary()  # per row of a store
 
     def first_tokens(self, tokens: Tensor, layout: TokenLayout, store: Store) -> list[int]:
-        """The first token of the sequence in each row: of this forward, or of the one in which the row started."""
+        """The first token of the sequence in each row, from this forward or from an earlier one."""
         rows = list(range(len(tokens))) if layout.rows is None else layout.rows.tolist()
         firsts = self.firsts.setdefault(store, {})
         for row, ids, first in zip(rows, tokens, starts(layout), strict=True):
@@ -97,12 +97,12 @@ class FirstTokenTrial(Trial):
 class EncoderDecoderTrial(FirstTokenTrial):
     def __init__(self, model: nn.Module, length: int = 24, cuts: tuple[int, ...] | None = None, seed: int = 0):
         super().__init__(model, length, cuts, seed)
-        self.source = self.spec.source.input.length or source_length(self.spec.source)
+        self.source_length = self.spec.source.input.length or random_source_length(self.spec.source)
         if not isinstance(self.spec.source.input, Tokens):
             self.lacks = {"packing": NOT_PACKED, "engine": SIGNAL_SOURCE}
 
-    def longest(self) -> int:
-        return longest(self.spec.target)
+    def max_length(self) -> int:
+        return max_length(self.spec.target)
 
     def inputs(self, *shape: int, seed: int = 1) -> Tensor:
         return self.random_tokens(self.spec.target.vocab, shape, seed)
@@ -115,8 +115,8 @@ class EncoderDecoderTrial(FirstTokenTrial):
             source, source_layout = pack(source, source_layout, layout.segments[first])
         return self.model(source, tokens, source_layout, layout)
 
-    def read(self, tokens: Tensor, layout: TokenLayout, store: Store, span: int | None = None) -> Tensor:
-        """The source is given with the first tokens of a row; if one row starts, to all rows of the batch."""
+    def cached_forward(self, tokens: Tensor, layout: TokenLayout, store: Store, span: int | None = None) -> Tensor:
+        """Logits as in `Trial`. If any row starts its sequence, all rows of the batch are given their source."""
         firsts = self.first_tokens(tokens, layout, store)
         if not starts(layout).any():
             return self.model(None, tokens, None, layout, store.begin_forward(layout, span))
@@ -129,23 +129,24 @@ class EncoderDecoderTrial(FirstTokenTrial):
 
     def sources(self, firsts: list[int]) -> tuple[Tensor, TokenLayout | None]:
         """One source per first token: signals, or tokens padded to one length."""
-        kind = self.spec.source.input
-        if not isinstance(kind, Tokens):
+        source_input = self.spec.source.input
+        if not isinstance(source_input, Tokens):
             drawn = [random_signals(self.spec.source, 1, self.generator(100 + first)) for first in firsts]
             return torch.cat(drawn).to(self.device, self.dtype), None
-        lengths = [max(1, self.source - first % 4) for first in firsts]
-        ids = [torch.randint(kind.vocab, (self.source,), generator=self.generator(100 + first)) for first in firsts]
-        return torch.stack(ids).to(self.device), self.padded(lengths, self.source)[0]
+        vocab, length = source_input.vocab, self.source_length
+        lengths = [max(1, length - first % 4) for first in firsts]
+        ids = [torch.randint(vocab, (length,), generator=self.generator(100 + first)) for first in firsts]
+        return torch.stack(ids).to(self.device), self.padded(lengths, length)[0]
 
 
 class InterleavedTrial(FirstTokenTrial):
-    """A decoder with an image in every sequence of full length: its markers follow the first token.
+    """A decoder with an image in every sequence of full length; the image's markers follow the first token.
 
-    Laws cut sequences anywhere, also inside an image, where the model itself wants whole images. There the decoder is
-    given the embeddings of the image's patches directly; forwards with whole images go through the model.
+    Laws also cut sequences inside an image, but the model requires whole images. For such chunks the decoder is called
+    directly with the embeddings of the patches; all other forwards call the model.
     """
 
-    lacks: dict[Need, str] = {"engine": "tried on its decoder"}
+    lacks: dict[Need, str] = {"engine": "tested on its decoder"}
 
     def __init__(self, model: nn.Module, length: int = 24, cuts: tuple[int, ...] | None = None, seed: int = 0):
         spec: Any = model.spec
@@ -153,14 +154,14 @@ class InterleavedTrial(FirstTokenTrial):
         super().__init__(model, max(length, needed), cuts, seed)
         self.embedded = cache(self.patch_embeddings)
         if needed > self.limit or needed > max(length, MAX_LENGTH):
-            why = (
+            reason = (
                 f"an image takes {spec.patches} tokens, so sequences of {needed} are needed; "
-                f"at most {min(self.limit, max(length, MAX_LENGTH))} are tried (--length)"
+                f"at most {min(self.limit, max(length, MAX_LENGTH))} are tested (--length)"
             )
-            self.lacks = {**self.lacks, **dict.fromkeys(("inputs", "padding", "packing", "memory"), why)}
+            self.lacks = {**self.lacks, **dict.fromkeys(("inputs", "padding", "packing", "memory"), reason)}
 
-    def longest(self) -> int:
-        return longest(self.spec.decoder)
+    def max_length(self) -> int:
+        return max_length(self.spec.decoder)
 
     def with_model(self, model: nn.Module) -> "InterleavedTrial":
         other = super().with_model(model)
@@ -168,7 +169,7 @@ class InterleavedTrial(FirstTokenTrial):
         return other
 
     def inputs(self, *shape: int, seed: int = 1) -> Tensor:
-        """Tokens (…, L); from the trial's length on with one image, whose markers start at position 1."""
+        """Tokens (…, L). Sequences of the trial's length or more have one image, whose markers start at position 1."""
         marker, vocab = self.spec.marker, self.spec.decoder.vocab
         tokens = self.random_tokens(vocab - 1, shape, seed)
         tokens += tokens >= marker
@@ -183,7 +184,7 @@ class InterleavedTrial(FirstTokenTrial):
         latest = slots.where(first, -1).cummax(1).values.clamp_min(0)  # (B, L) where each token's sequence starts
         return self.forward(tokens, layout, None, tokens.gather(1, latest))
 
-    def read(self, tokens: Tensor, layout: TokenLayout, store: Store, span: int | None = None) -> Tensor:
+    def cached_forward(self, tokens: Tensor, layout: TokenLayout, store: Store, span: int | None = None) -> Tensor:
         firsts = torch.tensor(self.first_tokens(tokens, layout, store), device=self.device)
         states = store.begin_forward(layout, span)
         return self.forward(tokens, layout, states, firsts.unsqueeze(-1).expand_as(tokens))
@@ -206,19 +207,19 @@ class InterleavedTrial(FirstTokenTrial):
         return random_signals(self.spec.vision, 1, self.generator(100 + first)).to(self.device, self.dtype)
 
     def patch_embeddings(self, first: int) -> Tensor:
-        """(P, D) what takes the place of the markers"""
+        """(P, D) the embeddings that replace the markers."""
         markers = torch.full((1, self.spec.patches), self.spec.marker, device=self.device)
         return self.model.embed(markers, self.image(first))[0][0]
 
 
 class DualEncoderTrial(Trial):
-    """Two encoders, each with a trial of its own; of the whole model only saving and loading is tried."""
+    """Two encoders, each with a separate trial; on the whole model only saving and loading is tested."""
 
     lacks: dict[Need, str] = dict.fromkeys(
-        ("inputs", "padding", "packing", "memory", "engine"), "tried on each of the two encoders"
+        ("inputs", "padding", "packing", "memory", "engine"), "tested on each of the two encoders"
     )
 
-    def longest(self) -> int:
+    def max_length(self) -> int:
         return sys.maxsize
 
 
@@ -240,10 +241,10 @@ def trials(model: nn.Module, length: int, cuts: tuple[int, ...] | None = None, s
     kind = TRIALS[type(spec)]
     if isinstance(spec, Encoder) and not isinstance(spec.input, Tokens):
         kind = SignalTrial
-    found = {"": kind(model, length, cuts, seed)}
+    by_part = {"": kind(model, length, cuts, seed)}
     for part in PARTS.get(type(spec), ()):
-        found[part] = trials(getattr(model, part), length, cuts, seed)[""]
-    return found
+        by_part[part] = trials(getattr(model, part), length, cuts, seed)[""]
+    return by_part
 
 
 def starts(layout: TokenLayout) -> Tensor:
@@ -259,15 +260,15 @@ def pack(source: Tensor, layout: TokenLayout | None, segments: Tensor) -> tuple[
 
 
 def random_signals(spec: Encoder, count: int, generator: torch.Generator) -> Tensor:
-    """Random images or audio (count, C, …) of the size that the encoder reads."""
+    """Random images or audio (count, C, …) of the encoder's input size."""
     if isinstance(spec.input, Patches):
         shape = (spec.input.channels, *spec.input.image)
     else:
         assert isinstance(spec.input, Frames), f"{spec.input.kind} has no random input; add it here"
-        shape = (spec.input.channels, source_length(spec) * prod(spec.input.strides))
+        shape = (spec.input.channels, random_source_length(spec) * prod(spec.input.strides))
     return torch.randn(count, *shape, generator=generator, dtype=torch.float64)
 
 
-def source_length(spec: Encoder) -> int:
-    """Tokens of a random source, or of random audio."""
+def random_source_length(spec: Encoder) -> int:
+    """The number of tokens of a random source, or of random audio."""
     return min(8, spec.position.reach or 8)

@@ -10,12 +10,12 @@ from regard.verification.trial import Need, Trial
 
 @dataclass(frozen=True)
 class Law:
-    needs: Need  # not applicable to a trial that lacks it
+    needs: Need  # the law does not apply to a trial that lacks this feature
     check: Callable[[Trial], Outcome]
 
     def attempt(self, trial: Trial) -> Outcome:
-        why = trial.lacks.get(self.needs)
-        return self.check(trial) if why is None else not_applicable(why)
+        reason = trial.lacks.get(self.needs)
+        return self.check(trial) if reason is None else not_applicable(reason)
 
 
 LAWS = {

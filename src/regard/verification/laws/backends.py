@@ -9,14 +9,13 @@ from torch import Tensor, nn
 from regard.kernels.attention import BACKENDS
 from regard.kernels.attention.arguments import ScoreOptions, describe
 from regard.layout import TokenLayout
-from regard.verification.laws.batch import flush
+from regard.verification.laws.batch import fill_valid_slots
 from regard.verification.laws.memory import chunks
 from regard.verification.outcome import Outcome, compared, difference, not_applicable
 from regard.verification.trial import Trial
 
 
 def backends(trial: Trial) -> Outcome:
-    """Whole sequences, a padded batch, and chunks through a store."""
     attentions = [module for module in trial.model.modules() if "attend" in vars(module)]
     if not attentions:
         return not_applicable("no layer computes attention scores")
@@ -25,7 +24,7 @@ def backends(trial: Trial) -> Outcome:
     errors, compared_backends = [0.0], []
     for name in BACKENDS.keys() - {"reference"}:
         used: list[bool] = []
-        with use_attend(attentions, or_reference(name, used)):
+        with use_attend(attentions, backend_or_reference(name, used)):
             errors.append(difference(outputs(trial), expected))
         if any(used):
             compared_backends.append(name)
@@ -33,17 +32,17 @@ def backends(trial: Trial) -> Outcome:
 
 
 def outputs(trial: Trial) -> Tensor:
-    """(N, V) outputs of all these forwards."""
+    """(N, V) outputs of whole sequences, of a padded batch, and of chunks with a store, as far as they apply."""
     length = trial.length
     inputs = trial.inputs(2, length)
-    found = [trial.whole(inputs).flatten(0, 1)]
+    results = [trial.whole(inputs).flatten(0, 1)]
     if "padding" not in trial.lacks:
         layout, valid = trial.padded([length, length // 2], length, left=True, consecutive=True)
-        found.append(trial.whole(flush(inputs, valid), layout)[valid])
+        results.append(trial.whole(fill_valid_slots(inputs, valid), layout)[valid])
     if "memory" not in trial.lacks:
         cuts = [0, length // 2, length - 1, length]
-        found.append(chunks(trial, inputs, trial.open_store("contiguous", 2), cuts).flatten(0, 1))
-    return torch.cat(found)
+        results.append(chunks(trial, inputs, trial.open_store("contiguous", 2), cuts).flatten(0, 1))
+    return torch.cat(results)
 
 
 @contextmanager
@@ -58,8 +57,11 @@ def use_attend(attentions: list[nn.Module], attend: Callable[..., Tensor]) -> Ge
             vars(module)["attend"] = original
 
 
-def or_reference(name: str, used: list[bool]) -> Callable[..., Tensor]:
-    """The backend, or the reference for calls that it does not support; appends to `used` whether the backend ran."""
+def backend_or_reference(name: str, used: list[bool]) -> Callable[..., Tensor]:
+    """An `attend` that calls the backend, or the reference if the backend does not support the call.
+
+    Each call appends to `used` whether the backend ran.
+    """
     backend, reference = BACKENDS[name], BACKENDS["reference"]
 
     def attend(q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, scores: ScoreOptions) -> Tensor:

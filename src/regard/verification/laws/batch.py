@@ -9,7 +9,7 @@ from regard.verification.trial import Trial
 
 
 def padded(trial: Trial) -> Outcome:
-    """A batch padded on the left or right, and each sequence alone."""
+    """Sequences in a batch that is padded on the left or right equal each sequence alone."""
     length = trial.length
     tokens, lengths = trial.inputs(4, length), [1, length // 2 - 1, length - 1, length]
     alone = [trial.whole(tokens[row : row + 1, :size])[0] for row, size in enumerate(lengths)]
@@ -17,21 +17,21 @@ def padded(trial: Trial) -> Outcome:
     for left in (False, True):
         for consecutive in (False, True):
             layout, valid = trial.padded(lengths, length, left, consecutive)
-            logits = trial.whole(flush(tokens, valid), layout)
+            logits = trial.whole(fill_valid_slots(tokens, valid), layout)
             errors += [difference(logits[row, mask], alone[row]) for row, mask in enumerate(valid)]
     return compared(f"lengths {', '.join(map(str, lengths))}, padded left and right", *errors)
 
 
-def flush(tokens: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
+def fill_valid_slots(tokens: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
     """The first tokens of each row in its valid slots, zeros in the others."""
-    moved = torch.zeros_like(tokens[:, : valid.shape[1]])
+    filled = torch.zeros_like(tokens[:, : valid.shape[1]])
     for row, mask in enumerate(valid):
-        moved[row, mask] = tokens[row, : int(mask.sum())]
-    return moved
+        filled[row, mask] = tokens[row, : int(mask.sum())]
+    return filled
 
 
 def batched(trial: Trial) -> Outcome:
-    """Sequences of one length (or images) in one batch, and each alone."""
+    """Sequences of one length (or images) in one batch equal each of them alone."""
     inputs = trial.inputs(3, trial.length)
     batch = trial.whole(inputs)
     errors = [difference(batch[row : row + 1], trial.whole(inputs[row : row + 1])) for row in range(3)]
@@ -39,7 +39,10 @@ def batched(trial: Trial) -> Outcome:
 
 
 def ragged(trial: Trial) -> Outcome:
-    """A padded prefill, then decode steps at different positions, in store rows that differ from the batch rows."""
+    """A padded prefill and decode steps at different positions equal each sequence alone.
+
+    The rows of the store differ from the rows of the batch.
+    """
     length = trial.length
     steps = min(3, length - 1)
     longest = length - steps
@@ -50,38 +53,44 @@ def ragged(trial: Trial) -> Outcome:
     for kind in trial.stores:
         for left in (False, True):
             store, (layout, valid) = trial.open_store(kind, 5), trial.padded(lengths, longest, left)
-            trial.read(flush(tokens, valid), TokenLayout(layout.positions, valid=valid, rows=rows), store)
+            padded_layout = TokenLayout(layout.positions, valid=valid, rows=rows)
+            trial.cached_forward(fill_valid_slots(tokens, valid), padded_layout, store)
             for step in range(steps):
                 positions = torch.tensor(lengths, device=trial.device).unsqueeze(-1) + step
-                logits = trial.read(tokens.gather(1, positions), TokenLayout(positions, rows=rows), store)[:, 0]
+                layout = TokenLayout(positions, rows=rows)
+                logits = trial.cached_forward(tokens.gather(1, positions), layout, store)[:, 0]
                 expected = torch.stack([alone[row][size + step] for row, size in enumerate(lengths)])
                 errors.append(difference(logits, expected))
     return compared(f"prompts of {', '.join(map(str, lengths))}, {steps} steps each", *errors)
 
 
 def uneven(trial: Trial) -> Outcome:
-    """Chunks in which one row has fewer tokens than the other, or none, padded on either side."""
+    """Chunks in which one row has fewer tokens than the other, or none, equal one forward over the whole rows."""
     length = trial.length
     tokens, errors = trial.inputs(2, length), []
     whole = trial.whole(tokens)
     for kind in trial.stores:
         for left in (False, True):
-            store, done = trial.open_store(kind, 2), [0, 0]
+            store, lengths = trial.open_store(kind, 2), [0, 0]
             for sizes in ([length // 3, 0], [0, length // 4], [length // 6, length // 3]):
                 layout, valid = trial.padded(sizes, max(sizes), left)
-                starts = torch.tensor(done, device=trial.device).unsqueeze(-1)
+                starts = torch.tensor(lengths, device=trial.device).unsqueeze(-1)
                 positions = torch.where(valid, layout.positions + starts, 0)
-                logits = trial.read(tokens.gather(1, positions), TokenLayout(positions, valid=valid), store)
+                logits = trial.cached_forward(tokens.gather(1, positions), TokenLayout(positions, valid=valid), store)
                 for row, mask in enumerate(valid):
-                    errors.append(difference(logits[row, mask], whole[row, done[row] : done[row] + sizes[row]]))
-                    done[row] += sizes[row]
+                    expected = whole[row, lengths[row] : lengths[row] + sizes[row]]
+                    errors.append(difference(logits[row, mask], expected))
+                    lengths[row] += sizes[row]
     return compared("rows that continue by different lengths", *errors)
 
 
 def packed(trial: Trial) -> Outcome:
-    """Documents in one row, one longer than a chunk of a recurrence, with padding at the end."""
-    long = min(max(LONG, trial.length), trial.limit)
-    lengths, pads = [3, 1, long, trial.length, min(8, trial.length)], 4
+    """Documents packed into one row, with padding at the end, equal each document alone.
+
+    One document is longer than a chunk of a recurrence.
+    """
+    longest = min(max(LONG, trial.length), trial.limit)
+    lengths, pads = [3, 1, longest, trial.length, min(8, trial.length)], 4
     documents = [trial.inputs(1, size, seed=10 + i) for i, size in enumerate(lengths)]
     tokens = torch.cat([*documents, torch.zeros_like(documents[0][:, :1]).expand(1, pads)], 1)
     positions = torch.cat([torch.arange(size) for size in [*lengths, pads]]).unsqueeze(0).to(trial.device)
@@ -95,14 +104,14 @@ def packed(trial: Trial) -> Outcome:
 
 
 def packed_memory(trial: Trial) -> Outcome:
-    """A store keeps one document per row, so several must be refused."""
+    """A store keeps one document per row, so it must refuse a row with several."""
     positions, segments = torch.tensor([[0, 1, 0, 1]]), torch.tensor([[0, 0, 1, 1]])
     layout = TokenLayout(positions.to(trial.device), segments.to(trial.device))
     refusals = []
     for kind in trial.stores:
         try:
-            trial.read(trial.inputs(1, 4), layout, trial.open_store(kind, 1))
+            trial.cached_forward(trial.inputs(1, 4), layout, trial.open_store(kind, 1))
         except ValueError as error:
             refusals.append(error)
-    due = len(refusals) == len(trial.stores) and all("packed documents" in str(error) for error in refusals)
-    return refused(refusals[0]) if due else broken("packed documents were cached as if they were one")
+    all_refused = len(refusals) == len(trial.stores) and all("packed documents" in str(error) for error in refusals)
+    return refused(refusals[0]) if all_refused else broken("packed documents were cached as if they were one")

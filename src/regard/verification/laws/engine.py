@@ -1,7 +1,7 @@
 """The engine's greedy tokens and log-probabilities equal those of a plain forward, also after preemption.
 
-The difference is the larger of two: how far the logit of the generated token is below the largest logit, and the error
-of its log-probability, both by one forward over the whole sequence. A tie that is broken the other way counts as 0.
+The difference is the larger of two errors, both relative to one forward over the whole sequence: the gap between the
+largest logit and the logit of the generated token, and the error of its log-probability. For a tie the gap is 0.
 """
 
 from functools import partial
@@ -16,25 +16,31 @@ from regard.verification.trial import BLOCK, Trial
 
 
 def greedy(trial: Trial) -> Outcome:
+    """Greedy decoding in a batch with every store."""
     errors, prompts = [], prompt_lengths(trial)
     for store in trial.stores:
         engine = Engine(
-            trial.model, rows=2, capacity=trial.length, source_capacity=trial.source or None, store=store, chunk=5
+            trial.model,
+            rows=2,
+            capacity=trial.length,
+            source_capacity=trial.source_length or None,
+            store=store,
+            chunk=5,
         )
         errors += [error_of(trial, request) for request in run(engine, trial, prompts)]
     return compared(f"prompts of {', '.join(map(str, prompts))}", *errors)
 
 
 def preempted(trial: Trial) -> Outcome:
-    """Blocks for little more than one sequence: later requests are preempted and recomputed."""
+    """With blocks for little more than one sequence, later requests are preempted and recomputed."""
     blocks = -(-min(trial.length, 3 + trial.steps) // BLOCK) + 1
     store = partial(Paged, blocks=blocks, block=BLOCK)
     engine = Engine(trial.model, rows=3, capacity=trial.length, store=store, chunk=5)
     requests = run(engine, trial, [1, 2, 3])
-    times = engine.metrics()["preemptions"]
-    if times == 0:
+    preemptions = engine.metrics()["preemptions"]
+    if preemptions == 0:
         return broken("no request was preempted, though there were too few blocks")
-    return compared(f"{times} preemptions", *(error_of(trial, request) for request in requests))
+    return compared(f"{preemptions} preemptions", *(error_of(trial, request) for request in requests))
 
 
 def prompt_lengths(trial: Trial) -> list[int]:
@@ -42,7 +48,7 @@ def prompt_lengths(trial: Trial) -> list[int]:
 
 
 def run(engine: Engine, trial: Trial, prompts: list[int]) -> list[Request]:
-    """Generate from all prompts at once."""
+    """Generate from prompts of these lengths in one batch; returns the finished requests."""
     new = min(trial.length, trial.steps)
     requests = [
         engine.submit(ids, Sampling(max_new=new, temperature=0), trial.source_of(ids))
@@ -60,7 +66,7 @@ def error_of(trial: Trial, request: Request) -> float:
     tokens = torch.tensor([request.tokens[:-1]], device=trial.device)
     logits = trial.whole(tokens)[0, len(request.ids) - 1 :]  # (new, V)
     generated = torch.tensor([token.id for token in request.new], device=trial.device).unsqueeze(-1)
-    below = logits.amax(-1) - logits.gather(-1, generated).squeeze(-1)  # (new,)
+    gap = logits.amax(-1) - logits.gather(-1, generated).squeeze(-1)  # (new,)
     logprobs = torch.tensor([token.logprob for token in request.new], dtype=logits.dtype, device=trial.device)
-    off = (logits.log_softmax(-1).gather(-1, generated).squeeze(-1) - logprobs).abs()
-    return (torch.maximum(below, off).amax() / logits.abs().amax().clamp_min(1.0)).item()
+    logprob_error = (logits.log_softmax(-1).gather(-1, generated).squeeze(-1) - logprobs).abs()
+    return (torch.maximum(gap, logprob_error).amax() / logits.abs().amax().clamp_min(1.0)).item()

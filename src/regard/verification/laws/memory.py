@@ -14,7 +14,7 @@ LONG = 80  # more than a chunk of any recurrence
 
 
 def cached(trial: Trial) -> Outcome:
-    """One token per step."""
+    """Decoding one token per step equals one forward over the whole sequence."""
     tokens = trial.inputs(2, trial.length)
     whole = trial.whole(tokens)
     errors = [difference(stepwise(trial, tokens, trial.open_store(kind, 2)), whole) for kind in trial.stores]
@@ -22,19 +22,21 @@ def cached(trial: Trial) -> Outcome:
 
 
 def stepwise(trial: Trial, tokens: torch.Tensor, store: Store) -> torch.Tensor:
-    """The last tokens one at a time, as many as the trial allows, and the tokens before them in one chunk."""
+    """The logits of all tokens: a prefix in one chunk, then the last `trial.steps` tokens one at a time."""
     length = tokens.shape[1]
-    read = max(0, length - trial.steps)
-    return chunks(trial, tokens, store, sorted({0, read, *range(read + 1, length + 1)}))
+    prefix = max(0, length - trial.steps)
+    return chunks(trial, tokens, store, sorted({0, prefix, *range(prefix + 1, length + 1)}))
 
 
 def chunks(trial: Trial, tokens: torch.Tensor, store: Store, cuts: list[int]) -> torch.Tensor:
+    """The logits of all tokens, computed in chunks between the cuts."""
     spans = zip(cuts, cuts[1:], strict=False)
-    return torch.cat([trial.read(tokens[:, a:b], trial.layout(a, b, len(tokens)), store) for a, b in spans], 1)
+    logits = [trial.cached_forward(tokens[:, a:b], trial.layout(a, b, len(tokens)), store) for a, b in spans]
+    return torch.cat(logits, 1)
 
 
 def recurrent(trial: Trial) -> Outcome:
-    """A recurrence in single steps, over more than one chunk of its parallel form."""
+    """Single steps of a recurrence equal its parallel form, over more than one chunk."""
     if not trial.has_state(FixedSize):
         return not_applicable("no layer is a recurrence")
     tokens = trial.inputs(1, min(LONG, trial.limit), seed=2)
@@ -57,7 +59,7 @@ def chunked(trial: Trial) -> Outcome:
 
 
 def paged(trial: Trial) -> Outcome:
-    """All stores hold the same keys in the same order; only the memory layout of the products differs."""
+    """All stores return the same logits: they hold the same keys in the same order, in another memory layout."""
     tokens, length = trial.inputs(2, trial.length), trial.length
     cuts = sorted({0, length // 2 - 1, length // 2, length // 2 + 1, length})
     first, *others = (chunks(trial, tokens, trial.open_store(kind, 2), cuts) for kind in STORES)
@@ -65,23 +67,24 @@ def paged(trial: Trial) -> Outcome:
 
 
 def used_row(trial: Trial) -> Outcome:
+    """A sequence in a row that was released equals the sequence in a new row."""
     old, new = trial.inputs(1, trial.length, seed=3), trial.inputs(1, trial.length // 2 + 1)
     size = new.shape[1]
     errors = []
     for kind in trial.stores:
         store = trial.open_store(kind, 1)
-        trial.read(old, trial.layout(0, trial.length), store)
+        trial.cached_forward(old, trial.layout(0, trial.length), store)
         store.release(0)
         assert store.reserve(0, size)
         span = -(-size // BLOCK) * BLOCK
-        errors.append(difference(trial.read(new, trial.layout(0, size), store, span), trial.whole(new)))
+        errors.append(difference(trial.cached_forward(new, trial.layout(0, size), store, span), trial.whole(new)))
     return compared("a row released and used again", *errors)
 
 
 def rewound(trial: Trial) -> Outcome:
-    """Read a sequence, drop its second half, read another one: the same as reading the other only.
+    """A row that is rewound to half of its sequence and continues with other tokens equals one forward over them all.
 
-    A row rewinds without a snapshot if its states can; a recurrence must refuse.
+    A recurrence must refuse to rewind without a snapshot.
     """
     cut, length = trial.length // 2, trial.length
     tokens = trial.inputs(2, length)
@@ -90,9 +93,9 @@ def rewound(trial: Trial) -> Outcome:
     errors, refusals = [], []
     for kind in trial.stores:
         store = trial.open_store(kind, 2)
-        trial.read(tokens[:, :cut], trial.layout(0, cut, 2), store)
+        trial.cached_forward(tokens[:, :cut], trial.layout(0, cut, 2), store)
         snapshots = [store.snapshot(row) for row in range(2)]
-        trial.read(tokens[:, cut:], trial.layout(cut, length, 2), store)
+        trial.cached_forward(tokens[:, cut:], trial.layout(cut, length, 2), store)
         try:
             store.rewind(0, cut)
         except CannotRewind as error:
@@ -100,7 +103,8 @@ def rewound(trial: Trial) -> Outcome:
         for row, snapshot in enumerate(snapshots):
             store.rewind(row, cut, snapshot)
             assert store.reserve(row, length)
-        errors.append(difference(trial.read(other[:, cut:], trial.layout(cut, length, 2), store), whole[:, cut:]))
+        logits = trial.cached_forward(other[:, cut:], trial.layout(cut, length, 2), store)
+        errors.append(difference(logits, whole[:, cut:]))
     if trial.has_state(FixedSize) and len(refusals) < len(trial.stores):
         return broken("a recurrence was rewound without a snapshot")
     if refusals and not trial.has_state(FixedSize) and not trial.windows():
@@ -109,26 +113,30 @@ def rewound(trial: Trial) -> Outcome:
 
 
 def forked(trial: Trial) -> Outcome:
-    """A second row continues the prefix of the first, both continue, and the first row is released and used again."""
+    """A row that is forked from another equals a row that processed the whole sequence.
+
+    Both rows continue, then the first one is released and used again.
+    """
     cut, length = trial.length // 2, trial.length
     middle = (cut + length) // 2
     tokens = trial.inputs(1, length)
     other = torch.cat([tokens[:, :cut], trial.inputs(1, length - cut, seed=4)], 1)
-    both, rows = torch.cat([tokens, other]), torch.tensor([0, 2], device=trial.device)
-    whole = trial.whole(both)
+    sequences, rows = torch.cat([tokens, other]), torch.tensor([0, 2], device=trial.device)
+    whole = trial.whole(sequences)
     errors = []
     for kind in trial.stores:
         store = trial.open_store(kind, 3)
         store.release(2)
-        trial.read(tokens[:, :cut], trial.layout(0, cut), store)
+        trial.cached_forward(tokens[:, :cut], trial.layout(0, cut), store)
         assert store.fork(0, 2, store.snapshot(0)) and store.reserve(2, length)
         layout = replace(trial.layout(cut, middle, 2), rows=rows)
-        errors.append(difference(trial.read(both[:, cut:middle], layout, store), whole[:, cut:middle]))
+        logits = trial.cached_forward(sequences[:, cut:middle], layout, store)
+        errors.append(difference(logits, whole[:, cut:middle]))
         store.release(0)
         assert store.reserve(0, cut)
-        trial.read(trial.inputs(1, cut, seed=5), trial.layout(0, cut), store)
+        trial.cached_forward(trial.inputs(1, cut, seed=5), trial.layout(0, cut), store)
         layout = replace(trial.layout(middle, length), rows=rows[1:])
-        errors.append(difference(trial.read(other[:, middle:], layout, store), whole[1:, middle:]))
+        errors.append(difference(trial.cached_forward(other[:, middle:], layout, store), whole[1:, middle:]))
     return compared(f"the first {cut} of {length} tokens", *errors)
 
 
@@ -138,11 +146,11 @@ def rings(trial: Trial) -> Outcome:
     if not sizes or sizes[0] >= trial.length:
         return not_applicable(f"no layer has a window shorter than {trial.length} tokens")
     tokens, length = trial.inputs(2, trial.length), trial.length
-    near = {size + step for size in sizes for step in (-1, 0, 1)}
-    cuts = [0, *sorted(cut for cut in near if 0 < cut < length), length]
+    near_sizes = {size + offset for size in sizes for offset in (-1, 0, 1)}
+    cuts = [0, *sorted(cut for cut in near_sizes if 0 < cut < length), length]
     errors = []
     for kind in trial.stores:
-        for read in (lambda store: chunks(trial, tokens, store, cuts), lambda store: stepwise(trial, tokens, store)):
+        for logits in (lambda store: chunks(trial, tokens, store, cuts), lambda store: stepwise(trial, tokens, store)):
             ring, all_tokens = trial.open_store(kind, 2), trial.open_store(kind, 2, slack=length * 2)
-            errors.append(difference(read(ring), read(all_tokens)))
+            errors.append(difference(logits(ring), logits(all_tokens)))
     return compared(f"windows of {', '.join(map(str, sizes))}", *errors)

@@ -33,7 +33,10 @@ def saved(trial: Trial) -> Outcome:
 
 
 def exported(trial: Trial) -> Outcome:
-    """Exported to every family that can represent it and imported again, the model has the same tensors bit for bit."""
+    """A model that is exported to a family and imported again has the same tensors, bit for bit.
+
+    The law is tested with every family that can represent the spec.
+    """
     families = [name for name in FAMILIES if can_export(name, trial.spec)]
     if not families:
         return not_applicable("no family can represent this spec")
@@ -67,22 +70,22 @@ def merged(trial: Trial) -> Outcome:
     model = deepcopy(trial.model)
     add_lora(model, LoRA(rank=4, alpha=4.0, targets=targets), seed=trial.seed)
     generator = torch.Generator().manual_seed(trial.seed)
-    for adapter in adapters(model).values():  # B is initialized with zeros, which would leave nothing to merge
+    for adapter in adapters(model).values():  # B is initialized with zeros, so that merging would change nothing
         a, b = (adapter.matrix(side, DEFAULT) for side in ("A", "B"))
         for matrix, deviation in ((a, a.shape[-1] ** -0.5), (b, 0.2)):
             drawn = torch.randn(matrix.shape, generator=generator, dtype=torch.float64)  # the same in every dtype
             matrix.data.copy_(deviation * drawn)
     model.eval()
     tokens = trial.inputs(2, trial.length)
-    plain, adapted = trial.whole(tokens), trial.with_model(model).whole(tokens)
-    if difference(adapted, plain) < 1e-3:
+    unadapted, adapted = trial.whole(tokens), trial.with_model(model).whole(tokens)
+    if difference(adapted, unadapted) < 1e-3:
         return broken("the adapters do not change the output, so merging them cannot be tested")
     count = len(merge_lora(model))
     return compared(f"{count} adapted layers", difference(trial.with_model(model).whole(tokens), adapted))
 
 
 def mergeable_weights(model: nn.Module) -> tuple[str, ...]:
-    """Names of the weights that have an effect and are not tied to a parameter that LoRA cannot adapt."""
+    """Names of the weights that affect the output and are not tied to a parameter that LoRA cannot adapt."""
     uses = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
     unused = training_only(model)
     return tuple(
