@@ -83,10 +83,10 @@ function readCompletionChoice({ text, logprobs }) {
 }
 
 async function* events(body) {
-  let rest = "";
+  let incomplete = "";
   for await (const text of read(body.pipeThrough(new TextDecoderStream()))) {
-    const blocks = (rest + text).split("\n\n");
-    rest = blocks.pop();
+    const blocks = (incomplete + text).split("\n\n");
+    incomplete = blocks.pop();
     for (const block of blocks) {
       if (block === "data: [DONE]") return;
       if (block.startsWith("data: ")) yield JSON.parse(block.slice(6));

@@ -115,9 +115,9 @@ addEventListener("keydown", (event) => {
   if (event.key === "Escape") get("settings").open = false;
 });
 for (const choice of document.getElementsByName("mode")) choice.addEventListener("change", reset);
-const tint = () => get("turns").classList.toggle("tinted", get("tint").checked);
-get("tint").addEventListener("change", tint);
-tint();
+const updateTint = () => get("turns").classList.toggle("tinted", get("tint").checked);
+get("tint").addEventListener("change", updateTint);
+updateTint();
 showSettings();
 watchTokens(get("scroll"));
 start();

@@ -80,7 +80,7 @@ export class AttentionPanel {
     this.describe(-1, -1);
   }
 
-  // Writes the weight of one cell, or what the map shows if row is -1.
+  // Describes one cell of the map above it, or the whole map if row is -1.
   describe(row, column) {
     const { tokens, weights, layer, head } = this.view;
     if (row < 0) {

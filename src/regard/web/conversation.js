@@ -12,7 +12,7 @@ export class Conversation {
   constructor() {
     this.messages = []; // chat
     this.text = ""; // continue: the last passage with its prompt
-    this.passageTurn = null; // its element
+    this.passageTurn = null; // the element of that passage
     turns.replaceChildren();
     welcome.hidden = false;
   }

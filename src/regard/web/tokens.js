@@ -16,8 +16,8 @@ export function element(tag, className, text) {
   return node;
 }
 
-// Appends text with the tokens that it comes from: usually one, more if the server held text back. Each token gets its own
-// element if the texts of the tokens add up to the text, which they do not for parts of characters.
+// Appends text with the tokens that it comes from: usually one, more if the server held text back. Each token has a
+// separate element, unless the tokens are parts of characters, so that their texts do not add up to the text.
 export function appendText(parent, text, tokens) {
   if (!text) return;
   const separate = tokens.map((token) => token.text).join("") === text;
