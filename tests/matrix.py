@@ -41,8 +41,8 @@ STORE_LAWS = {
     "batched": "uneven chunks = whole",
     "left pad": "ragged decode = alone",
     "packed": "packed is refused by a store",
-    "rewind": "rewound = never read",
-    "fork": "forked = read again",
+    "rewind": "rewound = recomputed",
+    "fork": "forked = recomputed",
 }
 FRESH_LAWS = {"batched": "batched = alone", "left pad": "padded left = right = alone", "packed": "packed = separate"}
 COLUMNS = [

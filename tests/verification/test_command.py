@@ -62,7 +62,7 @@ def test_a_recipe_is_verified_with_and_without_a_pattern(tmp_path: Path) -> None
     with_pattern = regard("verify", "llama", "--pattern", "window(3), full(no_position)", *flags)
     assert with_pattern.exit_code == 0 and json.loads(with_pattern.stdout)["failed"] == 0
     report = json.loads(regard("verify", "llama", *flags).stdout)
-    (round_trip,) = (law for law in report["laws"] if law["law"] == "exported and imported = as it was")
+    (round_trip,) = (law for law in report["laws"] if law["law"] == "exported and imported = original")
     assert report["failed"] == 0 and round_trip["result"] == "pass"
     assert round_trip["note"].startswith("through ") and "llama" in round_trip["note"]
     assert "did you mean 'window'" in str(regard("verify", "llama", "--pattern", "windw(3)").exception)

@@ -132,7 +132,7 @@ def test_verify_finds_packed_documents_that_are_cached(monkeypatch: pytest.Monke
 
 def test_verify_finds_a_recurrence_that_rewinds_without_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FixedStorage, "why_not_rewind", lambda self, row, length: None)
-    assert breaks(LINEAR, "rewound = never read")
+    assert breaks(LINEAR, "rewound = recomputed")
 
 
 def test_verify_finds_a_snapshot_that_is_no_copy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,7 +142,7 @@ def test_verify_finds_a_snapshot_that_is_no_copy(monkeypatch: pytest.MonkeyPatch
         return replace(original(self, row), arrays=[state.row_arrays(row) for state in self.overwriting])
 
     monkeypatch.setattr(RowTable, "snapshot", snapshot_without_copy)
-    assert breaks(LINEAR, "rewound = never read")
+    assert breaks(LINEAR, "rewound = recomputed")
 
 
 def test_verify_finds_a_ring_that_is_one_too_short(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,12 +158,12 @@ def test_verify_finds_a_ring_that_is_one_too_short(monkeypatch: pytest.MonkeyPat
 def test_verify_finds_a_ring_that_rewinds_too_far(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RingBuffer, "why_not_rewind", lambda self, row, length: None)
     monkeypatch.setattr(RowTable, "restore", lambda self, row, snapshot: None)
-    assert breaks(WINDOW, "rewound = never read")
+    assert breaks(WINDOW, "rewound = recomputed")
 
 
 def test_verify_finds_a_shared_block_that_is_written_to(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Paged, "copy", lambda self, block, tokens: block)
-    assert breaks(ROPE, "forked = read again")
+    assert breaks(ROPE, "forked = recomputed")
 
 
 def test_verify_finds_a_shared_block_that_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +175,7 @@ def test_verify_finds_a_shared_block_that_is_freed(monkeypatch: pytest.MonkeyPat
         original(self, row, keep)
 
     monkeypatch.setattr(Paged, "free_blocks", free_shared)
-    assert breaks(ROPE, "forked = read again")
+    assert breaks(ROPE, "forked = recomputed")
 
 
 def test_verify_finds_images_of_another_row(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,9 +201,9 @@ def test_every_law_applies_to_images_or_states_why_not() -> None:
     assert all(skipped.values()) and skipped.keys() <= {
         "recurrent = parallel",
         "ring = all tokens",
-        "greedy engine = greedy plain",
+        "greedy engine = greedy forward",
         "preempted = undisturbed",
-        "exported and imported = as it was",
+        "exported and imported = original",
     }
     short_context = replace(IMAGES, decoder=replace(IMAGES.decoder, context=20))
     assert "an image takes 12 tokens" in attempt("cached = whole", trials(build(short_context), 12)[""]).note
@@ -250,4 +250,4 @@ def test_verify_finds_a_tensor_that_is_not_saved_exactly(monkeypatch: pytest.Mon
         return model
 
     monkeypatch.setattr(weights, "load", load_with_an_error)
-    assert broken(ROPE) == {"saved and loaded = as it was"}
+    assert broken(ROPE) == {"saved and loaded = original"}

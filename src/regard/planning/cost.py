@@ -4,8 +4,7 @@
                  the backward has two)
     cache        per token, Σ over layers of heads · dim for the keys and for the values, where a windowed layer keeps
                  the tokens in its window only; recurrent states once per sequence
-    a step       of decoding reads every weight that its tokens use and the whole cache, and generates one token per
-                 sequence
+    decode step  reads every weight that its tokens use and the whole cache, and generates one token per sequence
     intensity    FLOPs per byte read: about 1 for one sequence in 16 bits, so decoding is memory-bound. It grows with
                  the batch, because all sequences share one read of the weights
 

@@ -164,8 +164,8 @@ def engine_requests(
 def max_new_tokens(prompt_length: int, max_tokens: int | None, capacity: int, default: int | None) -> int:
     if prompt_length == 0:
         raise ApiError(400, "the prompt has no tokens; send some text", code="empty_prompt", param="prompt")
-    left, needed = capacity - prompt_length, max_tokens or 1
-    if left < needed:
+    available, needed = capacity - prompt_length, max_tokens or 1
+    if available < needed:
         message = f"{prompt_length} prompt tokens and {needed} new ones exceed this model's {capacity} tokens"
         raise ApiError(400, f"{message}; shorten the prompt or lower max_tokens", code="context_length_exceeded")
-    return max_tokens or min(left, default or left)
+    return max_tokens or min(available, default or available)

@@ -3,7 +3,7 @@
 An outcome is the largest difference, an expected refusal, or the reason why the law does not apply. Differences are
 max|Δ| / max(1, max|expected|). In float64 rounding is far smaller than any real difference, so the tolerance is tight;
 float32 is the dtype in which models run. A model that amplifies rounding (a stack without norms) does so in float64
-too; its float32 difference may be as many units of rounding.
+too; in float32 it may differ by as many units of rounding.
 """
 
 from dataclasses import dataclass

@@ -150,7 +150,7 @@ def rings(trial: Trial) -> Outcome:
     cuts = [0, *sorted(cut for cut in near_sizes if 0 < cut < length), length]
     errors = []
     for kind in trial.stores:
-        for logits in (lambda store: chunks(trial, tokens, store, cuts), lambda store: stepwise(trial, tokens, store)):
+        for decode in (lambda store: chunks(trial, tokens, store, cuts), lambda store: stepwise(trial, tokens, store)):
             ring, all_tokens = trial.open_store(kind, 2), trial.open_store(kind, 2, slack=length * 2)
-            errors.append(difference(logits(ring), logits(all_tokens)))
+            errors.append(difference(decode(ring), decode(all_tokens)))
     return compared(f"windows of {', '.join(map(str, sizes))}", *errors)
