@@ -9,14 +9,14 @@ from regard.text.tokenizer import Tokenizer
 LOWEST_LOGPROB = -9999.0
 
 
-def finite(logprob: float) -> float:
+def clamp_logprob(logprob: float) -> float:
     return logprob if logprob > LOWEST_LOGPROB else LOWEST_LOGPROB
 
 
 def entry(id: int, logprob: float, tokenizer: Tokenizer) -> dict:
     text = tokenizer.decode_token(id)
     is_text = text == tokenizer.decode([id], special=True)  # else a part of a character, shown by its vocabulary entry
-    return {"token": text, "logprob": finite(logprob), "bytes": list(text.encode()) if is_text else None}
+    return {"token": text, "logprob": clamp_logprob(logprob), "bytes": list(text.encode()) if is_text else None}
 
 
 def chat_logprobs(deltas: list[TextDelta], tokenizer: Tokenizer) -> dict:
@@ -43,9 +43,10 @@ def completion_logprobs(deltas: list[TextDelta], tokenizer: Tokenizer) -> dict:
     tokens = [token for delta in deltas for token in delta.tokens]
     return {
         "tokens": texts,
-        "token_logprobs": [finite(token.logprob) for token in tokens],
+        "token_logprobs": [clamp_logprob(token.logprob) for token in tokens],
         "top_logprobs": [
-            {tokenizer.decode_token(id): finite(logprob) for id, logprob in token.top_logprobs} for token in tokens
+            {tokenizer.decode_token(id): clamp_logprob(logprob) for id, logprob in token.top_logprobs}
+            for token in tokens
         ],
         "text_offset": offsets,
     }

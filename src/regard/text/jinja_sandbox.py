@@ -136,7 +136,10 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         if any(_is_number(value) and abs(value) > MAX_SIZE for value in values):
             raise SecurityError(f"the template uses a number above {MAX_SIZE}")
         if math.prod(max(1, _length(value)) for value in values) > MAX_WORK:
-            raise SecurityError("the arguments of an operation in the template are too large")
+            raise SecurityError(
+                f"the arguments of an operation in the template are too large: the product of their lengths is above "
+                f"{MAX_WORK}"
+            )
 
     def _check_size(self, size: float) -> None:
         if size > MAX_SIZE:

@@ -82,16 +82,16 @@ class FirstTokenTrial(Trial):
 
     def __init__(self, model: nn.Module, length: int = 24, cuts: tuple[int, ...] | None = None, seed: int = 0):
         super().__init__(model, length, cuts, seed)
-        self.firsts: WeakKeyDictionary[Store, dict[int, int]] = WeakKeyDictionary()  # per row of a store
+        self.first_ids: WeakKeyDictionary[Store, dict[int, int]] = WeakKeyDictionary()  # per row of a store
 
     def first_tokens(self, tokens: Tensor, layout: TokenLayout, store: Store) -> list[int]:
         """The first token of the sequence in each row, from this forward or from an earlier one."""
         rows = list(range(len(tokens))) if layout.rows is None else layout.rows.tolist()
-        firsts = self.firsts.setdefault(store, {})
+        first_ids = self.first_ids.setdefault(store, {})
         for row, ids, first in zip(rows, tokens, starts(layout), strict=True):
             if first.any():
-                firsts[row] = int(ids[first][0])
-        return [firsts.get(row, 0) for row in rows]
+                first_ids[row] = int(ids[first][0])
+        return [first_ids.get(row, 0) for row in rows]
 
 
 class EncoderDecoderTrial(FirstTokenTrial):
@@ -117,25 +117,25 @@ class EncoderDecoderTrial(FirstTokenTrial):
 
     def cached_forward(self, tokens: Tensor, layout: TokenLayout, store: Store, span: int | None = None) -> Tensor:
         """Logits as in `Trial`. If any row starts its sequence, all rows of the batch are given their source."""
-        firsts = self.first_tokens(tokens, layout, store)
+        first_ids = self.first_tokens(tokens, layout, store)
         if not starts(layout).any():
             return self.model(None, tokens, None, layout, store.begin_forward(layout, span))
-        source, source_layout = self.sources(firsts)
+        source, source_layout = self.sources(first_ids)
         return self.model(source, tokens, source_layout, layout, store.begin_forward(layout, span))
 
     def source_of(self, ids: list[int]) -> list[int]:
         source, layout = self.sources(ids[:1])
         return source[0].tolist() if layout is None or layout.valid is None else source[layout.valid].tolist()
 
-    def sources(self, firsts: list[int]) -> tuple[Tensor, TokenLayout | None]:
+    def sources(self, first_ids: list[int]) -> tuple[Tensor, TokenLayout | None]:
         """One source per first token: signals, or tokens padded to one length."""
         source_input = self.spec.source.input
         if not isinstance(source_input, Tokens):
-            drawn = [random_signals(self.spec.source, 1, self.generator(100 + first)) for first in firsts]
+            drawn = [random_signals(self.spec.source, 1, self.generator(100 + first)) for first in first_ids]
             return torch.cat(drawn).to(self.device, self.dtype), None
         vocab, length = source_input.vocab, self.source_length
-        lengths = [max(1, length - first % 4) for first in firsts]
-        ids = [torch.randint(vocab, (length,), generator=self.generator(100 + first)) for first in firsts]
+        lengths = [max(1, length - first % 4) for first in first_ids]
+        ids = [torch.randint(vocab, (length,), generator=self.generator(100 + first)) for first in first_ids]
         return torch.stack(ids).to(self.device), self.padded(lengths, length)[0]
 
 
@@ -185,22 +185,22 @@ class InterleavedTrial(FirstTokenTrial):
         return self.forward(tokens, layout, None, tokens.gather(1, latest))
 
     def cached_forward(self, tokens: Tensor, layout: TokenLayout, store: Store, span: int | None = None) -> Tensor:
-        firsts = torch.tensor(self.first_tokens(tokens, layout, store), device=self.device)
+        first_ids = torch.tensor(self.first_tokens(tokens, layout, store), device=self.device)
         states = store.begin_forward(layout, span)
-        return self.forward(tokens, layout, states, firsts.unsqueeze(-1).expand_as(tokens))
+        return self.forward(tokens, layout, states, first_ids.unsqueeze(-1).expand_as(tokens))
 
-    def forward(self, tokens: Tensor, layout: TokenLayout, states: Any, firsts: Tensor) -> Tensor:
-        """`firsts` (B, L): the first token of each token's sequence."""
+    def forward(self, tokens: Tensor, layout: TokenLayout, states: Any, first_ids: Tensor) -> Tensor:
+        """`first_ids` (B, L): the first token of each token's sequence."""
         marked, patches = tokens == self.spec.marker, self.spec.patches
         start = marked & (layout.positions == 1)
         whole_images = marked.sum() == start.sum() * patches and (layout.positions[marked] <= patches).all()
         if whole_images:
-            images = torch.cat([self.image(first) for first in firsts[start].tolist()]) if start.any() else None
+            images = torch.cat([self.image(first) for first in first_ids[start].tolist()]) if start.any() else None
             return self.model(tokens, layout, states, images)
         x = self.model.decoder.embed(tokens)
         for row, slot in marked.nonzero().tolist():
             position = int(layout.positions[row, slot])
-            x[row, slot] = self.embedded(int(firsts[row, slot]))[(position - 1) % patches]
+            x[row, slot] = self.embedded(int(first_ids[row, slot]))[(position - 1) % patches]
         return self.model.decoder(tokens, layout, states, embeddings=x)
 
     def image(self, first: int) -> Tensor:
