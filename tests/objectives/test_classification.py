@@ -101,7 +101,9 @@ def bars(rows: int, generator: torch.Generator) -> Batch:
 def test_a_vision_transformer_learns_directions_of_bars() -> None:
     model, generator = vit(8, 2, 32, 4, 64, 2, 3).build(0), torch.Generator().manual_seed(0)
     optimizer = AdamW().build(model, lr=3e-3)
-    steps = [take_step(model, classification, bars(32, generator), optimizer, clip=1.0, parts=2) for _ in range(80)]
+    steps = [
+        take_step(model, classification, bars(32, generator), optimizer, clip=1.0, micro_batches=2) for _ in range(80)
+    ]
     assert steps[0]["loss"] > 0.9
     assert sum(step["accuracy"] for step in steps[-5:]) / 5 > 0.9
 

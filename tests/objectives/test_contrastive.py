@@ -72,7 +72,7 @@ def test_a_batch_cannot_be_split_into_micro_batches() -> None:
     halves = sum(Contrastive()(model, batch.rows(rows))[0] for rows in (slice(2), slice(2, 4)))
     assert not torch.allclose(whole, halves)
     with pytest.raises(ValueError, match="compares all rows of a batch; set accumulate=1"):
-        take_step(model, Contrastive(), batch, AdamW().build(model, lr=1e-3), parts=2)
+        take_step(model, Contrastive(), batch, AdamW().build(model, lr=1e-3), micro_batches=2)
 
 
 def test_padding_after_the_text_does_not_change_the_loss() -> None:

@@ -134,6 +134,6 @@ def test_interleaved_images_learn_to_name_the_bright_patch() -> None:
             images=images.unsqueeze(1), tokens=tokens, targets=targets, weights=weights, positions=layout.positions,
             segments=torch.zeros_like(tokens),
         )  # fmt: skip
-        steps.append(take_step(model, image_text, batch, optimizer, clip=1.0, parts=2))
+        steps.append(take_step(model, image_text, batch, optimizer, clip=1.0, micro_batches=2))
     assert steps[0]["loss"] > 2
     assert sum(step["accuracy"] for step in steps[-5:]) / 5 > 0.95
