@@ -18,10 +18,10 @@ COMPILE := $(UV) pip compile --quiet --universal --python-version 3.11 --generat
 help:  ## list the targets
 	@sed -nE 's/^([a-z-]+):.*  ## (.*)/  make \1\t\2/p' Makefile | expand -t 20
 
-demo: $(READY)  ## train a small model in minutes, question it, leave a report in runs/demo
+demo: $(READY)  ## train a small model in minutes, evaluate it, write a report to runs/demo
 	@$(BIN)/regard demo
 
-test: $(READY)  ## prove it: the tests, in minutes on two CPU cores
+test: $(READY)  ## run the tests, in minutes on two CPU cores
 	@$(PYTEST) -m "not slow and not gpu"
 
 test-slow: $(READY)  ## what make test leaves out: slow tests, and ten times the random examples
@@ -30,7 +30,7 @@ test-slow: $(READY)  ## what make test leaves out: slow tests, and ten times the
 test-oldest: $(OLDEST_READY)  ## the tests marked oldest, on the oldest torch that is supported
 	@$(PYTEST:.venv/%=.venv-oldest/%) -m "oldest and not gpu"
 
-test-all:  ## prove all of it: make test, test-slow and test-oldest
+test-all:  ## run make test, test-slow and test-oldest
 	@$(MAKE) --no-print-directory test
 	@$(MAKE) --no-print-directory test-slow
 	@$(MAKE) --no-print-directory test-oldest
@@ -43,18 +43,18 @@ lint: $(READY)  ## style, formatting, types
 	@$(BIN)/ruff format --check
 	@$(BIN)/ty check
 
-bench: $(READY)  ## measure beside transformers in one interleaved run; prints JSON
+bench: $(READY)  ## compare the speed with transformers in one interleaved run; prints JSON
 	@$(BIN)/python -m benchmarks
 
 docs: $(READY)  ## build the documentation into site/, offline, warnings as errors
 	@$(BIN)/python docs/generate_api.py
 	@$(BIN)/zensical build --clean --strict
 
-ledger: $(READY)  ## count what is shown of docs/ledger.md; python -m tests.ledger --tick ticks it
+ledger: $(READY)  ## count the shown rows of docs/ledger.md; python -m tests.ledger --tick ticks it
 	@$(BIN)/python -m tests.ledger
 
 # The second lock differs from the first in torch and what torch brings; the copy makes all else keep its version.
-lock: $(UV)  ## resolve the dependencies anew into the hash-pinned locks
+lock: $(UV)  ## resolve the dependencies again into the hash-pinned locks
 	@$(COMPILE) --upgrade pyproject.toml --extra dev --output-file requirements.lock
 	@cp requirements.lock requirements-oldest.lock
 	@echo "torch==2.11.*" | $(COMPILE) pyproject.toml - --extra dev --output-file requirements-oldest.lock

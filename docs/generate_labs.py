@@ -29,7 +29,7 @@ def main() -> None:
 
 
 def page(text: str) -> str:
-    """The page with its results written anew."""
+    """The page with a new results section."""
     files = [RESULTS / f"{name}.json" for name in LABS]
     sections = [section(json.loads(file.read_text(encoding="utf-8"))) for file in files if file.exists()]
     return SECTION.sub(lambda _: "\n" + "\n".join(sections), text)

@@ -1,4 +1,4 @@
-"""A figure about state-space models: HiPPO's memory of the past."""
+"""A figure about state-space models: past inputs in the state of HiPPO."""
 
 from typing import Any
 
