@@ -43,30 +43,33 @@ def page() -> str:
         if not name.startswith("__"):
             names[section_of(getattr(regard, name))].append(name)
     parts = [INTRODUCTION]
-    for heading, listed in names.items():
+    for heading, section_names in names.items():
         parts.append(f"## {heading}\n")
-        parts += [entry(name, getattr(regard, name)) for name in sorted(listed, key=str.lower)]
+        parts += [entry(name, getattr(regard, name)) for name in sorted(section_names, key=str.lower)]
     return "\n".join(parts)
 
 
 def section_of(value: object) -> str:
     module = getattr(value, "__module__", None) or type(value).__module__
     module = "regard.parts.state" if module == "typing" else module
-    fitting = [
-        (len(place), heading) for heading, places in SECTIONS.items() for place in places if inside(module, place)
+    candidates = [
+        (len(package), heading)
+        for heading, packages in SECTIONS.items()
+        for package in packages
+        if is_inside(module, package)
     ]
-    assert fitting, f"{value!r} of {module} has no section; add its module to SECTIONS"
-    return max(fitting)[1]
+    assert candidates, f"{value!r} of {module} has no section; add its module to SECTIONS"
+    return max(candidates)[1]  # the most specific package
 
 
-def inside(module: str, package: str) -> bool:
+def is_inside(module: str, package: str) -> bool:
     return module == package or module.startswith(package + ".")
 
 
 def entry(name: str, value: object) -> str:
     lines = [f"### `{name}`\n"]
     if isinstance(value, type) and issubclass(value, Spec) and dataclasses.is_dataclass(value):
-        kinds = [kind for kind, place in KINDS.items() if place == f"{value.__module__}:{value.__qualname__}"]
+        kinds = [kind for kind, path in KINDS.items() if path == f"{value.__module__}:{value.__qualname__}"]
         lines += [f"Spec of kind `{kinds[0]}`.\n"] if kinds else []
         lines += [description(value), fields(value)]
     elif isinstance(value, type) and issubclass(value, Exception):
@@ -81,19 +84,19 @@ def entry(name: str, value: object) -> str:
 
 
 def signature(name: str, value: object) -> str:
-    whole = inspect.signature(value)  # type: ignore[arg-type]
-    public = [parameter for parameter in whole.parameters.values() if not parameter.name.startswith("_")]
-    text = f"{name}{whole.replace(parameters=public)}"
+    full_signature = inspect.signature(value)  # type: ignore[arg-type]
+    public = [parameter for parameter in full_signature.parameters.values() if not parameter.name.startswith("_")]
+    text = f"{name}{full_signature.replace(parameters=public)}"
     text = re.sub(r"<factory>|<function \w+ at 0x\w+>", "…", without_modules(text))
     return f"```text\n{textwrap.fill(text, 110, subsequent_indent='    ')}\n```\n"
 
 
 def description(value: object) -> str:
-    """The docstring; of a class without one, its module's first paragraph and equation."""
-    own = vars(value).get("__doc__") if isinstance(value, type) else value.__doc__
-    generated = own is None or own.startswith(f"{getattr(value, '__name__', '')}(")
-    if not generated and own:
-        return reflow(own)
+    """The docstring, or for a class without one the first two paragraphs of its module's docstring."""
+    docstring = vars(value).get("__doc__") if isinstance(value, type) else value.__doc__
+    generated = docstring is None or docstring.startswith(f"{getattr(value, '__name__', '')}(")
+    if not generated and docstring:
+        return reflow(docstring)
     module = sys.modules[value.__module__].__doc__ if isinstance(value, type) else None
     return reflow("\n\n".join((module or "").split("\n\n")[:2]), clean=False)
 
@@ -101,14 +104,14 @@ def description(value: object) -> str:
 def reflow(text: str, clean: bool = True) -> str:
     """A docstring as Markdown: indented lines (equations, examples) become code."""
     paragraphs = re.split(r"\n\s*\n", inspect.cleandoc(text) if clean else text)
-    done = [
+    converted = [
         f"```text\n{textwrap.dedent(p)}\n```" if p.startswith("    ") else p.replace("<", "&lt;") for p in paragraphs
     ]
-    return "\n\n".join(done) + "\n"
+    return "\n\n".join(converted) + "\n"
 
 
 def fields(cls: type) -> str:
-    """A table of the spec's fields, with the comments beside them in the source."""
+    """A table of the spec's fields, with the comments on their lines in the source."""
     comments = field_comments(cls)
     rows = []
     for field in dataclasses.fields(cls):  # type: ignore[arg-type]
@@ -135,7 +138,7 @@ def without_modules(text: str) -> str:
 
 
 def field_comments(cls: type) -> dict[str, str]:
-    found: dict[str, str] = {}
+    comments: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         if not (dataclasses.is_dataclass(base) and base.__module__.startswith("regard")):
             continue
@@ -144,8 +147,8 @@ def field_comments(cls: type) -> dict[str, str]:
         for node in ast.parse(source).body[0].body:  # type: ignore[attr-defined]
             if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
                 _, _, comment = lines[node.end_lineno - 1].partition("  # ")  # type: ignore[operator]
-                found[node.target.id] = comment.strip()
-    return found
+                comments[node.target.id] = comment.strip()
+    return comments
 
 
 def methods(cls: type) -> str:

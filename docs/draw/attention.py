@@ -40,8 +40,8 @@ def masks() -> Any:
         "10 source tokens": allowed(Full(), source),
     }
     figure, axes = canvas(1, 6, height=1.42)
-    for each, (title, weights) in zip(axes, panels.items(), strict=True):
-        cells(each, weights, title)
+    for panel, (title, weights) in zip(axes, panels.items(), strict=True):
+        cells(panel, weights, title)
     return figure
 
 
@@ -61,8 +61,8 @@ def patterns() -> Any:
         "BigBird, causal": BigBird(2, window=3, globals=1, random=2, length=32, causal=True),
     }
     figure, axes = canvas(2, 5, height=3.3)
-    for each, (title, mask) in zip(axes, panels.items(), strict=True):
-        cells(each, allowed(mask, whole), title)
+    for panel, (title, mask) in zip(axes, panels.items(), strict=True):
+        cells(panel, allowed(mask, whole), title)
     return figure
 
 
@@ -77,14 +77,14 @@ def scales() -> Any:
     """Mean entropy of attention over 256 keys by head dim, for three divisors of the score."""
     figure, (axes,) = canvas(height=2.6)
     generator, widths = torch.Generator().manual_seed(0), [4, 8, 16, 32, 64, 128, 256]
-    layout, found = TokenLayout.whole(1, 256), {power: [] for power in (0, 0.5, 1)}
+    layout, entropies = TokenLayout.whole(1, 256), {power: [] for power in (0, 0.5, 1)}
     for width in widths:
         q, k = torch.randn(2, 1, 2, 256, width, generator=generator)
-        for power, means in found.items():
+        for power, means in entropies.items():
             _, statistics = attend_with_statistics(q, k, k, layout, ScoreOptions(Full(), width**-power))
             means.append(statistics.entropy.mean().item())
     names = {0: ("q·k", RED), 0.5: ("q·k / √E", BLUE), 1: ("q·k / E", ORANGE)}
-    for power, means in found.items():
+    for power, means in entropies.items():
         name, colour = names[power]
         axes.plot(widths, means, color=colour, linewidth=2, marker="o", markersize=3)
         label(axes, widths[-1], means[-1], name, colour)
@@ -99,18 +99,18 @@ def scales() -> Any:
 
 def caches() -> Any:
     """Numbers that one layer caches per token."""
-    kinds = {
+    mixers = {
         "multi-head, 32 kv heads": Attention(32),
         "grouped-query, 8 kv heads": Attention(32, 8),
         "latent, rank 512": LatentAttention(32, rank=512, nope_dim=128, rope_dim=64),
         "multi-query, 1 kv head": Attention(32, 1),
     }
     figure, (axes,) = canvas(height=1.7)
-    for index, body in enumerate(kinds.values()):
-        size = sum(heads * dim for heads, dim in body.memory(4096).arrays.values())
+    for index, mixer in enumerate(mixers.values()):
+        size = sum(heads * dim for heads, dim in mixer.memory(4096).arrays.values())
         axes.barh(index, size, color=BLUE, height=0.62)
         label(axes, size, index, f"{size:,}")
-    axes.set_yticks(range(len(kinds)), labels=list(kinds))
+    axes.set_yticks(range(len(mixers)), labels=list(mixers))
     axes.set(xlim=(0, 9200), xticks=[])
     axes.invert_yaxis()
     axes.spines[:].set_visible(False)
@@ -119,7 +119,7 @@ def caches() -> Any:
 
 
 def pages() -> Any:
-    """Four rows of a paged store that have grown alternately, and the blocks of the pool that each owns."""
+    """Four rows of a paged store that have grown alternately, and the blocks of the pool that each row owns."""
     store = Paged((), rows=4, capacity=96, blocks=20, dtype=torch.float32, block=16)
     for row, length in ((0, 20), (1, 40), (2, 16), (0, 50), (3, 30), (1, 90), (2, 40)):
         assert store.reserve(row, length)

@@ -49,19 +49,19 @@ def depth() -> Any:
     depths, tokens = [2, 4, 8, 16, 32, 64], torch.randint(512, (4, 32), generator=torch.Generator().manual_seed(0))
     pre = Block((Sublayer(Attention(4)), Sublayer(SwiGLU(344))))
     post = Block(tuple(Sublayer(body, LayerNorm()) for body in (Attention(4), FeedForward(512))), style="post")
-    shapes = {
+    variants = {
         "pre-norm, xavier": (pre, "xavier", RED),
         "pre-norm, fan_in": (pre, "fan_in", BLUE),
         "pre-norm, gpt2": (pre, "gpt2", ORANGE),
         "post-norm": (post, "xavier", GREEN),
     }
-    for name, (block, scheme, colour) in shapes.items():
+    for name, (block, scheme, colour) in variants.items():
         sizes = []
         for count in depths:
             model = Decoder(512, 128, (Repeat((block,), count),)).build(seed=0, scheme=scheme)
-            with torch.no_grad(), record(model, f"stack.blocks.{count - 1}") as passed:
+            with torch.no_grad(), record(model, f"stack.blocks.{count - 1}") as recorded:
                 model(tokens)
-            sizes.append(passed[f"stack.blocks.{count - 1}"].square().mean().sqrt().item())
+            sizes.append(recorded[f"stack.blocks.{count - 1}"].square().mean().sqrt().item())
         axes.plot(depths, sizes, color=colour, linewidth=2, marker="o", markersize=3)
         label(axes, depths[-1], sizes[-1], name, colour)
     axes.set(xlabel="blocks in the stack", ylabel="output of the stack\n(root mean square)", xscale="log", yscale="log")
@@ -83,13 +83,13 @@ def crossover() -> Any:
     spec = PUBLISHED["llama-3.1-8b"].spec()
     lengths = [2**n for n in range(8, 18)]
     bodies = all_bodies(spec)
-    rest = sum(body_flops(body, width, 1, 0) for body, width in bodies)
-    pairs = [sum(body_flops(body, width, 1, n) for body, width in bodies) - rest for n in lengths]
+    weight_flops = sum(body_flops(body, width, 1, 0) for body, width in bodies)
+    score_flops = [sum(body_flops(body, width, 1, n) for body, width in bodies) - weight_flops for n in lengths]
     figure, (axes,) = canvas(height=2.6)
-    axes.plot(lengths, [rest] * len(lengths), color=BLUE, linewidth=2)
-    axes.plot(lengths, pairs, color=ORANGE, linewidth=2)
-    label(axes, lengths[-1], rest, "weights of the blocks", BLUE)
-    label(axes, lengths[-1], pairs[-1], "scores and weighted sum", ORANGE)
+    axes.plot(lengths, [weight_flops] * len(lengths), color=BLUE, linewidth=2)
+    axes.plot(lengths, score_flops, color=ORANGE, linewidth=2)
+    label(axes, lengths[-1], weight_flops, "weights of the blocks", BLUE)
+    label(axes, lengths[-1], score_flops[-1], "scores and weighted sum", ORANGE)
     cache = plan(spec, 1, dtype="bfloat16").kv_bytes_per_token
     axes.set(xscale="log", yscale="log", xlabel="keys", ylabel="FLOPs per token", xlim=(220, 900000))
     axes.set_xticks([256, 1024, 4096, 16384, 65536], labels=["256", "1k", "4k", "16k", "64k"])
@@ -125,11 +125,11 @@ def filters() -> Any:
         "min_p 0.2": Sampling(min_p=0.2),
     }
     figure, axes = canvas(1, 6, height=1.5)
-    for each, (title, sampling) in zip(axes, panels.items(), strict=True):
-        kept = apply_filters(logits[None], [sampling]).softmax(-1)[0]
-        each.bar(range(10), logits.softmax(-1).numpy(), color=LIGHT_GREY, width=0.8)
-        each.bar(range(10), kept.numpy(), color=BLUE, width=0.5)
-        each.set_title(title, fontsize=9, color=GREY)
-        each.set(xticks=[], yticks=[], ylim=(0, 0.52))
-        each.spines[["left", "bottom"]].set_visible(False)
+    for panel, (title, sampling) in zip(axes, panels.items(), strict=True):
+        filtered = apply_filters(logits[None], [sampling]).softmax(-1)[0]
+        panel.bar(range(10), logits.softmax(-1).numpy(), color=LIGHT_GREY, width=0.8)
+        panel.bar(range(10), filtered.numpy(), color=BLUE, width=0.5)
+        panel.set_title(title, fontsize=9, color=GREY)
+        panel.set(xticks=[], yticks=[], ylim=(0, 0.52))
+        panel.spines[["left", "bottom"]].set_visible(False)
     return figure

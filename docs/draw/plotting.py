@@ -18,10 +18,10 @@ def canvas(rows: int = 1, columns: int = 1, width: float = 7.2, height: float = 
         "font.family": "DejaVu Sans", "savefig.transparent": True, "savefig.dpi": 144,
     })  # fmt: skip
     figure, axes = plt.subplots(rows, columns, figsize=(width, height), layout="constrained", squeeze=False)
-    for each in axes.flat:
-        each.spines[:].set_color(LIGHT_GREY)
-        each.tick_params(color=LIGHT_GREY)
-        each.patch.set_alpha(0)
+    for panel in axes.flat:
+        panel.spines[:].set_color(LIGHT_GREY)
+        panel.tick_params(color=LIGHT_GREY)
+        panel.patch.set_alpha(0)
     return figure, list(axes.flat)
 
 

@@ -48,8 +48,8 @@ def distances() -> Any:
     buckets = Buckets(torch.zeros(32, 1), 128, False)
     t5.plot(far.numpy(), buckets.bucket(-far).numpy(), color=GREEN, linewidth=1.6, drawstyle="steps-post")
     t5.set(title="T5: one of 32 buckets", xlabel="distance", yticks=[0, 16, 31])
-    for each in (rope, alibi, t5):
-        each.title.set(fontsize=9, color=GREY)
+    for panel in (rope, alibi, t5):
+        panel.title.set(fontsize=9, color=GREY)
     return figure
 
 
@@ -69,9 +69,9 @@ def scalings() -> Any:
         slower = plain / Rope(500000.0, scaling=scaling).frequencies(dim, whole)
         axes.plot(slower.numpy(), color=colour, linewidth=2)
         axes.text(x, y, name, color=colour)
-    once = int((rotations > 1).sum())
-    axes.axvline(once, color=LIGHT_GREY, linewidth=1)
-    label(axes, once, 1.25, "to the right: less than one rotation\nin the trained length", fontsize=8)
+    full_rotations = int((rotations > 1).sum())
+    axes.axvline(full_rotations, color=LIGHT_GREY, linewidth=1)
+    label(axes, full_rotations, 1.25, "to the right: less than one rotation\nin the trained length", fontsize=8)
     axes.set(xlabel="pair (fast to slow)", ylabel="times slower", yscale="log", xlim=(0, 63), ylim=(0.9, 11))
     axes.set_yticks([1, 2, 4, 8], labels=["1", "2", "4", "8"])
     axes.minorticks_off()

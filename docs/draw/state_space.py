@@ -32,6 +32,6 @@ def history() -> Any:
         past.plot(ages.numpy(), reconstruct(state, ages).numpy(), color=colour, linewidth=1.3, label=f"N = {size}")
     past.set(title="signal and its reconstruction", xlabel="age", yticks=[0], ylim=(-2, 2), xlim=(2.4, 0))
     past.legend(frameon=False, fontsize=8, labelcolor="linecolor", handlelength=0, loc="upper left")
-    for each in (weights, past):
-        each.title.set(fontsize=9, color=GREY)
+    for panel in (weights, past):
+        panel.title.set(fontsize=9, color=GREY)
     return figure
