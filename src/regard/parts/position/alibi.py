@@ -2,10 +2,10 @@
 
     score(i, j) = q_i·k_j / √E - m_h |i - j|,     m_h = 2^(-8h/H) for h = 1 … H        Press et al. 2021
 
-The bias is added after the scaling of the scores and is not scaled itself (Falcon's is: `scaled`). The 8 is `exponent`;
-a larger value makes all slopes flatter, for longer sequences (16 in MPT's StoryWriter). If the number of heads is not a
-power of two, the slopes are those of the next lower power, followed by every other slope of the next higher one, as in
-the paper's code.
+The bias is added after the scaling of the scores and is not scaled itself (with `scaled` it is, as in Falcon). The 8 is
+`exponent`; a larger value makes all slopes flatter, for longer sequences (16 in MPT's StoryWriter). If the number of
+heads is not a power of two, the slopes are those of the next lower power, followed by every other slope of the next
+higher one, as in the paper's code.
 """
 
 import math
@@ -31,8 +31,8 @@ class Alibi(Position):
     def check(self) -> None:
         require(self.exponent > 0, f"alibi: exponent={self.exponent} must be positive")
 
-    def build(self, width: int, heads: int) -> PositionModule:
-        return AlibiModule(heads, width**-0.5 if self.scaled else 1.0, self.exponent)
+    def build(self, head_dim: int, heads: int, /) -> PositionModule:
+        return AlibiModule(heads, head_dim**-0.5 if self.scaled else 1.0, self.exponent)
 
 
 def slopes(heads: int, device: torch.device | None = None, exponent: float = 8.0) -> Tensor:

@@ -35,16 +35,16 @@ class Position(Spec):
         """
         return None
 
-    def build(self, width: int, heads: int) -> "PositionModule":
-        """The module for a stack of this width, or for an attention whose heads have this width."""
-        raise NotImplementedError(f"{type(self).__name__} has no method build(width, heads)")
+    def build(self, dim: int, heads: int, /) -> "PositionModule":
+        """The module; `dim` is the head_dim of the attention, or the width of the stack."""
+        raise NotImplementedError(f"{type(self).__name__} has no method build(dim, heads)")
 
 
 @dataclass(frozen=True)
 class NoPosition(Position):
     places = ("stack", "attention")
 
-    def build(self, width: int, heads: int) -> "PositionModule":
+    def build(self, dim: int, heads: int, /) -> "PositionModule":
         return PositionModule()
 
 

@@ -32,7 +32,7 @@ class Learned(Position):
     def reach(self) -> int:
         return self.length
 
-    def build(self, width: int, heads: int) -> PositionModule:
+    def build(self, width: int, heads: int, /) -> PositionModule:
         return LearnedModule(self, width)
 
 

@@ -57,8 +57,8 @@ class Rope(Position):
             else self.scaling.frequencies(self.base, dim, layout)
         )
 
-    def build(self, width: int, heads: int) -> PositionModule:
-        return RopeModule(width, self)
+    def build(self, head_dim: int, heads: int, /) -> PositionModule:
+        return RopeModule(head_dim, self)
 
 
 class RopeModule(PositionModule):

@@ -31,9 +31,12 @@ class Rope2D(Position):
         require(self.prefix >= 0, f"rope2d: prefix={self.prefix} must not be negative")
         require(self.base > 0, f"rope2d: base={self.base} must be positive")
 
-    def build(self, width: int, heads: int) -> PositionModule:
-        require(width % 4 == 0, f"rope2d: head_dim={width} must be divisible by 4: half of the pairs rotate by row")
-        return Rope2DModule(width, self)
+    def build(self, head_dim: int, heads: int, /) -> PositionModule:
+        require(
+            head_dim % 4 == 0,
+            f"rope2d: head_dim={head_dim} must be divisible by 4, because half of the pairs rotate by row",
+        )
+        return Rope2DModule(head_dim, self)
 
 
 class Rope2DModule(PositionModule):

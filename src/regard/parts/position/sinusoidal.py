@@ -28,7 +28,7 @@ class Sinusoidal(Position):
     def check(self) -> None:
         require(self.base > 0, f"sinusoidal: base={self.base} must be positive")
 
-    def build(self, width: int, heads: int) -> PositionModule:
+    def build(self, width: int, heads: int, /) -> PositionModule:
         return SinusoidalModule(width, self)
 
 

@@ -50,7 +50,7 @@ class T5Buckets(Position):
         else:
             require(self.heads is None, f"t5_buckets: heads={self.heads} is for a stack; leave it out here")
 
-    def build(self, width: int, heads: int) -> PositionModule:
+    def build(self, dim: int, heads: int, /) -> PositionModule:
         return T5BucketsModule(self, self.heads or heads)
 
 
