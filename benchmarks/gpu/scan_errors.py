@@ -32,19 +32,19 @@ def random_masks(B: int, L: int, packed: bool) -> tuple[Tensor | None, Tensor | 
 
 
 def scan_cases() -> Iterator[tuple[str, ScanInputs]]:
-    for name, (B, H, G, L, N, P), decay, packed in (
-        ("linear", (2, 4, 4, 1000, 128, 128), None, False),
-        ("linear, z", (2, 4, 4, 1000, 128, 129), None, False),
-        ("linear packed, z", (2, 3, 3, 777, 64, 65), None, True),
+    for name, (B, H, G, L, N, P), decay_kind, packed in (
+        ("linear", (2, 4, 4, 1000, 128, 128), "none", False),
+        ("linear, z", (2, 4, 4, 1000, 128, 129), "none", False),
+        ("linear packed, z", (2, 3, 3, 777, 64, 65), "none", True),
         ("retention", (2, 4, 4, 1000, 64, 128), "head", False),
         ("mamba-2", (2, 8, 2, 1000, 128, 64), "token", False),
         ("mamba-2 packed", (2, 8, 1, 333, 128, 64), "token", True),
         ("wide", (1, 2, 1, 600, 256, 64), "token", False),
     ):
         q, k, v = (torch.randn(B, h, L, e, device=DEVICE) / e**0.5 for h, e in ((G, N), (G, N), (H, P)))
-        steps = {None: None, "head": -torch.rand(H, device=DEVICE), "token": -torch.rand(B, H, L, device=DEVICE)}[decay]
+        log_decays = {"head": -torch.rand(H, device=DEVICE), "token": -torch.rand(B, H, L, device=DEVICE)}
         state = torch.randn(B, H, N, P, device=DEVICE)
-        yield name, ScanInputs(q, k, v, steps, state, *random_masks(B, L, packed))
+        yield name, ScanInputs(q, k, v, log_decays.get(decay_kind), state, *random_masks(B, L, packed))
 
 
 def selective_cases() -> Iterator[tuple[str, SelectiveScanInputs]]:
@@ -65,9 +65,9 @@ def selective_cases() -> Iterator[tuple[str, SelectiveScanInputs]]:
 def wkv_cases() -> Iterator[tuple[str, WKVInputs]]:
     for name, (B, L, F), packed in (("wkv", (2, 500, 64), False), ("wkv packed", (2, 333, 40), True)):
         k, v = 3 * draw(B, L, F, dtype=torch.float32), draw(B, L, F, dtype=torch.float32)
-        decay, bonus = -torch.rand(F, device=DEVICE) * 2, torch.randn(F, device=DEVICE)
+        log_decay, bonus = -torch.rand(F, device=DEVICE) * 2, torch.randn(F, device=DEVICE)
         state = Sums(*(torch.randn(B, F, device=DEVICE) + shift for shift in (0, 5, 0)))
-        yield name, WKVInputs(k, v, decay, bonus, state, *random_masks(B, L, packed))
+        yield name, WKVInputs(k, v, log_decay, bonus, state, *random_masks(B, L, packed))
 
 
 def wkv_sums(inputs: WKVInputs) -> tuple[Tensor, Tensor, Tensor]:

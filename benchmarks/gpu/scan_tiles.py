@@ -23,14 +23,14 @@ def linear_passes(kind: str) -> dict[str, Callable[[], object]]:
     """The kernel launches of one scan by name."""
     B, H, G, L, N, P = LINEAR if kind == "linear" else MAMBA2
     q, k, v = heads_inputs(B, H, G, L, N, P)
-    d_out, decay = draw(B, H, L, P), None if kind == "linear" else -torch.rand(B, H, L, device=DEVICE)
-    launch = triton_scan.ScanLaunch.of(k, v, decay, None)
+    d_out, log_decay = draw(B, H, L, P), None if kind == "linear" else -torch.rand(B, H, L, device=DEVICE)
+    launch = triton_scan.ScanLaunch.of(k, v, log_decay, None)
     state, extra = torch.zeros(B, H, N, P, device=DEVICE), torch.randn(B, H, L, device=DEVICE)
     out, borders = draw(B, H, L, P), draw(B * H, launch.spans + 1, N * P)
     extra_inputs = (None, None, None)
     if kind == "linear":
         extra_inputs = (extra, extra, torch.randn(B * H, launch.spans + 1, N, device=DEVICE))
-    dots_of = None if decay is None else (v, out)
+    dots_of = None if log_decay is None else (v, out)
     return {
         "states": lambda: launch.states(k, v, state),
         "out": lambda: launch.read(q, k, v, borders),

@@ -63,9 +63,9 @@ def linear_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return linear_attention_module.linear_attention(q, k, v, state)[0]
 
 
-def mamba2(q: Tensor, k: Tensor, v: Tensor, decay: Tensor) -> Tensor:
+def mamba2(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor) -> Tensor:
     state = torch.zeros(*v.shape[:2], q.shape[3], v.shape[3], device=DEVICE)
-    return triton_scan.scan(ScanInputs(q, k, v, decay, state))[0]
+    return triton_scan.scan(ScanInputs(q, k, v, log_decay, state))[0]
 
 
 def mamba(u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, bias: Tensor) -> Tensor:
@@ -73,14 +73,14 @@ def mamba(u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, 
     return triton_selective_scan.selective_scan(SelectiveScanInputs(u, delta, A, B, C, D, state, bias=bias))[0]
 
 
-def wkv_from_empty(k: Tensor, v: Tensor, decay: Tensor) -> Tensor:
+def wkv_from_empty(k: Tensor, v: Tensor, log_decay: Tensor) -> Tensor:
     zeros = torch.zeros(len(k), k.shape[2], device=DEVICE)
-    return wkv(WKVInputs(k, v, decay, torch.zeros_like(decay), Sums(zeros, zeros, zeros + EMPTY)))[0]
+    return wkv(WKVInputs(k, v, log_decay, torch.zeros_like(log_decay), Sums(zeros, zeros, zeros + EMPTY)))[0]
 
 
-def wkv_in_torch(k: Tensor, v: Tensor, decay: Tensor) -> Tensor:
+def wkv_in_torch(k: Tensor, v: Tensor, log_decay: Tensor) -> Tensor:
     with patch.object(wkv_module, "cannot_run_triton", refuse_triton):
-        return wkv_from_empty(k, v, decay)
+        return wkv_from_empty(k, v, log_decay)
 
 
 def candidates(n: int) -> dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]]:

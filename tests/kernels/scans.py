@@ -15,11 +15,11 @@ def cast(inputs: ScanInputs, dtype: torch.dtype) -> ScanInputs:
 
 def select_tokens(inputs: ScanInputs, start: int, stop: int) -> ScanInputs:
     """The inputs of tokens start … stop - 1, with the same initial state."""
-    q, k, v, decay, state, segments, valid = inputs
+    q, k, v, log_decay, state, segments, valid = inputs
     q, k, v = (x[:, :, start:stop] for x in (q, k, v))
-    decay = decay if decay is None or decay.dim() == 1 else decay[:, :, start:stop]
+    log_decay = log_decay if log_decay is None or log_decay.dim() == 1 else log_decay[:, :, start:stop]
     segments, valid = (None if x is None else x[:, start:stop] for x in (segments, valid))
-    return ScanInputs(q, k, v, decay, state, segments, valid)
+    return ScanInputs(q, k, v, log_decay, state, segments, valid)
 
 
 def draw(
@@ -56,7 +56,7 @@ def draw(
 
 def loop(inputs: ScanInputs) -> tuple[Tensor, Tensor]:
     """Returns the outputs and the last state."""
-    q, k, v, decay, state, segments, valid = inputs
+    q, k, v, log_decay, state, segments, valid = inputs
     state, out = state.clone(), torch.zeros_like(v)
     for b, h, t in torch.cartesian_prod(*(torch.arange(n) for n in v.shape[:3])).tolist():
         g = h * q.shape[1] // v.shape[1]
@@ -64,9 +64,9 @@ def loop(inputs: ScanInputs) -> tuple[Tensor, Tensor]:
             state[b, h] = 0
         if valid is None or valid[b, t]:
             for n in range(q.shape[3]):
-                log_decay = 0.0 if decay is None else decay[h] if decay.dim() == 1 else decay[b, h, t]
-                log_decay = log_decay[n] if decay is not None and decay.dim() == 4 else log_decay
-                state[b, h, n] = state[b, h, n] * torch.as_tensor(log_decay).exp() + k[b, g, t, n] * v[b, h, t]
+                exponent = 0.0 if log_decay is None else log_decay[h] if log_decay.dim() == 1 else log_decay[b, h, t]
+                exponent = exponent[n] if log_decay is not None and log_decay.dim() == 4 else exponent
+                state[b, h, n] = state[b, h, n] * torch.as_tensor(exponent).exp() + k[b, g, t, n] * v[b, h, t]
         out[b, h, t] = q[b, g, t] @ state[b, h]
     return out, state
 

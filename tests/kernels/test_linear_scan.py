@@ -69,11 +69,11 @@ def test_portions_of_chunks_equal_all_chunks_at_once(decay_kind: str, monkeypatc
 @pytest.mark.parametrize("decay_kind", DECAY_KINDS)
 @pytest.mark.parametrize("heads_per_key", [1, 2])
 def test_gradcheck(decay_kind: str, heads_per_key: int) -> None:
-    q, k, v, decay, state, segments, valid = draw(decay_kind, heads_per_key=heads_per_key, packed=True, padded=True)
-    leaves = [x.requires_grad_() for x in (q, k, v, state, *([] if decay is None else [decay]))]
+    q, k, v, log_decay, state, segments, valid = draw(decay_kind, heads_per_key=heads_per_key, packed=True, padded=True)
+    leaves = [x.requires_grad_() for x in (q, k, v, state, *([] if log_decay is None else [log_decay]))]
 
-    def run(q: Tensor, k: Tensor, v: Tensor, state: Tensor, decay: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        return chunked.scan(ScanInputs(q, k, v, decay, state, segments, valid), chunk=3)
+    def run(q: Tensor, k: Tensor, v: Tensor, state: Tensor, log_decay: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        return chunked.scan(ScanInputs(q, k, v, log_decay, state, segments, valid), chunk=3)
 
     assert gradcheck(run, leaves, fast_mode=True)
 

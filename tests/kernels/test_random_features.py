@@ -57,9 +57,9 @@ def test_softmax_error_falls_with_the_number_of_features() -> None:
 def test_running_peaks_never_decrease_and_bound_the_logarithms() -> None:
     logs = 500 * random(2, 3, 9, 4)
     logs[:, :, :2] = -torch.inf  # padding
-    peaks, decay, last = running_peak(logs, torch.full((2, 3), -torch.inf, dtype=torch.float64))
+    peaks, log_decay, last = running_peak(logs, torch.full((2, 3), -torch.inf, dtype=torch.float64))
     assert ((logs - peaks.unsqueeze(-1)) <= 0).all()
-    assert (decay <= 0).all() and decay.isfinite().all()
+    assert (log_decay <= 0).all() and log_decay.isfinite().all()
     assert torch.equal(last, logs.amax((2, 3)))
-    assert not decay[:, :, :3].any()  # no decay before the first valid token
-    assert torch.allclose(decay[:, :, 3:].sum(-1), peaks[:, :, 2] - last)
+    assert not log_decay[:, :, :3].any()  # no decay before the first valid token
+    assert torch.allclose(log_decay[:, :, 3:].sum(-1), peaks[:, :, 2] - last)

@@ -131,13 +131,13 @@ def test_selective_scan_equals_sequential(length: int, channels: int, packed: bo
 @pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize(("length", "packed"), [(5, False), (21, False), (48, False), (16, True), (71, True)])
 def test_wkv_equals_the_torch_form(length: int, packed: bool) -> None:
-    k, v, decay, bonus = 3 * torch.randn(1, length, 5), torch.randn(1, length, 5), -torch.rand(5), torch.randn(5)
+    k, v, log_decay, bonus = 3 * torch.randn(1, length, 5), torch.randn(1, length, 5), -torch.rand(5), torch.randn(5)
     state = Sums(torch.randn(1, 5), torch.rand(1, 5) + 0.5, torch.randn(1, 5))
     segments = valid = None
     if packed:
         state = Sums(torch.zeros(1, 5), torch.zeros(1, 5), torch.full((1, 5), EMPTY))
         segments, valid = (torch.rand(1, length) < 0.15).cumsum(1), torch.rand(1, length) < 0.7
-    inputs = WKVInputs(k, v, decay, bonus, state, segments, valid)
+    inputs = WKVInputs(k, v, log_decay, bonus, state, segments, valid)
     assert error(with_unscaled_sums(wkv_autograd.wkv), with_unscaled_sums(torch_wkv), inputs) < 5e-6
 
 

@@ -31,12 +31,12 @@ def log_features(x: Tensor, directions: Tensor) -> Tensor:
 
 
 def running_peak(logs: Tensor, peak: Tensor, documents: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """The running maximum over tokens and features of logs (B, H, L, R), and the decay that it causes.
+    """The running maximum over tokens and features of logs (B, H, L, R), and the log decay that it causes.
 
-    exp(logs - maximum) is at most 1. When the maximum grows, a sum of such terms is multiplied by exp(decay), like the
-    state of a scan. `peak` (B, H) is the maximum of all earlier tokens, -inf if there are none. Every document (B, L)
-    has a separate maximum; the first document continues from `peak`. Returns the maxima (B, H, L), with 0 for -inf, the
-    decays (B, H, L), 0 after a maximum of -inf, and the last maximum (B, H).
+    exp(logs - maximum) is at most 1. When the maximum grows, a sum of such terms is multiplied by exp(log_decay), like
+    the state of a scan. `peak` (B, H) is the maximum of all earlier tokens, -inf if there are none. Every document
+    (B, L) has a separate maximum; the first document continues from `peak`. Returns the maxima (B, H, L), with 0 for
+    -inf, the log decays (B, H, L), 0 after a maximum of -inf, and the last maximum (B, H).
     """
     maxima, peak = logs.detach().amax(-1), peak.unsqueeze(-1)  # (B, H, L), (B, H, 1)
     if documents is None:
@@ -52,8 +52,8 @@ def running_peak(logs: Tensor, peak: Tensor, documents: Tensor | None = None) ->
         maxima = maxima.maximum(peak.where(documents == documents[..., :1], -torch.inf))
         continues = documents[..., 1:] == documents[..., :-1]
         previous = torch.cat([peak, maxima[..., :-1].where(continues, -torch.inf)], -1)
-    decay = (previous - maxima).where(previous > -torch.inf, 0.0)
-    return maxima.masked_fill(maxima == -torch.inf, 0.0), decay, maxima[..., -1]
+    log_decay = (previous - maxima).where(previous > -torch.inf, 0.0)
+    return maxima.masked_fill(maxima == -torch.inf, 0.0), log_decay, maxima[..., -1]
 
 
 def document_peak(logs: Tensor, documents: Tensor | None = None) -> Tensor:

@@ -83,7 +83,7 @@ class DecayedLinearAttentionModule(nn.Module):
         v = split_heads(self.v_proj(x), self.heads)  # (B, H, L, P)
         q, k = self.rotate(q, k, layout)
         (sums,) = state.read(layout, **self.memory.zeros(x))  # (B, H, N, P)
-        out, sums = self.scan(ScanInputs(q, k, v, self.decay(x), sums, layout.documents, layout.valid))
+        out, sums = self.scan(ScanInputs(q, k, v, self.log_decay(x), sums, layout.documents, layout.valid))
         state.write(layout, sums=sums)
         out = merge_heads(self.norm(out.to(x.dtype)))  # (B, L, H·P)
         return self.o_proj(out if self.gate_proj is None else out * F.silu(self.gate_proj(x)))
@@ -92,7 +92,7 @@ class DecayedLinearAttentionModule(nn.Module):
         """Queries and keys, rotated if the mixer has positions."""
         return q, k
 
-    def decay(self, x: Tensor) -> Tensor:
+    def log_decay(self, x: Tensor) -> Tensor:
         """log a: (H,), (B, H, L) or (B, H, L, N)"""
         raise NotImplementedError
 
@@ -121,7 +121,7 @@ class RetentionModule(DecayedLinearAttentionModule):
     def rotate(self, q: Tensor, k: Tensor, layout: TokenLayout) -> tuple[Tensor, Tensor]:
         return (q, k) if self.position is None else self.position.rotate(q, k, layout)
 
-    def decay(self, x: Tensor) -> Tensor:
+    def log_decay(self, x: Tensor) -> Tensor:
         h = torch.arange(self.heads, dtype=torch.float64, device=x.device)
         return torch.log1p(-torch.exp2(-5 - h))
 
@@ -167,7 +167,7 @@ class GatedLinearModule(DecayedLinearAttentionModule):
         self.low_proj = nn.Linear(width, rank, bias=False) if self.channels else nn.Identity()
         self.decay_proj = nn.Linear(rank, rows)
 
-    def decay(self, x: Tensor) -> Tensor:
+    def log_decay(self, x: Tensor) -> Tensor:
         logits = split_heads(self.decay_proj(self.low_proj(x)), self.heads)  # (B, H, L, N or 1)
-        decay = F.logsigmoid(logits.to(torch.promote_types(x.dtype, torch.float32))) / self.temperature
-        return decay if self.channels else decay.squeeze(-1)
+        log_decay = F.logsigmoid(logits.to(torch.promote_types(x.dtype, torch.float32))) / self.temperature
+        return log_decay if self.channels else log_decay.squeeze(-1)

@@ -173,8 +173,8 @@ class PerformerModule(LinearAttentionModule):
         sums, peak = state.read(
             layout, sums=zeros["sums"], peak=zeros["peak"] - torch.inf
         )  # (B, H, R, columns), (B, H)
-        peaks, decay, peak = running_peak(k, peak, layout.documents)
+        peaks, log_decay, peak = running_peak(k, peak, layout.documents)
         k = (k - peaks.unsqueeze(-1)).exp()
-        out, sums = linear_attention(q, k, v, sums, layout.documents, layout.valid, decay)
+        out, sums = linear_attention(q, k, v, sums, layout.documents, layout.valid, log_decay)
         state.write(layout, sums=sums, peak=peak)
         return out

@@ -86,10 +86,11 @@ class RGLRUModule(nn.Module):
         """x (B, L, D), tail of the convolution (B, k - 1, F), state (B, F) -> out (B, L, D), new tail, new state."""
         u, tail = convolve(self.in_proj(x), self.conv.weight, self.conv.bias, tail, layout)  # (B, L, F)
         r, i = (gate(u).to(h.dtype).sigmoid() for gate in (self.r_proj, self.i_proj))
-        decay = -DECAY_EXPONENT * r * F.softplus(self.rate.to(h.dtype))  # log a
-        scale = (-torch.expm1(2 * decay)).clamp_min(torch.finfo(h.dtype).tiny).sqrt()  # the root of 0 has no gradient
+        log_decay = -DECAY_EXPONENT * r * F.softplus(self.rate.to(h.dtype))  # log a
+        # tiny: the root of 0 has no gradient
+        scale = (-torch.expm1(2 * log_decay)).clamp_min(torch.finfo(h.dtype).tiny).sqrt()
         scale = scale.where(layout.positions.unsqueeze(-1) > 0, 1.0)
-        hs = linear_recurrence(decay.exp(), scale * i * u, h, layout.documents, layout.valid)  # (B, L, F)
+        hs = linear_recurrence(log_decay.exp(), scale * i * u, h, layout.documents, layout.valid)  # (B, L, F)
         return self.o_proj(hs.to(x.dtype) * self.activation(self.gate_proj(x))), tail, hs[:, -1]
 
 

@@ -38,6 +38,7 @@ class TimeMixing(Body):
 
     def memory(self, width: int) -> FixedSize:
         hidden = self.hidden or width
+        # value, weight and peak are the arrays of Sums in kernels/recurrent/wkv
         return FixedSize({"last": (1, width), "value": (hidden,), "weight": (hidden,), "peak": (hidden,)})
 
     def flops(self, width: int, tokens: int, keys: int) -> int:
@@ -54,7 +55,8 @@ class TimeMixingModule(nn.Module):
         self.v_proj = nn.Linear(width, hidden, bias=False)
         self.r_proj = nn.Linear(width, hidden, bias=False)
         self.o_proj = nn.Linear(hidden, width, bias=False)
-        # Time constants from hundreds of tokens to less than one, as in the first layer of RWKV's own code.
+        # log -w, where e^w is the decay factor of wkv. Initial time constants are from hundreds of tokens to less than
+        # one, as in the first layer of RWKV's own code.
         self.log_decay = nn.Parameter(torch.linspace(-5, 3, hidden))
         self.bonus = nn.Parameter(torch.full((hidden,), math.log(0.3)))
 
@@ -62,9 +64,9 @@ class TimeMixingModule(nn.Module):
         zeros = self.memory.zeros(x)
         last, *past = state.read(layout, **zeros | {"peak": torch.full_like(zeros["peak"], EMPTY)})
         (k, next_last), (v, _), (r, _) = (mix(x, last, layout) for mix in (self.k_mix, self.v_mix, self.r_mix))
-        decay = -self.log_decay.to(last.dtype).exp()
+        w = -self.log_decay.to(last.dtype).exp()
         k, v = self.k_proj(k), self.v_proj(v)  # (B, L, F)
-        out, past = wkv(WKVInputs(k, v, decay, self.bonus, Sums(*past), layout.documents, layout.valid))
+        out, past = wkv(WKVInputs(k, v, w, self.bonus, Sums(*past), layout.documents, layout.valid))
         state.write(layout, last=next_last, **past._asdict())
         return self.o_proj(self.r_proj(r).sigmoid() * out.to(x.dtype))
 
@@ -108,7 +110,7 @@ class Mix(nn.Module):
 
     def __init__(self, width: int):
         super().__init__()
-        self.share = nn.Parameter(torch.linspace(0, 1 - 1 / width, width))  # m
+        self.share = nn.Parameter(torch.linspace(0, 1 - 1 / width, width))  # m: the share of the current token
 
     def forward(self, x: Tensor, last: Tensor, layout: TokenLayout) -> tuple[Tensor, Tensor]:
         """The mixed tokens (B, L, D), and the last token (B, 1, D) for the next forward."""

@@ -20,21 +20,21 @@ def linear_attention(
     state: Tensor,
     segments: Tensor | None = None,
     valid: Tensor | None = None,
-    decay: Tensor | None = None,
+    log_decay: Tensor | None = None,
     normalize: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """q, k (B, H, L, N) already mapped by φ, v (B, H, L, P); state (B, H, N, P + 1) holds S and, as last column, z.
 
     Returns out (B, H, L, P) and the state after the last token. Without normalization the state has no z.
     """
-    inputs = ScanInputs(q, k, v, decay, state, segments, valid)
+    inputs = ScanInputs(q, k, v, log_decay, state, segments, valid)
     if not normalize:
         return scan(inputs)
     if v.shape[2] > 1 and v.shape[3] % 2 == 0 and triton.unsupported_reason(inputs) is None:
         # The kernels take z as a separate tensor: one more column would copy v and out.
         out, total, state = triton.scan_with_total(inputs)
         return divide(out, total), state
-    out, state = scan(ScanInputs(q, k, with_ones(v), decay, state, segments, valid))
+    out, state = scan(ScanInputs(q, k, with_ones(v), log_decay, state, segments, valid))
     return divide_by_last(out), state
 
 

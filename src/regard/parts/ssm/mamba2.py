@@ -113,8 +113,8 @@ class Mamba2Module(nn.Module):
         B, C = split_heads(B, self.groups), split_heads(C, self.groups)  # (B, G, L, N)
         step = self.step_proj(x).to(past.dtype) + self.step_bias
         delta = self.clamp_step(F.softplus(step)).transpose(1, 2)  # (B, H, L)
-        decay = delta * -self.A_log.to(past.dtype).exp().unsqueeze(-1)
-        inputs = ScanInputs(C, B, u * delta.unsqueeze(-1), decay, past, layout.documents, layout.valid)
+        log_decay = delta * -self.A_log.to(past.dtype).exp().unsqueeze(-1)
+        inputs = ScanInputs(C, B, u * delta.unsqueeze(-1), log_decay, past, layout.documents, layout.valid)
         y, past = self.scan(inputs)
         y = merge_heads(y + u * self.D.view(-1, 1, 1))  # (B, L, F)
         return self.o_proj(self.normalize(y * F.silu(self.gate_proj(x)).to(y.dtype)).to(x.dtype)), tail, past

@@ -1,11 +1,11 @@
 """The linear scan: a matrix state that decays, is updated and is read at every token; several backends, one signature.
 
-    S_t = diag(exp(decay_t)) S_{t-1} + k_t v_tᵀ          out_t = S_tᵀ q_t
+    S_t = diag(exp(log_decay_t)) S_{t-1} + k_t v_tᵀ          out_t = S_tᵀ q_t
 
-    scan(ScanInputs(q, k, v, decay, state, segments, valid)) -> out (B, H, L, P), the state after the last token
+    scan(ScanInputs(q, k, v, log_decay, state, segments, valid)) -> out (B, H, L, P), the state after the last token
 
 q and k are (B, G, L, N) with G dividing H: the heads of a group share them. v is (B, H, L, P), the state (B, H, N, P).
-Everything is computed in the dtype of the state, at least float32. `decay` holds logarithms, finite and at most 0:
+Everything is computed in the dtype of the state, at least float32. `log_decay` is finite and at most 0:
 
     None            no decay                     linear attention             Katharopoulos et al. 2020
     (H,)            constant per head            retention                    Sun et al. 2023

@@ -1,11 +1,11 @@
 """The linear scan in chunks: one masked product for the pairs of tokens inside a chunk, the state between chunks.
 
-With c_i = Σ_{s≤i} decay_s summed from the first token of the chunk, and S the state before the chunk,
+With c_i = Σ_{s≤i} log_decay_s summed from the first token of the chunk, and S the state before the chunk,
 
     out_i = Sᵀ (exp(c_i) q_i) + Σ_{j≤i} (q_i · exp(c_i - c_j) k_j) v_j
     S' = exp(c_C) S + Σ_j exp(c_C - c_j) k_j v_jᵀ
 
-Every exponent is a sum of decays, so none is positive. With one decay per key channel the pairs are not a single
+Every exponent is a sum of log decays, so none is positive. With one decay per key channel the pairs are not a single
 product: the chunk is halved, the second half attends to the first one with decays relative to the border between them,
 and both halves are halved again. The products of as many chunks as memory allows are computed at once; only the states
 are computed in a loop. The chunk size changes the cost, not the result. Yang et al. 2023; Dao & Gu 2024.
@@ -23,7 +23,7 @@ from regard.layout import number_documents
 
 CHUNK = 64  # per token, the pairs cost CHUNK operations and the state N: about equal for usual sizes
 MAX_NUMBERS = 1 << 22  # elements of a tensor that is processed at once
-MIN_DECAY = -1e3  # its exp is 0 even in float64, and it does not absorb the other decays of a sum
+MIN_LOG_DECAY = -1e3  # its exp is 0 even in float64, and it does not absorb the other terms of a sum
 
 
 def unsupported_reason(inputs: ScanInputs) -> str | None:
@@ -31,16 +31,16 @@ def unsupported_reason(inputs: ScanInputs) -> str | None:
 
 
 def scan(inputs: ScanInputs, chunk: int = CHUNK) -> tuple[Tensor, Tensor]:
-    q, k, v, decay, state, segments, valid = inputs
+    q, k, v, log_decay, state, segments, valid = inputs
     batch, heads, length, _ = v.shape
-    if decay is not None and decay.dim() == 4:
+    if log_decay is not None and log_decay.dim() == 4:
         q, k = per_head(q, v), per_head(k, v)
     groups = q.shape[1]
     q, k, v = (x.to(state.dtype) for x in (q, k, v))
     if valid is not None:
         k = k * valid[:, None, :, None]
-    steps = None if decay is None else grouped(per_token(decay, length, valid), groups)
-    constant = decay is not None and decay.dim() == 1 and valid is None  # all chunks decay equally
+    steps = None if log_decay is None else grouped(per_token(log_decay, length, valid), groups)
+    constant = log_decay is not None and log_decay.dim() == 1 and valid is None  # all chunks decay equally
     documents = None if segments is None else number_documents(segments)
     q, k, v, state = (grouped(x, groups) for x in (q, k, v, state))  # (B, G, R, …); R = 1 for q and k
     outs = []
@@ -158,12 +158,13 @@ class SameDocument:
         return late == early.mT
 
 
-def per_token(decay: Tensor, length: int, valid: Tensor | None) -> Tensor:
+def per_token(log_decay: Tensor, length: int, valid: Tensor | None) -> Tensor:
     """(B or 1, H, L, 1 or N), 0 for invalid tokens; in float64, since differences of long sums are computed."""
-    decay = decay.double().clamp_min(MIN_DECAY)
-    if decay.dim() < 4:
-        decay = (decay.view(1, -1, 1).expand(1, -1, length) if decay.dim() == 1 else decay).unsqueeze(-1)
-    return decay if valid is None else decay * valid[:, None, :, None]
+    log_decay = log_decay.double().clamp_min(MIN_LOG_DECAY)
+    if log_decay.dim() < 4:
+        log_decay = log_decay.view(1, -1, 1).expand(1, -1, length) if log_decay.dim() == 1 else log_decay
+        log_decay = log_decay.unsqueeze(-1)
+    return log_decay if valid is None else log_decay * valid[:, None, :, None]
 
 
 def per_chunk(factor: Tensor | None, chunks: int) -> Sequence[Tensor | None]:

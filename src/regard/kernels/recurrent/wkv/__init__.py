@@ -33,9 +33,9 @@ class Sums(NamedTuple):
         a, b = (self.peak - peak).exp(), (other.peak - peak).exp()
         return Sums(a * self.value + b * other.value, a * self.weight + b * other.weight, peak)
 
-    def decay(self, log_decay: Tensor, keep: Tensor) -> "Sums":
-        """The sums multiplied by e^log_decay where `keep` is True, empty elsewhere."""
-        return Sums(self.value * keep, self.weight * keep, (self.peak + log_decay).where(keep, EMPTY))
+    def decay(self, log_factor: Tensor, keep: Tensor) -> "Sums":
+        """The sums multiplied by e^log_factor where `keep` is True, empty elsewhere."""
+        return Sums(self.value * keep, self.weight * keep, (self.peak + log_factor).where(keep, EMPTY))
 
     def tokens(self, selected: slice) -> "Sums":
         """The selected tokens of each chunk of (B, n, C, F)."""
@@ -49,7 +49,7 @@ class Sums(NamedTuple):
 class WKVInputs(NamedTuple):
     k: Tensor  # (B, L, F)
     v: Tensor  # (B, L, F)
-    decay: Tensor  # w: (F,)
+    log_decay: Tensor  # w: (F,)
     bonus: Tensor  # u: (F,)
     state: Sums  # arrays (B, F)
     segments: Tensor | None = None  # (B, L): the state resets where they change
@@ -58,14 +58,14 @@ class WKVInputs(NamedTuple):
 
 def wkv(inputs: WKVInputs) -> tuple[Tensor, Sums]:
     """out (B, L, F), and the state after the last token."""
-    k, v, decay, bonus, state, segments, valid = inputs
+    k, v, log_decay, bonus, state, segments, valid = inputs
     if k.shape[1] > 1 and state.peak.dtype == torch.float32 and cannot_run_triton(k.device) is None:
         from regard.kernels.recurrent.wkv.triton import autograd  # triton is optional
 
         return autograd.wkv(inputs)
     documents = torch.zeros_like(k[..., 0], dtype=torch.int64) if segments is None else number_documents(segments)
     updates = torch.ones_like(documents, dtype=torch.bool) if valid is None else valid
-    parameters = decay.to(state.peak.dtype), bonus.to(state.peak.dtype)
+    parameters = log_decay.to(state.peak.dtype), bonus.to(state.peak.dtype)
     state_document, outs = documents[:, :1], []
     for portion in zip(*(x.split(PORTION, 1) for x in (k, v, documents, updates)), strict=True):
         out, state = run_portion(*portion, state_document, *parameters, state)
@@ -75,7 +75,7 @@ def wkv(inputs: WKVInputs) -> tuple[Tensor, Sums]:
 
 
 def run_portion(
-    k: Tensor, v: Tensor, documents: Tensor, updates: Tensor, state_document: Tensor, decay: Tensor, bonus: Tensor,
+    k: Tensor, v: Tensor, documents: Tensor, updates: Tensor, state_document: Tensor, log_decay: Tensor, bonus: Tensor,
     state: Sums,
 ) -> tuple[Tensor, Sums]:  # fmt: skip
     """out (B, L, F), and the state after the last token.
@@ -94,22 +94,24 @@ def run_portion(
     sums, distance = Sums(v * updates, updates.to(dtype).expand_as(v), k.where(updates, EMPTY)), 1
     while distance < size:
         late, early = slice(distance, None), slice(None, -distance)
-        log_decay, keep = (age[:, :, late] - age[:, :, early]) * decay, documents[:, :, late] == documents[:, :, early]
-        sums = sums.replace_after(distance, sums.tokens(late).merge(sums.tokens(early).decay(log_decay, keep)))
+        log_factor = (age[:, :, late] - age[:, :, early]) * log_decay
+        keep = documents[:, :, late] == documents[:, :, early]
+        sums = sums.replace_after(distance, sums.tokens(late).merge(sums.tokens(early).decay(log_factor, keep)))
         distance *= 2
 
     last = documents[:, :, -1:]  # (B, n, 1, 1)
     # (B, n, 1, 1): the document of the state before each chunk
     state_document = torch.cat([state_document.view(-1, 1, 1, 1), last[:, :-1]], 1)
     carried = []
-    ends = *sums, age * decay, last == state_document
-    for *chunk_sums, log_decay, keep in zip(*(x[:, :, -1].unbind(1) for x in ends), strict=True):
+    ends = *sums, age * log_decay, last == state_document
+    for *chunk_sums, log_factor, keep in zip(*(x[:, :, -1].unbind(1) for x in ends), strict=True):
         carried.append(state)
-        state = Sums(*chunk_sums).merge(state.decay(log_decay, keep))
+        state = Sums(*chunk_sums).merge(state.decay(log_factor, keep))
     past = Sums(*(torch.stack(x, 1).unsqueeze(2) for x in zip(*carried, strict=True)))  # (B, n, 1, F)
 
-    past = past.decay((age - updates.to(age.dtype)) * decay, documents == state_document)  # (B, n, C, F)
-    inside = sums.tokens(slice(None, -1)).decay(torch.zeros_like(decay), documents[:, :, 1:] == documents[:, :, :-1])
+    past = past.decay((age - updates.to(age.dtype)) * log_decay, documents == state_document)  # (B, n, C, F)
+    continues = documents[:, :, 1:] == documents[:, :, :-1]
+    inside = sums.tokens(slice(None, -1)).decay(torch.zeros_like(log_decay), continues)
     past = past.replace_after(1, past.tokens(slice(1, None)).merge(inside))
     out = past.merge(Sums(v, torch.ones_like(v), k + bonus))
     return (out.value / out.weight).flatten(1, 2)[:, :length], state

@@ -12,7 +12,7 @@ SIZES = (64, 128, 256)
 def unsupported_reason(inputs: ScanInputs) -> str | None:
     if reason := unsupported_state_reason(inputs.state):
         return reason
-    if inputs.decay is not None and inputs.decay.dim() == 4:
+    if inputs.log_decay is not None and inputs.log_decay.dim() == 4:
         return "triton takes one decay per token and head, not per key channel"
     key_dim, value_dim = inputs.q.shape[3], inputs.v.shape[3]
     if key_dim not in SIZES or value_dim - value_dim % 2 not in SIZES:

@@ -3,12 +3,12 @@
     states   at the borders of spans, one after the other
     read     the outputs of every token, from the state at the border and from its own span
 
-With D_t = ∂loss/∂S_t = q_t do_tᵀ + exp(decay_{t+1}) D_{t+1}, a scan from the end, the gradients are reads as well:
+With D_t = ∂loss/∂S_t = q_t do_tᵀ + exp(log_decay_{t+1}) D_{t+1}, a scan from the end, the gradients are reads as well:
 
     dq_t = S_t do_t       read (do, v, k)
     dk_t = D_t v_t        read in reverse (v, do, q)
     dv_t = D_tᵀ k_t       read in reverse (k, q, do)
-    ddecay_t = ⟨D_t, S_t - k_t v_tᵀ⟩ = ⟨D_e, S_e⟩ + Σ_{t≤u≤e} (q_u · dq_u - k_u · dk_u)
+    dlog_decay_t = ⟨D_t, S_t - k_t v_tᵀ⟩ = ⟨D_e, S_e⟩ + Σ_{t≤u≤e} (q_u · dq_u - k_u · dk_u)
     q_u · dq_u = out_u · do_u        k_u · dk_u = v_u · dv_u
 
 where e is the end of the span of t: the sums are short, so that rounding errors of bf16 products do not accumulate over
@@ -72,26 +72,26 @@ def run_scan(
 
     extra (B, H, L, 1) is a further column of the values, z (B, H, N, 1) of the state.
     """
-    q, k, _, decay, _, segments, valid = inputs
+    q, k, _, log_decay, _, segments, valid = inputs
     q, k, v = autocast_like_linear(q, k, v)
-    q, v, decay = q.to(k.dtype), v.to(k.dtype), None if decay is None else decay.float()
+    q, v, log_decay = q.to(k.dtype), v.to(k.dtype), None if log_decay is None else log_decay.float()
     if valid is not None:
         k = k * valid[:, None, :, None]
-        if decay is not None:
-            decay = (decay.view(1, -1, 1) if decay.dim() == 1 else decay) * valid.unsqueeze(1)
+        if log_decay is not None:
+            log_decay = (log_decay.view(1, -1, 1) if log_decay.dim() == 1 else log_decay) * valid.unsqueeze(1)
     documents = None if segments is None else number_documents(segments).int()
     extra, z = (None if x is None else x.squeeze(3).float() for x in (extra, z))
-    out, extra_out, last, z = scan_op(q, k, v, extra, decay, state, z, documents)
+    out, extra_out, last, z = scan_op(q, k, v, extra, log_decay, state, z, documents)
     return out, extra_out.unsqueeze(-1), last, z.unsqueeze(-1)
 
 
 @torch.library.custom_op("regard::scan", mutates_args=())
 def scan_op(
-    q: Tensor, k: Tensor, v: Tensor, extra: Tensor | None, decay: Tensor | None, state: Tensor, z: Tensor | None,
+    q: Tensor, k: Tensor, v: Tensor, extra: Tensor | None, log_decay: Tensor | None, state: Tensor, z: Tensor | None,
     documents: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """out (B, H, L, P) and the last state (B, H, N, P); the same for extra (B, H, L) and z (B, H, N), if given."""
-    launch = ScanLaunch.of(k, v, decay, documents)
+    launch = ScanLaunch.of(k, v, log_decay, documents)
     q, k, v = (row_major(x) for x in (q, k, v))
     extra = None if extra is None else extra.contiguous()
     S, last, Z = launch.states(k, v, state, extra, z)
@@ -102,19 +102,19 @@ def scan_op(
 
 
 @scan_op.register_fake
-def _(q, k, v, extra, decay, state, z, documents):
+def _(q, k, v, extra, log_decay, state, z, documents):
     extra_out, last = (state.new_empty(0), state.new_empty(0)) if extra is None else (empty_like(extra), empty_like(z))
     return empty_like(v), extra_out, empty_like(state), last
 
 
 @torch.library.custom_op("regard::scan_backward", mutates_args=())
 def scan_backward(
-    q: Tensor, k: Tensor, v: Tensor, extra: Tensor | None, decay: Tensor | None, state: Tensor, z: Tensor | None,
+    q: Tensor, k: Tensor, v: Tensor, extra: Tensor | None, log_decay: Tensor | None, state: Tensor, z: Tensor | None,
     documents: Tensor | None, out: Tensor | None, extra_out: Tensor, d_out: Tensor, d_extra_out: Tensor, d_last: Tensor,
     d_z: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """The gradients of all inputs but the documents; that of a decay needs `out`."""
-    launch = ScanLaunch.of(k, v, decay, documents)
+    """The gradients of all inputs but the documents; that of log_decay needs `out`."""
+    launch = ScanLaunch.of(k, v, log_decay, documents)
     q, k, v, d_out = (row_major(x) for x in (q, k, v, d_out))
     out = None if out is None else out.contiguous()
     x, y = (None, None) if extra is None else (d_extra_out.contiguous(), extra.contiguous())
@@ -125,7 +125,7 @@ def scan_backward(
     dv, d_extra, dots = launch.read(
         k, q, d_out, D, reverse=True, w_extra=x, state_column=E, dots_of=None if out is None else (v, out)
     )
-    d_decay, d_first_z, border_pairs = state.new_empty(0), state.new_empty(0), [(S, D)]
+    d_log_decay, d_first_z, border_pairs = state.new_empty(0), state.new_empty(0), [(S, D)]
     if extra is None or d_extra is None or Z is None or E is None or z is None:
         d_extra = state.new_empty(0)
     else:
@@ -133,18 +133,18 @@ def scan_backward(
         border_pairs = [(S, D), (Z, E)]
         dots = None if dots is None else dots + extra_out * d_extra_out - extra * d_extra
     if dots is not None:
-        d_decay = launch.decay_gradient(dots, border_pairs)
-        d_decay = d_decay if decay is None or decay.dim() == 3 else d_decay.sum((0, 2))
-    return dq, dk, dv, d_extra, d_decay, d_first, d_first_z
+        d_log_decay = launch.log_decay_gradient(dots, border_pairs)
+        d_log_decay = d_log_decay if log_decay is None or log_decay.dim() == 3 else d_log_decay.sum((0, 2))
+    return dq, dk, dv, d_extra, d_log_decay, d_first, d_first_z
 
 
 @scan_backward.register_fake
-def _(q, k, v, extra, decay, state, z, documents, out, extra_out, d_out, d_extra_out, d_last, d_z):
+def _(q, k, v, extra, log_decay, state, z, documents, out, extra_out, d_out, d_extra_out, d_last, d_z):
     d_extra, d_first_z = (
         (state.new_empty(0), state.new_empty(0)) if extra is None else (empty_like(extra), empty_like(z))
     )
-    d_decay = state.new_empty(0) if decay is None else empty_like(decay)
-    return empty_like(q), empty_like(k), empty_like(v), d_extra, d_decay, empty_like(state), d_first_z
+    d_log_decay = state.new_empty(0) if log_decay is None else empty_like(log_decay)
+    return empty_like(q), empty_like(k), empty_like(v), d_extra, d_log_decay, empty_like(state), d_first_z
 
 
 def save_inputs(ctx: Any, inputs: tuple, output: tuple) -> None:
@@ -154,10 +154,10 @@ def save_inputs(ctx: Any, inputs: tuple, output: tuple) -> None:
 
 def backward(ctx: Any, *d_outputs: Tensor) -> tuple[Tensor | None, ...]:
     saved = ctx.saved_tensors  # read once: activation checkpointing recomputes them at each access
-    extra, decay = saved[3:5]
-    dq, dk, dv, d_extra, d_decay, d_state, d_z = scan_backward(*saved, *d_outputs)
+    extra, log_decay = saved[3:5]
+    dq, dk, dv, d_extra, d_log_decay, d_state, d_z = scan_backward(*saved, *d_outputs)
     d_extra, d_z = (None, None) if extra is None else (d_extra, d_z)
-    return dq, dk, dv, d_extra, None if decay is None else d_decay, d_state, d_z, None
+    return dq, dk, dv, d_extra, None if log_decay is None else d_log_decay, d_state, d_z, None
 
 
 scan_op.register_autograd(backward, setup_context=save_inputs)
@@ -166,7 +166,7 @@ scan_op.register_autograd(backward, setup_context=save_inputs)
 class ScanLaunch(NamedTuple):
     """The arguments that all passes of a scan share."""
 
-    sums: Tensor | None  # (B, H, spans, span): cumulative decays from the first token of each span
+    sums: Tensor | None  # (B, H, spans, span): cumulative log decays from the first token of each span
     documents: Tensor | None  # (B, L)
     batch: int
     heads: int
@@ -174,12 +174,12 @@ class ScanLaunch(NamedTuple):
     span: int
 
     @classmethod
-    def of(cls, k: Tensor, v: Tensor, decay: Tensor | None, documents: Tensor | None) -> "ScanLaunch":
+    def of(cls, k: Tensor, v: Tensor, log_decay: Tensor | None, documents: Tensor | None) -> "ScanLaunch":
         (batch, heads, length, _), span = v.shape, span_length(k.shape[3], v.shape[3], k.dtype)
-        if decay is not None:
-            decay = decay.view(1, -1, 1) if decay.dim() == 1 else decay
-            decay = split_spans(decay.expand(batch, heads, length), span).cumsum(3).contiguous()
-        return cls(decay, None if documents is None else documents.contiguous(), batch, heads, length, span)
+        if log_decay is not None:
+            log_decay = log_decay.view(1, -1, 1) if log_decay.dim() == 1 else log_decay
+            log_decay = split_spans(log_decay.expand(batch, heads, length), span).cumsum(3).contiguous()
+        return cls(log_decay, None if documents is None else documents.contiguous(), batch, heads, length, span)
 
     @property
     def spans(self) -> int:
@@ -254,7 +254,7 @@ class ScanLaunch(NamedTuple):
     def strides(self, x: Tensor) -> tuple[int, int, int, int]:
         return x.stride(0), x.stride(1), x.stride(2), self.heads // x.shape[1]
 
-    def decay_gradient(self, dots: Tensor, borders: list[tuple[Tensor, Tensor]]) -> Tensor:
+    def log_decay_gradient(self, dots: Tensor, borders: list[tuple[Tensor, Tensor]]) -> Tensor:
         """(B, H, L), from q · dq - k · dk (B, H, L) and the borders of states and of their gradients."""
         sums = split_spans(dots, self.span).flip(3).cumsum(3).flip(3)  # (B, H, spans, span)
         for S, D in borders:

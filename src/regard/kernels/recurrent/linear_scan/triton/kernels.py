@@ -1,6 +1,6 @@
 """The two passes of the linear scan in Triton: states at the borders of spans, and the outputs inside each span.
 
-With c_t = Σ decay from the first token of a span to t, c_e at its end, and S the state at the border before it (in
+With c_t = Σ log_decay from the first token of a span to t, c_e at its end, and S the state at the border before it (in
 reverse: after it),
 
     S' = exp(c_e) S + Σ_s far_s y_s w_sᵀ           out_t = near_t Sᵀ x_t + Σ_{s ≤ t} (x_t · y_s) exp(c_t - c_s) w_s
@@ -81,7 +81,7 @@ def read_kernel(
     W_extra (B, H, L) is an optional further column of w; State_column (N) is its column of the state, and Out_extra its
     output. `state_strides` are those of a border, along x and along w.
 
-    For the gradient of a decay, in reverse: Dots (blocks, B, H, L) = Forward_out_t · w_t - out_t · V_t over the block.
+    For the gradient of log_decay, in reverse: Dots (blocks, B, H, L) = Forward_out_t · w_t - out_t · V_t per block.
     """
     program, c = tl.program_id(0).to(tl.int64), tl.arange(0, SPAN)
     span, first_head = program % spans, program // spans * HEADS_PER_PROGRAM

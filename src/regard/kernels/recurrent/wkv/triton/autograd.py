@@ -21,40 +21,40 @@ SPAN = 256  # tokens per program
 
 def wkv(inputs: WKVInputs) -> tuple[Tensor, Sums]:
     """`wkv` with sums in float32; out has the dtype of v."""
-    k, v, decay, bonus, state, segments, valid = inputs
+    k, v, log_decay, bonus, state, segments, valid = inputs
     documents = None if segments is None else number_documents(segments).int()
     updates = None if valid is None else valid.to(torch.int8)
     first = torch.stack(state, 1)  # (B, 3, F)
-    out, last = wkv_op(k.to(v.dtype), v, decay.float(), bonus.float(), first, documents, updates)
+    out, last = wkv_op(k.to(v.dtype), v, log_decay.float(), bonus.float(), first, documents, updates)
     return out, Sums(*last.unbind(1))
 
 
 @torch.library.custom_op("regard::wkv", mutates_args=())
 def wkv_op(
-    k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor, first: Tensor, documents: Tensor | None,
+    k: Tensor, v: Tensor, log_decay: Tensor, bonus: Tensor, first: Tensor, documents: Tensor | None,
     updates: Tensor | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """out (B, L, F), and the last value, weight and peak (B, 3, F)."""
-    out, _, _, last = WKVLaunch(k, v, decay, bonus, first, documents, updates).forward(v.dtype)
+    out, _, _, last = WKVLaunch(k, v, log_decay, bonus, first, documents, updates).forward(v.dtype)
     return out, last
 
 
 @wkv_op.register_fake
-def _(k, v, decay, bonus, first, documents, updates):
+def _(k, v, log_decay, bonus, first, documents, updates):
     return torch.empty_like(v, memory_format=torch.contiguous_format), torch.empty_like(first)
 
 
 @torch.library.custom_op("regard::wkv_backward", mutates_args=())
 def wkv_backward(
-    k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor, first: Tensor, documents: Tensor | None,
+    k: Tensor, v: Tensor, log_decay: Tensor, bonus: Tensor, first: Tensor, documents: Tensor | None,
     updates: Tensor | None, d_out: Tensor, d_last: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    return WKVLaunch(k, v, decay, bonus, first, documents, updates).backward(d_out.contiguous(), d_last)
+    return WKVLaunch(k, v, log_decay, bonus, first, documents, updates).backward(d_out.contiguous(), d_last)
 
 
 @wkv_backward.register_fake
-def _(k, v, decay, bonus, first, documents, updates, d_out, d_last):
-    return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in (k, v, decay, bonus, first))
+def _(k, v, log_decay, bonus, first, documents, updates, d_out, d_last):
+    return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in (k, v, log_decay, bonus, first))
 
 
 def save_inputs(ctx: Any, inputs: tuple, output: tuple) -> None:
@@ -73,7 +73,7 @@ class WKVLaunch(NamedTuple):
 
     k: Tensor
     v: Tensor
-    decay: Tensor
+    log_decay: Tensor
     bonus: Tensor
     first: Tensor  # (B, 3, F): the initial value, weight and peak
     documents: Tensor | None  # (B, L)
@@ -83,31 +83,32 @@ class WKVLaunch(NamedTuple):
         self, dtype: torch.dtype, for_backward: bool = False
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
         """out (B, L, F); for the backward its part from earlier tokens and the log divisor; the last state (B, 3, F)"""
-        k, v, decay, bonus, first, documents, updates = self
+        k, v, log_decay, bonus, first, documents, updates = self
         (batch, length, channels), device = v.shape, v.device
         k, v, spans = k.contiguous(), v.contiguous(), triton.cdiv(length + 1, SPAN)  # one more for the final state
         out, last = torch.empty(v.shape, dtype=dtype, device=device), torch.empty(batch, 3, channels, device=device)
         past, log_sum = (torch.empty(v.shape, device=device) if for_backward else None for _ in range(2))
         borders = self.border_sums((k, v, None), first, spans)
         read_kernel[batch * spans, triton.cdiv(channels, BLOCK)](
-            k, v, decay, bonus, documents, updates, borders, out, past, log_sum, last,
+            k, v, log_decay, bonus, documents, updates, borders, out, past, log_sum, last,
             0, length, channels, spans, SPAN, T, BLOCK, num_warps=1,
         )  # fmt: skip
         return out, past, log_sum, last
 
     def backward(self, d_out: Tensor, d_last: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """The gradients of k, v, decay, bonus and the initial state."""
-        k, v, decay, bonus, first, documents, updates = self
+        """The gradients of k, v, log_decay, bonus and the initial state."""
+        k, v, log_decay, bonus, first, documents, updates = self
         # float32: gradients contain v - out, which cancels in bf16
         out, past, log_sum, last = self.forward(torch.float32, for_backward=True)
         (batch, length, channels), spans = v.shape, triton.cdiv(v.shape[1], SPAN)
         dk, dv = (torch.empty(v.shape, dtype=v.dtype, device=v.device) for _ in range(2))
-        d_parameters = last.new_empty(batch * spans, 2, channels)  # of decay and bonus, per span
+        d_parameters = last.new_empty(batch * spans, 2, channels)  # of log_decay and bonus, per span
         d_first = torch.empty_like(last)
         borders = self.border_sums((d_out, out, log_sum), final_gradient(last, d_last), spans, reverse=True)
         grad_kernel[batch * spans, triton.cdiv(channels, BLOCK)](
-            k.contiguous(), v.contiguous(), decay, bonus, documents, updates, out, past, log_sum, first.contiguous(),
-            borders, d_out, dk, dv, d_parameters, d_first, 0, length, channels, spans, SPAN, T, BLOCK, num_warps=1,
+            k.contiguous(), v.contiguous(), log_decay, bonus, documents, updates, out, past, log_sum,
+            first.contiguous(), borders, d_out, dk, dv, d_parameters, d_first,
+            0, length, channels, spans, SPAN, T, BLOCK, num_warps=1,
         )  # fmt: skip
         return dk, dv, d_parameters[:, 0].sum(0), d_parameters[:, 1].sum(0), d_first
 
@@ -121,7 +122,7 @@ class WKVLaunch(NamedTuple):
         added, blocks = first.new_empty(batch, spans, 4, channels), triton.cdiv(channels, BLOCK)
         borders = first.new_empty(batch, spans, 3, channels)
         add_kernel[batch * spans, blocks](
-            *tokens, self.decay, self.documents, self.updates, added,
+            *tokens, self.log_decay, self.documents, self.updates, added,
             0, length, channels, spans, SPAN, T, BLOCK, reverse, num_warps=1,
         )  # fmt: skip
         carry_kernel[batch, blocks](added, first, borders, channels, spans, BLOCK, reverse, num_warps=1)
