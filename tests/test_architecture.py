@@ -62,14 +62,9 @@ def package_of(path: Path) -> str:
 
 
 def imports_of(path: Path) -> Iterator[str]:
-    """Absolute names of the modules that a file imports, also inside its functions."""
+    """Absolute names of the modules that a file imports, also inside its functions and for annotations only."""
     package = ("regard", *path.relative_to(SOURCE).parent.parts)
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    typing_only = [n for n in ast.walk(tree) if isinstance(n, ast.If) and ast.unparse(n.test) == "TYPE_CHECKING"]
-    skipped = {id(n) for block in typing_only for n in ast.walk(block)}
-    for node in ast.walk(tree):
-        if id(node) in skipped:  # annotations may name a type of a package above
-            continue
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -91,6 +86,16 @@ def test_imports_point_down(path: Path) -> None:
     assert imported <= PACKAGES[package] | {package}, (
         f"{package} may not import {sorted(imported - PACKAGES[package] - {package})}"
     )
+
+
+def test_imports_between_files_have_no_cycle() -> None:
+    """Two files that import each other, even for annotations, should be one file, or share a third one."""
+    modules = {".".join(("regard", *path.relative_to(SOURCE).with_suffix("").parts)): path for path in FILES}
+    imported = {
+        module: {name for names in imports_of(path) for name in (names, names.rpartition(".")[0]) if name in modules}
+        for module, path in modules.items()
+    }
+    TopologicalSorter(imported).prepare()
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))

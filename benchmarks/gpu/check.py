@@ -12,11 +12,11 @@ from triton.runtime.errors import OutOfResources
 
 from regard.kernels.attention import reference, triton
 from regard.kernels.attention.arguments import ScoreOptions, describe
-from regard.kernels.attention.bias import Bias, Buckets, Slopes
+from regard.kernels.attention.bias import Buckets, Slopes
 from regard.kernels.attention.mask import Causal, Full
 from regard.kernels.attention.patterns.window import SinksAndWindow, Window
 from regard.kernels.attention.statistics import attend_with_statistics
-from regard.layout import TokenLayout
+from regard.layout import Bias, TokenLayout
 
 MASKS = [Causal(), Full(), Window(100), Window(40, causal=False), SinksAndWindow(5, 70)]
 SHAPES = [(4, 4, 16, 16), (4, 2, 64, 64), (4, 1, 80, 48), (2, 2, 128, 128), (2, 2, 192, 128), (2, 1, 256, 256)]

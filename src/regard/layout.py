@@ -10,14 +10,11 @@ exception is the dictionary of auxiliary losses: in training every sublayer gets
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from regard.kernels.attention.bias import Bias
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,11 +132,25 @@ class Source:
     layout: TokenLayout
 
 
+class Bias:
+    """Numbers added to the scores of attention, computed from positions (kernels/attention/bias.py)."""
+
+    tiles: ClassVar[bool] = True  # whether positions determine the bias; otherwise only `values` exists
+
+    def tile(self, q_positions: Tensor, k_positions: Tensor, dtype: torch.dtype) -> Tensor:
+        """Positions (…, l) and (…, s) -> (…, H, l, s), computed in at least float32."""
+        raise NotImplementedError
+
+    def values(self, layout: TokenLayout, dtype: torch.dtype) -> Tensor:
+        """(B, H, L, S) for all queries and keys, or (B, 1, L, S) if all heads have the same bias."""
+        return self.tile(layout.positions, layout.key_positions, dtype)
+
+
 @dataclass(frozen=True, eq=False)
 class StackInputs:
     """Inputs that every block of a stack can read beside the residual stream."""
 
-    bias: "Bias | None" = None  # added to the scores of every attention of the stack
+    bias: Bias | None = None  # added to the scores of every attention of the stack
     embeddings: Tensor | None = None  # (B, L, D) input of the first block
     source: Source | None = None  # for cross-attention; None: its keys and values come from its state
     losses: dict[str, Tensor] | None = None  # in training: auxiliary losses of the sublayer that is running

@@ -4,14 +4,14 @@ import torch
 from torch import Tensor
 
 from regard.kernels.attention.arguments import ScoreOptions
-from regard.kernels.attention.bias import Bias, Buckets, Slopes
+from regard.kernels.attention.bias import Buckets, Slopes
 from regard.kernels.attention.mask import Causal, Full, Mask, PrefixLM
 from regard.kernels.attention.patterns.bigbird import BigBird
 from regard.kernels.attention.patterns.block_pattern import BlockSparse
 from regard.kernels.attention.patterns.longformer import Longformer
 from regard.kernels.attention.patterns.sparse_transformer import FixedPattern, StridedPattern
 from regard.kernels.attention.patterns.window import Dilated, SinksAndWindow, Window
-from regard.layout import TokenLayout
+from regard.layout import Bias, TokenLayout
 
 LENGTH, DIM, VALUE_DIM = 37, 8, 6
 HEADS = {"multi-head": (4, 4), "grouped-query": (4, 2), "multi-query": (4, 1)}

@@ -9,13 +9,13 @@ from torch import Tensor
 
 from regard.kernels.attention import reference, triton
 from regard.kernels.attention.arguments import ScoreOptions, describe
-from regard.kernels.attention.bias import Bias, Buckets, Slopes
+from regard.kernels.attention.bias import Buckets, Slopes
 from regard.kernels.attention.mask import Causal, Full, Mask
 from regard.kernels.attention.patterns.sparse_transformer import StridedPattern
 from regard.kernels.attention.patterns.window import SinksAndWindow, Window
 from regard.kernels.attention.statistics import attend_with_statistics
 from regard.kernels.attention.triton.bounds import NO_DOCUMENT, bounds
-from regard.layout import TokenLayout
+from regard.layout import Bias, TokenLayout
 from tests.kernels.triton_device import DEVICE
 
 LENGTH = 37

@@ -17,7 +17,7 @@ from regard.models.pattern import retile
 from regard.models.stack import Repeat, unroll
 from regard.parts.experts import Experts
 from regard.parts.feedforward import SwiGLU
-from regard.planning.cost import plan
+from regard.planning import plan
 from regard.planning.training import lora_parameters
 from regard.spec import Spec, SpecError
 from tests.laws import GQA, SHARED, VOCAB, WIDTH, block, build, random_ids

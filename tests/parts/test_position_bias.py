@@ -12,9 +12,9 @@ from transformers.models.falcon.modeling_falcon import build_alibi_tensor as fal
 from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from regard.kernels.attention.bias import Bias, Buckets, Slopes
+from regard.kernels.attention.bias import Buckets, Slopes
 from regard.kernels.attention.mask import Causal, Full, Mask
-from regard.layout import TokenLayout
+from regard.layout import Bias, TokenLayout
 from regard.parts.attention import Attention
 from regard.parts.position.alibi import Alibi, slopes
 from regard.parts.position.t5 import T5Buckets

@@ -12,10 +12,10 @@ from tokenizers import decoders, models, normalizers, trainers
 from regard.checkpoint.gguf import export_gguf
 from regard.gguf_header import GGUFError
 from regard.text.chat import DEFAULT_TEMPLATE
-from regard.text.gguf import gguf_metadata
 from regard.text.pre_tokenization import GGUF_NAMES, build_pre_tokenizer
 from regard.text.tokenizer import Tokenizer
 from regard.text.train import bpe, character
+from regard.text.write_gguf import gguf_metadata
 from tests.checkpoint.gguf.tiny_models import LLAMA, build_tiny
 from tests.text.sample_texts import MIXED
 

@@ -37,9 +37,9 @@ def export(
     from regard.families import detect_family
     from regard.models.base import Model
     from regard.models.decoder import Decoder
-    from regard.text.gguf import gguf_metadata
     from regard.text.tokenizer import Tokenizer
     from regard.text.tokenizer_folder import has_tokenizer
+    from regard.text.write_gguf import gguf_metadata
 
     if out.exists():
         raise ValueError(f"{out} exists; choose another name")

@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from regard.kernels.attention.bias import Bias
 from regard.kernels.attention.reference import normalize
 from regard.kernels.autocast import without_autocast
-from regard.layout import TokenLayout
+from regard.layout import Bias, TokenLayout
 
 CHUNK = 64  # queries per chunk, which limits the memory: every query gathers a copy of its keys
 

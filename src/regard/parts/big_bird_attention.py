@@ -16,9 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from regard.kernels.attention.arguments import ScoreOptions
-from regard.kernels.attention.bias import Bias
 from regard.kernels.attention.mask import Full, Mask
-from regard.layout import TokenLayout
+from regard.layout import Bias, TokenLayout
 from regard.parts.attention import Attention, AttentionModule
 from regard.parts.position.base import NoPosition
 from regard.spec import require

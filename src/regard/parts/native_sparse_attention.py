@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from regard.kernels.attention import backend
 from regard.kernels.attention.arguments import ScoreOptions
-from regard.kernels.attention.bias import Bias
 from regard.kernels.attention.mask import Causal
 from regard.kernels.attention.patterns.window import Window
 from regard.kernels.attention.reference import attention_weights, per_head
@@ -34,7 +33,7 @@ from regard.kernels.native_sparse import (
     importance,
     sort_keys,
 )
-from regard.layout import TokenLayout
+from regard.layout import Bias, TokenLayout
 from regard.parts.attention import Attention
 from regard.parts.body import Body
 from regard.parts.position.base import NoPosition, Position

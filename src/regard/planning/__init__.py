@@ -5,7 +5,7 @@ parts from outside the package. Closed forms that need no spec are in flops.py, 
 scaling.py.
 """
 
-from regard.planning.cost import Plan, plan
 from regard.planning.groups import groups, rows
+from regard.planning.model_plan import Plan, plan
 
 __all__ = ["Plan", "groups", "plan", "rows"]

@@ -10,36 +10,27 @@
 
 `training_flops` counts the products of the modules. The usual estimate 6N, for N active parameters, assumes that each
 parameter is multiplied once per token: it includes embeddings that are only looked up, norms and biases, and omits the
-products of queries with keys, of scores with values, of `ahead` blocks, and of further uses of shared weights.
+products of queries with keys, of scores with values, of multi-token prediction (`ahead` blocks), and of further uses of
+shared weights.
 """
 
 from collections import Counter
 from dataclasses import dataclass, replace
 from math import prod
-from typing import TYPE_CHECKING, Any
-
-from torch import nn
 
 from regard.models.base import Model
 from regard.models.decoder import Decoder
-from regard.models.encoder import Encoder
 from regard.models.stack import replace_runs
 from regard.parts.state import Declared, FixedSize, PerSource, PerToken, declarations
 from regard.planning.flops import ahead_flops, flops_by_part
-from regard.planning.groups import groups, table
 from regard.planning.memory import format_of
 from regard.planning.parameters import Parameters, all_bodies, bodies, count_parameters, stacks
-from regard.planning.published import PUBLISHED, find_published
 from regard.planning.training import activation_bytes, full_training_bytes
-from regard.spec import nearest
-
-if TYPE_CHECKING:
-    from regard.language_model import LanguageModel
 
 
-@dataclass(frozen=True, repr=False)
-class Plan:
-    """The costs of one spec for a batch of sequences of `context` tokens. `print(plan)` shows them as a table."""
+@dataclass(frozen=True)
+class Costs:
+    """The costs of one spec for a batch of sequences of `context` tokens."""
 
     spec: Model
     context: int
@@ -83,7 +74,7 @@ class Plan:
 
     @property
     def training_flops(self) -> int:
-        """FLOPs per token of forward and backward, including those of the `ahead` blocks."""
+        """FLOPs per token of forward and backward, including those of multi-token prediction (`ahead` blocks)."""
         ahead = ahead_flops(self.decoder, self.context, self.context) if self.decoder else 0
         return 3 * (self.flops(self.context, self.context) + ahead) // self.context
 
@@ -131,8 +122,8 @@ class Plan:
     def weights_read(self) -> int:
         """Bytes of the weights that a decoding step reads.
 
-        It reads one row per sequence of an untied embedding, and weights that layers share (`Repeat.tied`) once per
-        layer.
+        Of an untied embedding it reads one row per sequence; weights that layers share (`Repeat.tied`) it reads once
+        per layer.
         """
         decoder = self.decoder
         if decoder is None:
@@ -141,9 +132,9 @@ class Plan:
         untied = replace_runs(self.spec, lambda run: replace(run, tied=False))
         count = self.count if untied == self.spec else count_parameters(untied)
         parts = {part: number for part, number in count.parts.items() if not part.startswith((*others, "ahead"))}
-        table = 0 if decoder.tied else max(0, decoder.vocab - self.batch) * decoder.table_dim
+        unread_embedding = 0 if decoder.tied else max(0, decoder.vocab - self.batch) * decoder.table_dim
         inactive = sum(body.inactive_params(decoder.width, self.batch) for body in bodies(decoder))
-        return format_of(self.weights).bytes(sum(parts.values()) - inactive - table)
+        return format_of(self.weights).bytes(sum(parts.values()) - inactive - unread_embedding)
 
     @property
     def cache_read(self) -> int:
@@ -172,66 +163,7 @@ class Plan:
         """The context, batch and formats for which the plan was computed."""
         return f"context {self.context:,}, batch {self.batch}, cache in {self.dtype}, weights in {self.weights}"
 
-    def to_dict(self) -> dict[str, Any]:
-        """All costs in groups (groups.py), as data for JSON."""
-        return groups(self)
-
-    def __repr__(self) -> str:
-        return f"{self.spec.kind}: {self.conditions}\n\n{table(groups(self))}"
-
 
 def max_tokens(state: PerToken | PerSource) -> int | None:
     windowed = isinstance(state, PerToken) and state.window is not None
     return state.first + state.window if windowed else None
-
-
-def default_context(spec: Model) -> int | None:
-    """The spec's context; for an encoder also the number of tokens of its input, or the reach of its positions."""
-    for stack in reversed(stacks(spec).values()):
-        length = stack.context or (stack.input.length or stack.position.reach if isinstance(stack, Encoder) else None)
-        if length is not None:
-            return length
-    return None
-
-
-def plan(
-    model: "Model | nn.Module | LanguageModel | str",
-    context: int | None = None,
-    batch: int = 1,
-    dtype: str = "float32",
-    weights: str | None = None,
-) -> Plan:
-    """Count the parameters, FLOPs and bytes of a model without building it.
-
-    model: a spec, a built or loaded model, the name of a published model (llama-3.1-8b), or a size (7B).
-    context: tokens per sequence, by default the model's own. batch: sequences per batch. dtype: format of the cache.
-    weights: format of the weights, by default that of the cache; int8, int4/128 … are formats as well.
-    """
-    spec = as_spec(model)
-    context = default_context(spec) if context is None else context
-    if context is None:
-        raise ValueError("this spec has no context; pass the length to plan for, for example context=2048")
-    for name, count in (("context", context), ("batch", batch)):
-        if count < 1:
-            raise ValueError(f"{name}={count} must be at least 1")
-    weights = dtype if weights is None else weights
-    for name in (dtype, weights):
-        format_of(name)
-    return Plan(spec, context, batch, dtype, weights, count_parameters(spec))
-
-
-def as_spec(model: "Model | nn.Module | LanguageModel | str") -> Model:
-    """The spec of a module, of a language model or of a published model."""
-    if isinstance(model, str):
-        published = find_published(model)
-        if published is None:
-            raise ValueError(
-                f"{model!r} is not a published model; {nearest(model, PUBLISHED)} "
-                "For a stored model, use regard.plan(regard.load(path))."
-            )
-        return published
-    module = getattr(model, "model", model)  # of a language model
-    spec = module if isinstance(module, Model) else getattr(module, "spec", None)
-    if not isinstance(spec, Model):
-        raise ValueError(f"{type(model).__name__} has no spec; give a spec, or a model that was built from one")
-    return spec

@@ -5,10 +5,11 @@ GiB = 2³⁰, because papers and vendors mix them), FLOPs if it contains "flops"
 """
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from regard.models.base import Model
 from regard.parts.state import PerToken, declarations
+from regard.planning.cost import Costs
 from regard.planning.flops import (
     attention_equals_rest,
     causal_pairs,
@@ -38,14 +39,11 @@ from regard.planning.training import (
     lora_training_bytes,
 )
 
-if TYPE_CHECKING:
-    from regard.planning.cost import Plan
-
 Groups = dict[str, Any]
 PREFIXES = {1000: ["", *"kMGTPEZY"], 1024: ["", *(f"{prefix}i" for prefix in "KMGTPEZY")]}
 
 
-def groups(plan: "Plan") -> Groups:
+def groups(plan: Costs) -> Groups:
     """The numbers of a plan. A crossover that does not exist is None."""
     crossing = attention_equals_rest(plan.spec)
     return {
@@ -67,7 +65,7 @@ def groups(plan: "Plan") -> Groups:
     }
 
 
-def attention_groups(plan: "Plan") -> Groups:
+def attention_groups(plan: Costs) -> Groups:
     """The shapes of attention, the pairs of a query and a key, and the bytes of materialized scores."""
     if not plan.attention_shapes:
         return {}
@@ -81,7 +79,7 @@ def attention_groups(plan: "Plan") -> Groups:
     return shapes | {"pairs": pairs} | window_groups(plan) | {"score_bytes": scores}
 
 
-def window_groups(plan: "Plan") -> Groups:
+def window_groups(plan: Costs) -> Groups:
     """Layers, reach and pairs of every causal window; pairs include those with attention sinks, if the mask has any."""
     windows = Counter(
         (state.window, state.window + state.first)
@@ -101,7 +99,7 @@ def window_groups(plan: "Plan") -> Groups:
     }
 
 
-def decoding_groups(plan: "Plan") -> Groups:
+def decoding_groups(plan: Costs) -> Groups:
     assert plan.decoder is not None
     weights, kv = plan.weight_bytes(), plan.kv_bytes_per_token
     return {
@@ -121,7 +119,7 @@ def decoding_groups(plan: "Plan") -> Groups:
     }
 
 
-def training_run_groups(plan: "Plan", tokens: float) -> Groups:
+def training_run_groups(plan: Costs, tokens: float) -> Groups:
     """FLOPs of training on this many tokens, and the model size and token count that are optimal for 6ND FLOPs."""
     compute = flops_6nd(plan.count.active, tokens)
     best_parameters, best_tokens = BESIROGLU.optimum(compute)
@@ -156,7 +154,7 @@ def lora_groups(spec: Model, parameters: int, rank: int, targets: tuple[str, ...
     }
 
 
-def device_groups(name: str, plan: "Plan") -> Groups:
+def device_groups(name: str, plan: Costs) -> Groups:
     """The traffic of attention, the cached tokens that fit on a device, and upper bounds on its speed."""
     device = device_of(name)
     step = device.seconds(plan.batch * plan.decode_flops, plan.bytes_read)

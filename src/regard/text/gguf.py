@@ -1,36 +1,30 @@
-"""Tokenizers in GGUF files: read from the metadata, and written as metadata.
+"""Tokenizers in GGUF files, read from the metadata; write_gguf.py writes them.
 
 GGUF has two kinds. "gpt2" is byte-level BPE with its merges and llama.cpp's name for the pre-tokenizer. "llama" is
 SentencePiece: each piece has a score, a space is written as ▁, and characters that no piece covers fall back to bytes.
 SentencePiece scores are converted to merges.
 """
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, processors
 
 from regard.gguf_header import GGUFError, Header, read_header
-from regard.text.pre_tokenization import LLAMA3_NAMES, gguf_name, pre_tokenizer_from_gguf
-from regard.text.sentencepiece import BYTE, CONTROL, NORMAL, UNUSED, USER_DEFINED, build_decoder, merges_from_scores
+from regard.text.pre_tokenization import LLAMA3_NAMES, pre_tokenizer_from_gguf
+from regard.text.sentencepiece import CONTROL, NORMAL, USER_DEFINED, build_decoder, merges_from_scores
 from regard.text.tokenizer_folder import TokenizerFiles
 
-if TYPE_CHECKING:
-    from regard.text.tokenizer import Tokenizer
-
 PREFIX = "tokenizer.ggml."
-UNMERGED_SCORE = -1e9  # for pieces that no merge produces
-BYTE_PIECES = frozenset(f"<0x{byte:02X}>" for byte in range(256))
 
 
 def read_gguf(file: Path) -> TokenizerFiles:
     vocabulary = GGUFVocabulary(read_header(file))
     kind = vocabulary.get("model", str)
     if kind not in ("gpt2", "llama"):
-        raise GGUFError(f"{file}: {PREFIX}model={kind!r} is not supported; supported are gpt2 and llama")
+        raise GGUFError(f"{file}: {PREFIX}model={kind!r} is not supported; gpt2 and llama are")
     core = build_byte_level(vocabulary) if kind == "gpt2" else build_sentencepiece(vocabulary)
     for type, special in ((CONTROL, True), (USER_DEFINED, False)):
         core.add_tokens([AddedToken(p, special=special, normalized=False) for p in vocabulary.of_type(type)])
@@ -124,36 +118,3 @@ def build_sentencepiece(vocabulary: GGUFVocabulary) -> tokenizers.Tokenizer:
     core.normalizer = normalizers.Sequence([*prepend, normalizers.Replace(" ", "▁")])
     core.decoder = build_decoder(prefix_space)
     return core
-
-
-def gguf_metadata(tokenizer: "Tokenizer", vocab: int) -> dict[str, Any]:
-    """The tokenizer as metadata, padded with unused tokens to the model's `vocab` embeddings."""
-    state = json.loads(tokenizer.core.to_str())
-    model = state["model"]
-    if model["type"] != "BPE" or tokenizer.vocab_size > vocab:
-        fault = f"a {model['type']} vocabulary" if model["type"] != "BPE" else f"{tokenizer.vocab_size} tokens"
-        raise GGUFError(
-            f"GGUF cannot hold {fault} for a model with vocab={vocab}; write the file without a tokenizer, or train a "
-            "bpe or byte tokenizer"
-        )
-    pieces = {id: piece for piece, id in tokenizer.core.get_vocab(with_added_tokens=True).items()}
-    types = [NORMAL if id in pieces else UNUSED for id in range(vocab)]
-    for token in state["added_tokens"]:
-        types[token["id"]] = CONTROL if token["special"] else USER_DEFINED
-    merges = [" ".join(merge) if isinstance(merge, list) else merge for merge in model["merges"]]
-    values: dict[str, Any] = {"tokens": [pieces.get(id, f"[PAD{id}]") for id in range(vocab)]}
-    if model["byte_fallback"]:
-        ranks = {merge.replace(" ", ""): -float(rank) for rank, merge in reversed([*enumerate(merges)])}
-        values |= {"model": "llama", "scores": [ranks.get(piece, UNMERGED_SCORE) for piece in values["tokens"]]}
-        types = [BYTE if piece in BYTE_PIECES else type for piece, type in zip(values["tokens"], types, strict=True)]
-        values["add_space_prefix"] = "▁" in json.dumps(state["normalizer"], ensure_ascii=False).partition("Prepend")[2]
-    else:
-        values |= {"model": "gpt2", "pre": gguf_name(state["pre_tokenizer"], state["normalizer"]), "merges": merges}
-    values["token_type"] = types
-    ids = {"bos": tokenizer.bos, "eos": tokenizer.eos, "padding": tokenizer.pad}
-    values |= {f"{name}_token_id": id for name, id in ids.items() if id is not None}
-    other_stops = [id for id in tokenizer.stop_ids if id != tokenizer.eos]
-    values |= {"eot_token_id": other_stops[0]} if other_stops else {}
-    values["add_bos_token"] = tokenizer.bos is not None and tokenizer.prefix_ids == (tokenizer.bos,)
-    template = {} if tokenizer.chat_template is None else {"tokenizer.chat_template": tokenizer.chat_template}
-    return {f"{PREFIX}{key}": value for key, value in values.items()} | template

@@ -17,9 +17,9 @@ from regard.checkpoint.gguf import export_gguf
 from regard.families import FamilyError
 from regard.gguf_header import MAX_ENTRIES, MAX_STRINGS, GGUFError, read_header
 from regard.spec import SpecError
-from regard.text.gguf import gguf_metadata
 from regard.text.tokenizer import Tokenizer
 from regard.text.train import bpe
+from regard.text.write_gguf import gguf_metadata
 from regard.weights.table import WeightsError
 from tests.checkpoint.gguf.tiny_models import LLAMA, MODELS, build_tiny
 

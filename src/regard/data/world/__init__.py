@@ -11,10 +11,10 @@ from hashlib import blake2b
 from itertools import count
 from random import Random
 
-from regard.data.world.english import write_sentences
+from regard.data.world.english import Event, write_sentences
 from regard.data.world.levels import LEVELS
 from regard.data.world.questions import Question, draw_questions
-from regard.data.world.simulation import Event, simulate
+from regard.data.world.simulation import simulate
 
 __all__ = ["LEVELS", "SPLITS", "Event", "Question", "Story", "split_of", "stories", "story"]
 

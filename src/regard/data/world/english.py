@@ -1,14 +1,11 @@
-"""The English of the simulated world: names of people, places and things, and sentences for events.
+"""The English of the simulated world: names of people, places and things, and events as sentences.
 
 Places are used after "in the", things after "the". All names are distinct, so that a name in a story is unambiguous.
 Each event becomes one sentence, in one of several wordings chosen at random.
 """
 
 from random import Random
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from regard.data.world.simulation import Event
+from typing import NamedTuple
 
 SHE = (
     "Anna", "Beth", "Clara", "Daisy", "Emma", "Fiona", "Grace", "Hana", "Iris", "Julia", "Kate", "Lena",
@@ -69,17 +66,25 @@ WORDINGS = {
 WITH_MOTIVE = ("Being {why}, {who} went to the {where}.", "{who} went to the {where} because {pronoun} was {why}.")
 
 
+class Event(NamedTuple):
+    verb: str
+    who: str = ""
+    what: str = ""
+    where: str = ""  # a place; the receiver of a gift; the container put into or taken from
+    why: str = ""  # the feeling that caused a move
+
+
 def with_article(noun: str) -> str:
     """The noun with its indefinite article: a ball, an apple."""
     return f"an {noun}" if noun[0] in "aeiou" else f"a {noun}"
 
 
-def write_sentences(events: "list[Event]", rng: Random) -> list[str]:
+def write_sentences(events: list[Event], rng: Random) -> list[str]:
     """One sentence per event."""
     return [write_sentence(event, rng) for event in events]
 
 
-def write_sentence(event: "Event", rng: Random) -> str:
+def write_sentence(event: Event, rng: Random) -> str:
     wordings = WITH_MOTIVE if event.why else WORDINGS[event.verb]
     verb, who, what, where, why = event
     return rng.choice(wordings).format(

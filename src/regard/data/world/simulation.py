@@ -6,18 +6,9 @@ container are ordered by arrival, because `at` keeps insertion order.
 """
 
 from random import Random
-from typing import NamedTuple
 
-from regard.data.world.english import CONTAINERS, FEELINGS, FOOD, OUTDOORS, PEOPLE, PLACES, THINGS
+from regard.data.world.english import CONTAINERS, FEELINGS, FOOD, OUTDOORS, PEOPLE, PLACES, THINGS, Event
 from regard.data.world.levels import Level
-
-
-class Event(NamedTuple):
-    verb: str
-    who: str = ""
-    what: str = ""
-    where: str = ""  # a place; the receiver of a gift; the container put into or taken from
-    why: str = ""  # the feeling that caused a move
 
 
 class World:

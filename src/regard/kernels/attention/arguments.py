@@ -21,9 +21,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regard.kernels.attention.bias import Bias, Slopes
+from regard.kernels.attention.bias import Slopes
 from regard.kernels.attention.mask import Mask
-from regard.layout import TokenLayout
+from regard.layout import Bias, TokenLayout
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,25 +5,12 @@ Tiled backends call `tile` for some queries and keys; the other backends call `v
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.layout import TokenLayout
-
-
-class Bias:
-    tiles: ClassVar[bool] = True  # whether positions determine the bias; otherwise only `values` exists
-
-    def tile(self, q_positions: Tensor, k_positions: Tensor, dtype: torch.dtype) -> Tensor:
-        """Positions (…, l) and (…, s) -> (…, H, l, s), computed in at least float32."""
-        raise NotImplementedError
-
-    def values(self, layout: TokenLayout, dtype: torch.dtype) -> Tensor:
-        """(B, H, L, S) for all queries and keys, or (B, 1, L, S) if all heads have the same bias."""
-        return self.tile(layout.positions, layout.key_positions, dtype)
+from regard.layout import Bias
 
 
 @dataclass(frozen=True, eq=False)

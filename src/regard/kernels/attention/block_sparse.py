@@ -16,7 +16,6 @@ from torch import Tensor
 
 from regard.kernels.attention import block_sparse_cpu, reference, sdpa
 from regard.kernels.attention.arguments import AttentionCall, ScoreOptions, describe
-from regard.kernels.attention.bias import Bias
 from regard.kernels.attention.block_layout import (
     BlockLayout,
     DenseBlock,
@@ -31,7 +30,7 @@ from regard.kernels.attention.block_layout import (
 )
 from regard.kernels.attention.mask import Mask
 from regard.kernels.autocast import without_autocast
-from regard.layout import TokenLayout
+from regard.layout import Bias, TokenLayout
 
 PORTION = 1 << 21  # numbers in the keys gathered at once: few enough to stay in the processor's cache
 

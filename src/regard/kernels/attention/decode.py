@@ -5,10 +5,10 @@ from torch import Tensor
 
 from regard.compat import cannot_run_triton
 from regard.kernels.attention.arguments import AttentionCall, Keys, Pages, ScoreOptions
-from regard.kernels.attention.bias import Bias, Buckets, Slopes
+from regard.kernels.attention.bias import Buckets, Slopes
 from regard.kernels.attention.mask import Causal, Full, Mask
 from regard.kernels.attention.patterns.window import SinksAndWindow, Window
-from regard.layout import TokenLayout
+from regard.layout import Bias, TokenLayout
 
 MAX_QUERIES = 16  # per row
 MAX_TILE = 128  # queries of a row times query heads per kv head

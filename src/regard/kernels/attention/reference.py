@@ -13,10 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.kernels.attention.arguments import AttentionCall, ScoreOptions
-from regard.kernels.attention.bias import Bias
 from regard.kernels.attention.mask import attention_mask
 from regard.kernels.autocast import without_autocast
-from regard.layout import TokenLayout
+from regard.layout import Bias, TokenLayout
 
 
 def unsupported_reason(call: AttentionCall) -> str | None:

@@ -23,12 +23,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from regard.kernels.attention.arguments import AttentionCall, ScoreOptions
-from regard.kernels.attention.bias import Bias
 from regard.kernels.attention.mask import allowed_keys
 from regard.kernels.attention.online_softmax import PartialSoftmax, empty_partial, exponential, partial_softmax
 from regard.kernels.attention.reference import per_head
 from regard.kernels.autocast import without_autocast
-from regard.layout import TokenLayout
+from regard.layout import Bias, TokenLayout
 
 TILE = (256, 512)  # queries, keys
 MIN_SCORES = 1 << 22  # per head: with fewer, the whole matrix is faster than tiles

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.kernels.attention.bias import Bias, Slopes
-from regard.layout import TokenLayout
+from regard.kernels.attention.bias import Slopes
+from regard.layout import Bias, TokenLayout
 from regard.parts.position.base import Position, PositionModule
 from regard.spec import require
 

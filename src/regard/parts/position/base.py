@@ -6,8 +6,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from regard.kernels.attention.bias import Bias
-from regard.layout import TokenLayout
+from regard.layout import Bias, TokenLayout
 from regard.spec import Spec, require
 
 PositionPlace = Literal["stack", "attention"]

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from regard.kernels.attention.bias import Bias, Buckets
-from regard.layout import TokenLayout
+from regard.kernels.attention.bias import Buckets
+from regard.layout import Bias, TokenLayout
 from regard.parts.position.base import Position, PositionModule, PositionPlace
 from regard.spec import require
 
