@@ -22,7 +22,7 @@ from typing import Literal
 from rich.console import Console
 from rich.table import Table
 
-from regard.spec import nearest
+from regard.spec import suggest_name
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "ledger.md"
@@ -172,7 +172,7 @@ def tick(page: str, cited: dict[str, tuple[Citation, ...]]) -> str:
     for id, found in cited.items():
         if id not in ids:
             files = ", ".join(citation.file for citation in found)
-            raise ValueError(f"{files} cites {id!r}, which is no row of the ledger; {nearest(id, ids)}")
+            raise ValueError(f"{files} cites {id!r}, which is no row of the ledger; {suggest_name(id, ids)}")
 
     def ticked(found: re.Match[str]) -> str:
         (row,) = read(found[0])

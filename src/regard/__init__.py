@@ -73,9 +73,9 @@ def __getattr__(name: str) -> object:
         return getattr(import_module(_MODULE_OF[name]), name)
     if name.startswith("__"):
         raise AttributeError(name)
-    from regard.spec import nearest
+    from regard.spec import suggest_name
 
-    raise AttributeError(f"module 'regard' has no attribute {name!r}; {nearest(name, _MODULE_OF)}")
+    raise AttributeError(f"module 'regard' has no attribute {name!r}; {suggest_name(name, _MODULE_OF)}")
 
 
 def __dir__() -> list[str]:

@@ -129,7 +129,7 @@ class Spec:
     def __new__(cls, /, *values: Any, **named: Any) -> Self:
         known = [field.name for field in dataclasses.fields(cls)]
         for name in named:
-            require(name in known, f"{cls.__name__} has no field {name!r}; {nearest(name, known)}")
+            require(name in known, f"{cls.__name__} has no field {name!r}; {suggest_name(name, known)}")
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
@@ -188,7 +188,7 @@ class Spec:
         return cls.from_dict(tomllib.loads(text))
 
 
-def nearest(name: str, names: Iterable[str]) -> str:
+def suggest_name(name: str, names: Iterable[str]) -> str:
     """The remedy for an unknown name: 'did you mean …?' with the nearest of the names, else the list of all."""
     names = sorted(names)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
@@ -254,7 +254,7 @@ def class_of(kind: str, path: str) -> type[Spec]:
         return REGISTERED[kind]
     if not isinstance(kind, str) or kind not in KINDS:
         raise SpecError(
-            f"{path}: there is no kind {kind!r}; {nearest(str(kind), {**KINDS, **REGISTERED})} "
+            f"{path}: there is no kind {kind!r}; {suggest_name(str(kind), {**KINDS, **REGISTERED})} "
             "(a registered part is known once its module was imported)"
         )
     module, name = KINDS[kind].split(":")
@@ -274,7 +274,7 @@ def parse_spec(data: Any, path: str, hint: Any = None) -> Spec:
     expected = field_types(cls)
     for key in data:
         if key != "kind" and key not in expected:
-            raise SpecError(f"{path}: {kind_of(cls)} has no key {key!r}; {nearest(str(key), expected)}")
+            raise SpecError(f"{path}: {kind_of(cls)} has no key {key!r}; {suggest_name(str(key), expected)}")
     missing = [f.name for f in dataclasses.fields(cls) if is_required(f) and f.name not in data]
     if missing:
         raise SpecError(f"{path}: {kind_of(cls)} needs {', '.join(missing)}")
@@ -335,7 +335,7 @@ def convert(value: Any, hint: Any, path: str) -> Any:
     elif origin is Literal:
         if value in inner:
             return value
-        raise SpecError(f"{path}={value!r}: {nearest(str(value), map(str, inner))}")
+        raise SpecError(f"{path}={value!r}: {suggest_name(str(value), map(str, inner))}")
     elif origin is tuple and isinstance(value, list | tuple | Spec):
         items = [value] if isinstance(value, Spec) else value
         items = [part for item in items for part in (item.unpack() if isinstance(item, Spec) else (item,))]

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from regard.adapt.lora import LoRALayer, LoRALinear, Targets
 from regard.parts.experts import GroupedLinear
-from regard.spec import nearest
+from regard.spec import suggest_name
 
 ALL_LINEAR = "all-linear"
 
@@ -128,7 +128,7 @@ def no_match_message(model: nn.Module, target: str, names: Iterable[str]) -> str
         if ends_in(name, target):
             choices = ", ".join(sorted(layers))
             return f"lora: no linear layer is named {target!r} ({name} is not a linear layer); choose among {choices}"
-    hint = nearest(target, layers) if layers else "the model has no linear layer at all"
+    hint = suggest_name(target, layers) if layers else "the model has no linear layer at all"
     return f"lora: no linear layer is named {target!r}; {hint}"
 
 

@@ -29,7 +29,7 @@ from regard.engine.stores.base import OpenStore, Store
 from regard.layout import TokenLayout
 from regard.models.encoder_decoder import EncoderDecoderModule
 from regard.parts.state import PerSource, declarations, exact_cache_limit
-from regard.spec import nearest
+from regard.spec import suggest_name
 
 # For torch.compile on a CPU: an input of several sums is computed once, not in each; at most two sums share a loop,
 # since two streams read memory fastest; sizes that guards have checked are not asserted again.
@@ -84,7 +84,7 @@ class Engine:
         weight = decoder.embedding.weight
         self.device = weight.device
         if isinstance(store, str) and store not in STORES:
-            raise ValueError(f"there is no store {store!r}; {nearest(store, STORES)}")
+            raise ValueError(f"there is no store {store!r}; {suggest_name(store, STORES)}")
         open_store = STORES[store] if isinstance(store, str) else store
         self.store = open_store(memory, rows, capacity, weight.dtype, self.device, self.source_capacity)
         model.eval()

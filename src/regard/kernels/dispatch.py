@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any, TypeVar
 
-from regard.spec import nearest
+from regard.spec import suggest_name
 
 ReturnType = TypeVar("ReturnType")
 Backends = Mapping[str, ModuleType]
@@ -40,7 +40,7 @@ def checked_backend(
 ) -> Callable[..., ReturnType]:  # fmt: skip
     """`run(name, *arguments)` as a function that raises ValueError for arguments that the backend does not support."""
     if name not in backends:
-        raise ValueError(f"there is no {operation} backend {name!r}; {nearest(name, ['auto', *backends])}")
+        raise ValueError(f"there is no {operation} backend {name!r}; {suggest_name(name, ['auto', *backends])}")
     module = backends[name]
 
     def run_checked(*arguments: Any) -> ReturnType:

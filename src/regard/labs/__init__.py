@@ -11,7 +11,7 @@ import importlib.util
 from pathlib import Path
 from types import ModuleType
 
-from regard.spec import nearest
+from regard.spec import suggest_name
 
 LABS = {  # name: the number of seeds, unless the user chooses another
     "gradients-through-time": 5,
@@ -35,7 +35,7 @@ LABS = {  # name: the number of seeds, unless the user chooses another
 
 def module_of(name: str) -> ModuleType:
     if name not in LABS:
-        raise ValueError(f"there is no lab {name!r}; {nearest(name, LABS)}; regard lab --list shows their claims")
+        raise ValueError(f"there is no lab {name!r}; {suggest_name(name, LABS)}; regard lab --list shows their claims")
     return importlib.import_module(module_name(name))
 
 

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.kernels.attention.arguments import gather_pages
-from regard.spec import nearest
+from regard.spec import suggest_name
 
 Hook = Callable[[str, Tensor], Tensor | None]  # (name, output) -> its replacement, or None to keep it
 Edit = Tensor | Callable[[Tensor], Tensor]
@@ -85,7 +85,7 @@ def match(model: nn.Module, pattern: str) -> list[str]:
     found = [name for name in names if fnmatchcase(name, pattern)]
     if not found:
         without_numbers = {re.sub(r"\d+", "*", name) for name in names}
-        raise ValueError(f"no module is named {pattern!r}; {nearest(pattern, without_numbers)}")
+        raise ValueError(f"no module is named {pattern!r}; {suggest_name(pattern, without_numbers)}")
     return found
 
 

@@ -30,9 +30,9 @@ from regard.spec import (
     class_of,
     field_types,
     kind_of,
-    nearest,
     parse_spec,
     require,
+    suggest_name,
     to_plain_data,
 )
 
@@ -104,7 +104,7 @@ def layer_class(name: str) -> type[Spec]:
     kinds = {
         kind: kind for kind in (*parts, *REGISTERED) if issubclass(class_of(kind, ""), Mask | Position | Body)
     } | ABBREVIATIONS
-    require(name in kinds, f"there is no layer {name!r}; {nearest(name, kinds)}")
+    require(name in kinds, f"there is no layer {name!r}; {suggest_name(name, kinds)}")
     return class_of(kinds[name], "")
 
 
@@ -140,7 +140,7 @@ def with_attention_field(body: Body, term: Term, cls: type[Spec]) -> Body:
     for name, value in term.named.items():
         require(
             name in part_fields or name in body_fields,
-            f"{term.name} has no {name!r}; {nearest(name, {*part_fields, *body_fields})}",
+            f"{term.name} has no {name!r}; {suggest_name(name, {*part_fields, *body_fields})}",
         )
         (part.named if name in part_fields else changed)[name] = value
     data = term_data(part, cls)
@@ -174,7 +174,7 @@ def term_data(term: Term, cls: type[Spec]) -> dict[str, Any]:
     positional = dict(zip(expected, term.positional, strict=False))
     for name in term.named:
         require(name not in positional, f"{term.name}: {name} is given twice; remove one")
-        require(name in expected, f"{term.name} has no {name!r}; {nearest(name, expected)}")
+        require(name in expected, f"{term.name} has no {name!r}; {suggest_name(name, expected)}")
     values = positional | term.named
     return {"kind": kind_of(cls)} | {name: field_data(value, expected[name]) for name, value in values.items()}
 

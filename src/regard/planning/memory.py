@@ -13,7 +13,7 @@ bytes, not the FLOPs (Dao et al. 2022, in the loop order of FlashAttention-2, Da
 
 from dataclasses import dataclass
 
-from regard.spec import nearest
+from regard.spec import suggest_name
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ FORMATS = {
 
 def format_of(name: str) -> Format:
     if name not in FORMATS:
-        raise ValueError(f"there is no format {name!r}; {nearest(name, FORMATS)}")
+        raise ValueError(f"there is no format {name!r}; {suggest_name(name, FORMATS)}")
     return FORMATS[name]
 
 

@@ -12,7 +12,7 @@ from regard.planning.groups import groups, table
 from regard.planning.memory import format_of
 from regard.planning.parameters import count_parameters, stacks
 from regard.planning.published import PUBLISHED, find_published
-from regard.spec import nearest
+from regard.spec import suggest_name
 
 
 class HasModel(Protocol):
@@ -74,7 +74,7 @@ def as_spec(model: Model | nn.Module | HasModel | str) -> Model:
         published = find_published(model)
         if published is None:
             raise ValueError(
-                f"{model!r} is not a published model; {nearest(model, PUBLISHED)} "
+                f"{model!r} is not a published model; {suggest_name(model, PUBLISHED)} "
                 "For a stored model, use regard.plan(regard.load(path))."
             )
         return published

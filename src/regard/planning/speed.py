@@ -12,7 +12,7 @@ CUDA C++ Programming Guide's table of compute capabilities. FLOP/s are of dense 
 
 from dataclasses import dataclass
 
-from regard.spec import nearest
+from regard.spec import suggest_name
 
 KIB, GB = 2**10, 10**9
 
@@ -42,7 +42,7 @@ DEVICES = {
 
 def device_of(name: str) -> Device:
     if name not in DEVICES:
-        raise ValueError(f"there is no device {name!r}; {nearest(name, DEVICES)}")
+        raise ValueError(f"there is no device {name!r}; {suggest_name(name, DEVICES)}")
     return DEVICES[name]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from tokenizers import Regex, pre_tokenizers
 
 from regard.gguf_header import GGUFError
-from regard.spec import nearest
+from regard.spec import suggest_name
 
 CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 PUNCTUATION_AND_SPACE = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -40,7 +40,7 @@ def build_pre_tokenizer(rule: str) -> pre_tokenizers.PreTokenizer:
 
 def pre_tokenizer_from_gguf(name: str, file: Path) -> pre_tokenizers.PreTokenizer:
     if name not in RULES:
-        raise GGUFError(f"{file}: tokenizer.ggml.pre={name!r:.80} is not supported; {nearest(name, RULES)}")
+        raise GGUFError(f"{file}: tokenizer.ggml.pre={name!r:.80} is not supported; {suggest_name(name, RULES)}")
     return build_pre_tokenizer(RULES[name])
 
 

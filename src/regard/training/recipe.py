@@ -25,7 +25,7 @@ from regard.data.world import SPLITS
 from regard.models.base import Scheme
 from regard.models.decoder import Decoder
 from regard.models.pattern import retile
-from regard.spec import Spec, SpecError, nearest, require
+from regard.spec import Spec, SpecError, require, suggest_name
 from regard.text import train as tokenizers
 from regard.text.tokenizer import Tokenizer
 from regard.training.optimizer import AdamW
@@ -146,7 +146,9 @@ def find_recipe(name: str | Path) -> Path:
     path, packaged = Path(name), RECIPES / f"{name}.toml"
     if path.is_file() or not packaged.is_file():
         names = [recipe.stem for recipe in RECIPES.glob("*.toml")]
-        require(path.is_file(), f"there is no recipe {name}; use a TOML file, or a name: {nearest(str(name), names)}")
+        require(
+            path.is_file(), f"there is no recipe {name}; use a TOML file, or a name: {suggest_name(str(name), names)}"
+        )
         return path
     return packaged
 
@@ -170,7 +172,7 @@ def resolve(
     for key in tables:
         require(
             key in ("kind", *Recipe.__annotations__),
-            f"a recipe has no table {key!r}; {nearest(key, Recipe.__annotations__)}",
+            f"a recipe has no table {key!r}; {suggest_name(key, Recipe.__annotations__)}",
         )
     draft = build_recipe(tables, 1, pattern)  # before the tokenizer is trained, which may take minutes
     tokenizer = tokenizer or draft.tokenizer.build(draft.data)

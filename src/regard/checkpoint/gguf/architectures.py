@@ -10,7 +10,7 @@ from typing import Any
 
 from regard.checkpoint.gguf.rope_metadata import DIVISORS
 from regard.families import FamilyError
-from regard.spec import nearest
+from regard.spec import suggest_name
 from regard.weights.ops import InterleavePairs, Op, Transpose
 from regard.weights.table import Link, Table
 
@@ -144,6 +144,6 @@ ARCHITECTURES = {
 def find_architecture(name: object) -> Architecture:
     if not isinstance(name, str) or name not in ARCHITECTURES:
         raise FamilyError(
-            f"GGUF files of the architecture {name!r:.80} are not supported; {nearest(str(name), ARCHITECTURES)}"
+            f"GGUF files of the architecture {name!r:.80} are not supported; {suggest_name(str(name), ARCHITECTURES)}"
         )
     return ARCHITECTURES[name]

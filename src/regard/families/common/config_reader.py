@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 from regard.parts.feedforward import Activation
-from regard.spec import nearest
+from regard.spec import suggest_name
 
 REQUIRED: Any = object()
 MAX_LAYERS = 10_000  # families may iterate over the layers before the sizes of the files are known
@@ -95,7 +95,7 @@ class Config:
         """The entry of `options` for the string at this key."""
         name = self.value(key, (str,), default)
         if name not in options:
-            raise self.error(key, name, f"is not supported; {nearest(name, options)}")
+            raise self.error(key, name, f"is not supported; {suggest_name(name, options)}")
         return options[name]
 
     def activation(self, key: str, default: Any = REQUIRED) -> Activation:

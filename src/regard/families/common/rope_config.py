@@ -11,7 +11,7 @@ from regard.families.common.config_reader import Config
 from regard.parts.position.base import Position
 from regard.parts.position.rope import PairLayout, Rope
 from regard.parts.position.rope_scaling import DynamicNTK, LinearScaling, Llama3, LongRope, Scaling, Yarn
-from regard.spec import nearest
+from regard.spec import suggest_name
 
 ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
 YARN_OPTIONS = ("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate")
@@ -73,7 +73,7 @@ def read_scaling(settings: Config, hf_config: Config) -> Scaling | None:
         case "longrope":
             short, long = (settings.numbers(key) for key in ("short_factor", "long_factor"))
             return LongRope(short, long, factor, length, attention_factor)
-    raise settings.error("rope_type", rope_type, f"is not supported; {nearest(rope_type, ROPE_TYPES)}")
+    raise settings.error("rope_type", rope_type, f"is not supported; {suggest_name(rope_type, ROPE_TYPES)}")
 
 
 def rope_parameters(position: Position, share: float = 1.0) -> dict[str, Any]:
