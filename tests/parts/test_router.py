@@ -10,7 +10,7 @@ from torch import Tensor
 from regard.parts.router import Router, RouterModule, Routing, balance_loss, within_capacity, z_loss
 from regard.spec import SpecError
 
-WIDTH, COUNT, TOKENS = 10, 8, 40
+WIDTH, EXPERTS, TOKENS = 10, 8, 40
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
@@ -18,7 +18,7 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 
 
 def build_randomized(spec: Router, top_k: int, dtype: torch.dtype = torch.float64) -> RouterModule:
-    module = spec.build(WIDTH, COUNT, top_k).to(dtype).eval()
+    module = spec.build(WIDTH, EXPERTS, top_k).to(dtype).eval()
     for n, parameter in enumerate(module.parameters()):
         parameter.data = random(*parameter.shape, seed=3 + n).to(dtype)
     return module
@@ -28,7 +28,7 @@ ROUTERS = {
     "softmax": (Router(), 2),
     "softmax, not renormalized": (Router(renormalize=False), 3),
     "top one": (Router(), 1),
-    "all experts": (Router(), COUNT),
+    "all experts": (Router(), EXPERTS),
     "sigmoid, corrected, scaled": (Router("sigmoid", correction=True, scale=2.5), 3),
     "bias": (Router(bias=True), 2),
     "groups by best expert": (Router(groups=4, top_groups=2, group_best=1, scale=16.0, renormalize=False), 3),
@@ -48,13 +48,13 @@ def route_one_token(logits: list[float], correction: list[float], spec: Router, 
         scores = [math.exp(logit) / total for logit in logits]
     else:
         scores = [1 / (1 + math.exp(-logit)) for logit in logits]
-    ranked = [score + c for score, c in zip(scores, correction, strict=True)]
-    size = COUNT // spec.groups
-    groups = [ranked[start : start + size] for start in range(0, COUNT, size)]
+    corrected = [score + c for score, c in zip(scores, correction, strict=True)]
+    size = EXPERTS // spec.groups
+    groups = [corrected[start : start + size] for start in range(0, EXPERTS, size)]
     group_scores = [sum(sorted(group, reverse=True)[: spec.group_best]) for group in groups]
     best = sorted(range(spec.groups), key=lambda group: -group_scores[group])[: spec.top_groups]
-    candidates = [expert for expert in range(COUNT) if expert // size in best]
-    chosen = sorted(candidates, key=lambda expert: -ranked[expert])[:top_k]
+    candidates = [expert for expert in range(EXPERTS) if expert // size in best]
+    chosen = sorted(candidates, key=lambda expert: -corrected[expert])[:top_k]
     renormalize = top_k > 1 if spec.renormalize is None else spec.renormalize
     total = sum(scores[expert] for expert in chosen) if renormalize else 1.0
     return {expert: scores[expert] / total * spec.scale for expert in chosen}
@@ -66,7 +66,7 @@ def test_choices_and_weights_equal_plain_python(name: str) -> None:
     spec, top_k = ROUTERS[name]
     module, x = build_randomized(spec, top_k), random(TOKENS, WIDTH)
     routing = route(module, x)
-    correction = [0.0] * COUNT if module.correction is None else module.correction.tolist()
+    correction = [0.0] * EXPERTS if module.correction is None else module.correction.tolist()
     for token, logits in enumerate(module.proj(x).tolist()):
         expected = route_one_token(logits, correction, spec, top_k)
         found = dict(zip(routing.chosen[token].tolist(), routing.weights[token].tolist(), strict=True))
@@ -83,7 +83,7 @@ def test_softmax_after_the_choice_equals_renormalized_softmax() -> None:
     routing = route(module, x)
     expected = routing.logits.gather(-1, routing.chosen).softmax(-1)
     assert torch.allclose(routing.weights, expected, atol=1e-6)
-    sizes = {"hidden_size": WIDTH, "num_local_experts": COUNT, "num_experts_per_tok": 3}
+    sizes = {"hidden_size": WIDTH, "num_local_experts": EXPERTS, "num_experts_per_tok": 3}
     theirs = GptOssTopKRouter(GptOssConfig(**sizes))  # softmax after the choice
     theirs.load_state_dict(module.proj.state_dict())
     _, weights, chosen = theirs(x)
@@ -103,7 +103,7 @@ def test_equals_the_routers_of_deepseek(groups: int) -> None:
     sizes = {
         "hidden_size": WIDTH,
         "num_attention_heads": 1,
-        "n_routed_experts": COUNT,
+        "n_routed_experts": EXPERTS,
         "num_experts_per_tok": 3,
         "n_group": groups,
         "topk_group": min(groups, 2),
@@ -122,15 +122,15 @@ def test_equals_the_routers_of_deepseek(groups: int) -> None:
         if ours.correction is not None:
             theirs.e_score_correction_bias.copy_(ours.correction)
         _, weights, chosen = theirs(x)
-        order, routing = chosen.argsort(-1), route(ours, x)
-        ranked = routing.chosen.argsort(-1)
-        assert torch.equal(routing.chosen.gather(-1, ranked), chosen.gather(-1, order))
-        assert torch.allclose(routing.weights.gather(-1, ranked), weights.gather(-1, order), atol=1e-6)
+        their_order, routing = chosen.argsort(-1), route(ours, x)
+        our_order = routing.chosen.argsort(-1)
+        assert torch.equal(routing.chosen.gather(-1, our_order), chosen.gather(-1, their_order))
+        assert torch.allclose(routing.weights.gather(-1, our_order), weights.gather(-1, their_order), atol=1e-6)
 
 
 def test_a_correction_changes_the_choice_and_not_the_weights() -> None:
     module, x = build_randomized(Router("sigmoid", correction=True, renormalize=False), 2), random(TOKENS, WIDTH)
-    module.correction.data = torch.eye(COUNT)[5] * 10
+    module.correction.data = torch.eye(EXPERTS)[5] * 10
     routing = route(module, x)
     assert (routing.chosen[:, 0] == 5).all()
     assert torch.equal(routing.weights, routing.scores.gather(-1, routing.chosen))
@@ -176,7 +176,7 @@ def test_balance_loss_equals_transformers(padded: bool) -> None:
 
     routing = route(build_randomized(Router(), 2, torch.float32), random(TOKENS, WIDTH).float())
     valid = torch.arange(TOKENS) % 5 != 1 if padded else None
-    theirs = load_balancing_loss_func((routing.logits,), COUNT, 2, None if valid is None else valid.view(2, -1))
+    theirs = load_balancing_loss_func((routing.logits,), EXPERTS, 2, None if valid is None else valid.view(2, -1))
     assert torch.allclose(balance_loss(routing, valid), theirs, atol=1e-6)
 
 
@@ -200,13 +200,13 @@ def routing_with(probabilities: Tensor, top_k: int) -> Routing:
 
 @pytest.mark.ledger("moe.balance")
 def test_balance_loss_is_smallest_if_experts_are_used_equally() -> None:
-    even = routing_with(torch.full((COUNT,), 1 / COUNT, dtype=torch.float64), 1)
+    even = routing_with(torch.full((EXPERTS,), 1 / EXPERTS, dtype=torch.float64), 1)
     assert balance_loss(even, None).item() == pytest.approx(1.0)
     for seed in range(20):
-        skewed = balance_loss(routing_with(random(COUNT, seed=seed).softmax(-1), 1), None)
+        skewed = balance_loss(routing_with(random(EXPERTS, seed=seed).softmax(-1), 1), None)
         assert skewed > 1.05
-    one_expert = balance_loss(routing_with(torch.eye(COUNT, dtype=torch.float64)[0], 1), None)
-    assert one_expert.item() == COUNT  # the maximum: every token chooses the same expert
+    one_expert = balance_loss(routing_with(torch.eye(EXPERTS, dtype=torch.float64)[0], 1), None)
+    assert one_expert.item() == EXPERTS  # the maximum: every token chooses the same expert
 
 
 @pytest.mark.ledger("moe.balance")
@@ -215,7 +215,7 @@ def test_minimizing_the_balance_loss_balances_the_experts(spec: Router) -> None:
     module, x = build_randomized(spec, 2).train(), random(400, WIDTH) + 1
 
     def tokens_per_expert() -> Tensor:
-        return torch.bincount(route(module, x).chosen.flatten(), minlength=COUNT)
+        return torch.bincount(route(module, x).chosen.flatten(), minlength=EXPERTS)
 
     before = tokens_per_expert()
     optimizer = torch.optim.SGD(module.parameters(), lr=0.5)
@@ -234,7 +234,7 @@ def test_padding_adds_no_loss() -> None:
 
 
 def kept_by_hand(chosen: list[list[int]], valid: list[bool], capacity: int) -> list[list[bool]]:
-    used, kept = [0] * COUNT, [[False] * len(row) for row in chosen]
+    used, kept = [0] * EXPERTS, [[False] * len(row) for row in chosen]
     for rank in range(len(chosen[0])):
         for token, row in enumerate(chosen):
             if valid[token] and used[row[rank]] < capacity:
@@ -250,18 +250,18 @@ def kept_by_hand(chosen: list[list[int]], valid: list[bool], capacity: int) -> l
 def test_capacity_is_filled_by_rank_and_then_by_token(factor: float, padded: bool, top_k: int) -> None:
     chosen = route(build_randomized(Router(), top_k), random(TOKENS, WIDTH)).chosen
     valid = torch.arange(TOKENS) % 4 != 1 if padded else torch.ones(TOKENS, dtype=torch.bool)
-    capacity = math.ceil(factor * top_k * int(valid.sum()) / COUNT)
-    kept = within_capacity(chosen, valid if padded else None, COUNT, factor)
+    capacity = math.ceil(factor * top_k * int(valid.sum()) / EXPERTS)
+    kept = within_capacity(chosen, valid if padded else None, EXPERTS, factor)
     assert kept.tolist() == kept_by_hand(chosen.tolist(), valid.tolist(), capacity)
-    assert torch.bincount(chosen[kept], minlength=COUNT).max() <= capacity
+    assert torch.bincount(chosen[kept], minlength=EXPERTS).max() <= capacity
 
 
 @pytest.mark.ledger("moe.capacity")
 @pytest.mark.parametrize("top_k", [1, 2, 3, 7])
 def test_no_token_is_dropped_if_every_expert_has_capacity_for_all(top_k: int) -> None:
     chosen = torch.arange(top_k).expand(TOKENS, top_k)  # all tokens choose the same experts: the worst case
-    assert within_capacity(chosen, None, COUNT, COUNT / top_k).all()
-    assert not within_capacity(chosen, None, COUNT, 0.9 * COUNT / top_k).all()
+    assert within_capacity(chosen, None, EXPERTS, EXPERTS / top_k).all()
+    assert not within_capacity(chosen, None, EXPERTS, 0.9 * EXPERTS / top_k).all()
 
 
 @pytest.mark.parametrize(
@@ -270,8 +270,8 @@ def test_no_token_is_dropped_if_every_expert_has_capacity_for_all(top_k: int) ->
         (lambda: Router(jitter=1.0), "jitter=1.0 must be in"),
         (lambda: Router(groups=0), "groups=0 must be positive"),
         (lambda: Router(groups=2, top_groups=3), "top_groups=3 is more than groups=2"),
-        (lambda: Router(groups=3).check_use(8, 2), "8 experts cannot be split into groups=3"),
-        (lambda: Router(groups=4).check_use(8, 3), "top_k=3 is more than the 2 experts of top_groups=1"),
+        (lambda: Router(groups=3).check_sizes(8, 2), "8 experts cannot be split into groups=3"),
+        (lambda: Router(groups=4).check_sizes(8, 3), "top_k=3 is more than the 2 experts of top_groups=1"),
         (lambda: Router("tanh"), "scores='tanh'"),
     ],
 )

@@ -47,7 +47,7 @@ class Experts(Body):
             self.shared is not None or not self.shared_gate,
             "experts: shared_gate=True, but shared is None; set shared, or leave shared_gate out",
         )
-        self.router.check_use(self.count, self.top_k)
+        self.router.check_sizes(self.count, self.top_k)
 
     def canonical(self, width: int) -> Self:
         best = self.router.group_best if self.router.groups > 1 else 1

@@ -48,8 +48,8 @@ class Router(Spec):
             f"router: top_groups={self.top_groups} is more than groups={self.groups}; choose at most {self.groups}",
         )
 
-    def check_use(self, count: int, top_k: int) -> None:
-        """Raise SpecError if it cannot select top_k of `count` experts."""
+    def check_sizes(self, count: int, top_k: int) -> None:
+        """Raise SpecError if a router of this spec cannot select top_k of `count` experts."""
         if count % self.groups:
             raise SpecError(
                 f"router: {count} experts cannot be split into groups={self.groups} of equal size; "
