@@ -75,9 +75,9 @@ def time_losses(count: int, sizes: tuple[int, ...]) -> None:
     weights = torch.ones(count, device="cuda")
     in_triton, compiled_rows = loss_module.chunk_loss, torch.compile(loss_module.loss_of_logits, dynamic=False)
 
-    def chunked(loss_of_logits: Callable, tokens: int) -> tuple[Tensor, Tensor]:
+    def chunked(loss_of_logits: Callable, chunk_size: int) -> tuple[Tensor, Tensor]:
         loss_module.chunk_loss = loss_of_logits
-        return loss_module.linear_cross_entropy(x, weight, targets, weights, tokens=tokens)
+        return loss_module.linear_cross_entropy(x, weight, targets, weights, chunk_size=chunk_size)
 
     candidates = {
         "plain, eager": lambda: whole_loss(x, weight, targets, weights),

@@ -29,7 +29,7 @@ def linear_cross_entropy(
     bias: Tensor | None = None,  # (V,)
     scale: float = 1.0,
     softcap: float | None = None,
-    tokens: int | None = None,  # per chunk
+    chunk_size: int | None = None,  # tokens per chunk
 ) -> tuple[Tensor, Tensor]:
     """Σ w · loss, and Σ w over the tokens whose target has the highest logit."""
     if weights.requires_grad and torch.is_grad_enabled():
@@ -37,11 +37,11 @@ def linear_cross_entropy(
             "weights.requires_grad is not supported by this loss; detach the weights, or use the loss of the logits"
         )
     x, weight, *biases = autocast_like_linear(x, weight, *([] if bias is None else [bias]))
-    tokens = max(x.shape[1], CHUNK // len(weight)) if tokens is None else tokens
+    chunk_size = max(x.shape[1], CHUNK // len(weight)) if chunk_size is None else chunk_size
     needs_grad = torch.is_grad_enabled() and any(a.requires_grad for a in (x, weight, *biases))
     with without_autocast(x.device):
         bias = biases[0] if biases else None
-        return LinearCrossEntropy.apply(x, weight, bias, targets, weights, scale, softcap, tokens, needs_grad)
+        return LinearCrossEntropy.apply(x, weight, bias, targets, weights, scale, softcap, chunk_size, needs_grad)
 
 
 class LinearCrossEntropy(torch.autograd.Function):
@@ -55,7 +55,7 @@ class LinearCrossEntropy(torch.autograd.Function):
         weights: Tensor,
         scale: float,
         softcap: float | None,
-        tokens: int,
+        chunk_size: int,
         needs_grad: bool,
     ) -> tuple[Tensor, Tensor]:
         needed = [needs_grad and need for need in ctx.needs_input_grad[:3]]
@@ -63,8 +63,8 @@ class LinearCrossEntropy(torch.autograd.Function):
         dw = torch.zeros_like(weight, dtype=weights.dtype) if needed[1] else None
         db = weights.new_zeros(len(weight)) if needed[2] else None
         sums = weights.new_zeros(2)
-        for start in range(0, len(x), tokens):
-            chunk = slice(start, start + tokens)
+        for start in range(0, len(x), chunk_size):
+            chunk = slice(start, start + chunk_size)
             z = F.linear(x[chunk], weight, bias)  # (C, V)
             losses, correct, dz = chunk_loss(z, targets[chunk], weights[chunk], scale, softcap, needs_grad)
             sums += torch.stack([losses.sum(), correct.sum()])
