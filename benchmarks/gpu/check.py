@@ -101,9 +101,9 @@ def check(seed: int) -> tuple[float, str]:
         summed = 1 if f.dim() == 4 else batch * q.shape[2]
         ulp = summed**0.5 * torch.finfo(dtype).eps * e.abs().max().item()
         worst = max(worst, (f - e).abs().max().item() / (2 * (p - e).abs().max().item() + ulp + 1e-30))
-    _, a = triton.attend_with_statistics(q, k, v, layout, options, first=2)
-    _, b = attend_with_statistics(q.double(), k.double(), v.double(), layout, options, first=2)
-    for field in ("entropy", "first", "top_weight", "log_sum"):
+    _, a = triton.attend_with_statistics(q, k, v, layout, options, first_tokens=2)
+    _, b = attend_with_statistics(q.double(), k.double(), v.double(), layout, options, first_tokens=2)
+    for field in ("entropy", "first_weight", "top_weight", "log_sum"):
         error = ((getattr(a, field) - getattr(b, field)) * valid).abs().max().item()
         assert error < 2e-3, (name, field, error)
     differ = ((a.top_key < 0) != (b.top_key < 0)) & valid  # queries without keys have no top key

@@ -131,12 +131,12 @@ def test_tiles_without_allowed_pairs_are_skipped(monkeypatch: pytest.MonkeyPatch
 def test_statistics_equal_those_of_the_weight_matrix(layout: str, mask: str, extra: str) -> None:
     q, k, v = inputs("grouped-query", LAYOUTS[layout], torch.float64)
     options = options_of(MASKS[mask], "slopes", extra, torch.float64)
-    out, found = attend_with_statistics(q, k, v, LAYOUTS[layout], options, first=2, tile=(16, 8))
+    out, found = attend_with_statistics(q, k, v, LAYOUTS[layout], options, first_tokens=2, tile=(16, 8))
     weights = reference.attention_weights(q, k, LAYOUTS[layout], options)  # (B, H, L, S)
     assert (out - reference.attend(q, k, v, LAYOUTS[layout], options)).abs().max() < 1e-12
     assert (found.entropy - torch.special.entr(weights).sum(-1)).abs().max() < 1e-12
     first_keys = (LAYOUTS[layout].key_positions < 2).view(2, 1, 1, -1)
-    assert (found.first - (weights * first_keys).sum(-1)).abs().max() < 1e-12
+    assert (found.first_weight - (weights * first_keys).sum(-1)).abs().max() < 1e-12
     assert (found.top_weight - weights.amax(-1)).abs().max() < 1e-12
     without_key = weights.sum(-1) == 0
     assert torch.equal(found.top_key, weights.argmax(-1).masked_fill(without_key, -1))
@@ -151,7 +151,7 @@ def test_entropy_is_zero_for_one_hot_and_log_n_for_uniform_weights() -> None:
     assert torch.equal(one_hot.top_key[0, 0], torch.arange(n))
     uniform = attend_with_statistics(q, equal_keys, q, TokenLayout.whole(1, n), ScoreOptions(MASKS["full"]))[1]
     assert (uniform.entropy - torch.tensor(n).log()).abs().max() < 1e-6
-    assert (uniform.first - 1 / n).abs().max() < 1e-6
+    assert (uniform.first_weight - 1 / n).abs().max() < 1e-6
 
 
 @pytest.mark.parametrize("tile", [1, 16, 37, 64, 200])

@@ -24,7 +24,7 @@ MASKS: dict[str, Mask] = {
     "full": Full(),
     "window": Window(9),
     "window of a tile": Window(16),
-    "window of more": Window(17),
+    "window of a tile + 1": Window(17),
     "window, both sides": Window(5, causal=False),
     "sinks and window": SinksAndWindow(3, 7),
 }
@@ -50,7 +50,7 @@ def token_layout(kind: str, length: int = LENGTH) -> TokenLayout:
         "ordered": TokenLayout.whole(2, length, DEVICE),
         "packed": TokenLayout(slots - starts, documents, valid=slots < length - pad, consecutive=True),
         "padded left": TokenLayout((slots - pad).clamp_min(0), valid=slots >= pad, consecutive=True),
-        "keys": TokenLayout(slots[:, 20:29]).with_keys(slots, valid=slots != 4),
+        "cached keys": TokenLayout(slots[:, 20:29]).with_keys(slots, valid=slots != 4),
     }[kind]
 
 
@@ -103,10 +103,10 @@ CASES = [
     ("full", "padded left", "none", "sinks", {"dim": 24, "value_dim": 12}),
     ("window", "ordered", "buckets", "cap, sinks", {}),
     ("window of a tile", "ordered", "none", "", {"kv_heads": 2}),
-    ("window of more", "packed", "none", "sinks", {}),
+    ("window of a tile + 1", "packed", "none", "sinks", {}),
     ("window, both sides", "ordered", "slopes", "", {}),
     ("sinks and window", "ordered", "none", "cap", {}),
-    ("sinks and window", "keys", "buckets", "", {}),
+    ("sinks and window", "cached keys", "buckets", "", {}),
 ]
 
 
@@ -118,7 +118,7 @@ def test_triton_equals_the_reference(mask: str, kind: str, bias: str, extra: str
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["ordered", "packed", "padded left", "keys"])
+@pytest.mark.parametrize("kind", ["ordered", "packed", "padded left", "cached keys"])
 @pytest.mark.parametrize("mask", MASKS)
 def test_every_mask_and_layout_equals_the_reference(mask: str, kind: str) -> None:
     draw = random.Random(f"{mask} {kind}")
@@ -129,7 +129,7 @@ def test_every_mask_and_layout_equals_the_reference(mask: str, kind: str) -> Non
     assert largest_error(inputs(layout, **sizes), layout, options) < 3e-6
 
 
-def test_half_precision_error_is_its_rounding() -> None:
+def test_half_precision_error_is_at_rounding_level() -> None:
     layout = token_layout("ordered", 32)
     tensors, options = inputs(layout, dtype=torch.float16), options_of("causal", "none", "")
     assert largest_error(tensors, layout, options) < 2e-3
@@ -150,15 +150,19 @@ def test_query_without_keys_is_zero_with_finite_gradients(extra: str) -> None:
 
 @pytest.mark.parametrize(
     ("mask", "kind", "bias", "extra"),
-    [("causal", "ordered", "slopes", "sinks"), ("window", "packed", "none", "cap"), ("full", "keys", "none", "")],
+    [
+        ("causal", "ordered", "slopes", "sinks"),
+        ("window", "packed", "none", "cap"),
+        ("full", "cached keys", "none", ""),
+    ],
 )
-def test_statistics_equal_those_of_tiled(mask: str, kind: str, bias: str, extra: str) -> None:
+def test_attend_with_statistics_equals_the_version_in_pytorch(mask: str, kind: str, bias: str, extra: str) -> None:
     layout, options = token_layout(kind), options_of(mask, bias, extra)
     q, k, v = inputs(layout)
-    out, found = triton.attend_with_statistics(q, k, v, layout, options, first=2)
-    expected_out, expected = attend_with_statistics(q.double(), k.double(), v.double(), layout, options, first=2)
+    out, found = triton.attend_with_statistics(q, k, v, layout, options, first_tokens=2)
+    expected_out, expected = attend_with_statistics(q.double(), k.double(), v.double(), layout, options, first_tokens=2)
     assert (out - expected_out).abs().max() < 1e-5
-    for name in ("entropy", "first", "top_weight", "log_sum"):
+    for name in ("entropy", "first_weight", "top_weight", "log_sum"):
         assert (getattr(found, name) - getattr(expected, name)).abs().max() < 1e-4, name
     assert torch.equal(found.top_key, expected.top_key)
 
@@ -237,7 +241,7 @@ def test_whole_sequences_without_options_are_left_to_pytorch() -> None:
         (whole, ScoreOptions(Full(), softcap=2.0)),
     ]:
         assert triton.slower_reason(describe(*x, layout, options)) is None
-    few_queries = token_layout("keys")
+    few_queries = token_layout("cached keys")
     assert "only 9 queries per row" in (
         triton.slower_reason(describe(*inputs(few_queries), few_queries, ScoreOptions(Causal()))) or ""
     )

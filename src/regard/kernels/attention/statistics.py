@@ -3,7 +3,7 @@
 The weights A_ij are never stored as a matrix. All statistics are sums over the tiles of tiled.py, computed together
 with the output:
 
-    entropy_i = -Σ_j A_ij log A_ij = lse_i Σ_j A_ij - Σ_j A_ij s_ij        first_i = Σ_{j < first} A_ij
+    entropy_i = -Σ_j A_ij log A_ij = lse_i Σ_j A_ij - Σ_j A_ij s_ij        first_weight_i = Σ_{j < first_tokens} A_ij
     top key = argmax_j s_ij, of weight exp(max_j s_ij - lse_i)
 
 A head whose entropies approach 0 collapses (Zhai et al. 2023); one with most of its weight on the first token has an
@@ -31,7 +31,7 @@ class Statistics:
     """Per query, (B, H, L); zeros and top key -1 for a query without any allowed key."""
 
     entropy: Tensor  # in nats
-    first: Tensor  # total weight on the first tokens of the document
+    first_weight: Tensor  # total weight on the first tokens of the document
     top_key: Tensor
     top_weight: Tensor
     log_sum: Tensor  # log Σ exp(s)
@@ -44,13 +44,13 @@ def attend_with_statistics(
     v: Tensor,
     layout: TokenLayout,
     options: ScoreOptions,
-    first: int = 1,
+    first_tokens: int = 1,
     tile: tuple[int, int] = TILE,
 ) -> tuple[Tensor, Statistics]:
-    """The output (B, H, L, Ev) and its statistics; `first` is the number of tokens that count as first."""
+    """The output (B, H, L, Ev) and its statistics; `first_tokens` is the number of tokens that count as first."""
     wide = torch.promote_types(q.dtype, torch.float32)
     k, v = per_head(k, q), per_head(v, q)
-    is_first = (layout.key_positions < first).view(-1, 1, 1, k.shape[2])  # (B, 1, 1, S)
+    is_first = (layout.key_positions < first_tokens).view(-1, 1, 1, k.shape[2])  # (B, 1, 1, S)
     first_slots = is_first.flatten(0, -2).any(0).nonzero().squeeze(-1).tolist()  # the few columns to sum
     outs, statistics, top_keys = [], [], []
     with without_autocast(q.device):

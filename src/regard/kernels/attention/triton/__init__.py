@@ -71,7 +71,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, options: ScoreO
 
 @torch.no_grad()
 def attend_with_statistics(
-    q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, options: ScoreOptions, first: int = 1
+    q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, options: ScoreOptions, first_tokens: int = 1
 ) -> tuple[Tensor, Statistics]:
     """`attend_with_statistics` of kernels/attention/statistics.py, computed in the tiles of the forward.
 
@@ -82,7 +82,7 @@ def attend_with_statistics(
     q, k, v = contiguous_heads(q, k, v)
     bias, token_arrays, *scalars = kernel_arguments(layout, options)
     out, log_sum, stats, top_key = run_forward(
-        q, k, v, options.sinks, bias, token_arrays, LaunchConfig(*scalars), first
+        q, k, v, options.sinks, bias, token_arrays, LaunchConfig(*scalars), first_tokens
     )
     return out, Statistics(stats[0], stats[1], top_key.long(), stats[2], log_sum * LOG2)
 
