@@ -103,7 +103,9 @@ SHARED = SharedBlock(GQA, Gated(40, "gelu"), GRU(), 0, RMSNorm(), 3, 4)
 MODELS = {
     "multi-head": decoder(block(Attention(4, position=Rope()))),
     "grouped-query": decoder(block(GQA), tied=False),
-    "multi-query, own head_dim, biases": decoder(block(Attention(4, 1, head_dim=8, position=Rope(500.0), bias=True))),
+    "multi-query, explicit head_dim, biases": decoder(
+        block(Attention(4, 1, head_dim=8, position=Rope(500.0), bias=True))
+    ),
     "alibi, three heads": decoder(block(Attention(3, position=Alibi()))),
     "alibi, grouped": decoder(block(Attention(6, 2, position=Alibi()))),
     "alibi, scaled, smaller slopes": decoder(block(Attention(6, 2, position=Alibi(scaled=True, exponent=16.0)))),

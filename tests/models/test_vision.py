@@ -47,14 +47,14 @@ def test_patches_equal_a_loop(name: str) -> None:
     module, data = spec.build(7).double(), random_images(spec)
     found = module(data)
     assert found.shape == (2, spec.length, 7)
-    first_tokens = [p for p in (module.cls, module.registers) if p is not None]
-    assert sum(map(len, first_tokens)) == spec.first
-    assert not first_tokens or torch.equal(found[:, : spec.first], torch.cat(first_tokens).expand(2, -1, -1))
+    prefix, prefix_tokens = spec.first, [p for p in (module.cls, module.registers) if p is not None]
+    assert sum(map(len, prefix_tokens)) == prefix
+    assert not prefix_tokens or torch.equal(found[:, :prefix], torch.cat(prefix_tokens).expand(2, -1, -1))
     steps = spec.stride or spec.size
     for index, cell in enumerate(product(*map(range, spec.grid))):
         spans = [slice(p * step, p * step + size) for p, step, size in zip(cell, steps, spec.size, strict=True)]
         patch = data[(slice(None), slice(None), *spans)].flatten(1)
-        assert error(found[:, spec.first + index], module.proj(patch)) <= 1e-12
+        assert error(found[:, prefix + index], module.proj(patch)) <= 1e-12
 
 
 @pytest.mark.parametrize("name", PATCHES)
@@ -159,7 +159,7 @@ def test_a_distilled_head_is_the_mean_of_two_heads() -> None:
 def test_rotations_by_row_and_column_distinguish_permuted_patches() -> None:
     """Without positions, permuting the patches permutes the outputs; with 2D rotations it changes them."""
     patches = Patches((2, 2), (8, 8), channels=1)
-    attention = Attention(2, mask=Full(), position=Rope2D(columns=4, prefix=1))
+    attention = Attention(2, mask=Full(), position=Rope2D(columns=4, prefix=patches.first))
     spec = Encoder(patches, 16, (Repeat((Block((Sublayer(attention),)),)),))
     model = randomized(spec.build(0))
     data = random_images(patches)

@@ -27,7 +27,7 @@ WIDTH, LENGTH, EPS = 12, 6, 0.1
 OPTIONS = {
     "default": Attention(3),
     "grouped, biases": Attention(4, 2, bias=True),
-    "multi-query, own head_dim, output bias": Attention(4, 1, head_dim=5, out_bias=True),
+    "multi-query, explicit head_dim, output bias": Attention(4, 1, head_dim=5, out_bias=True),
     "biases, except of keys": Attention(3, bias=True, key_bias=False),
     "full": Attention(3, mask=Full()),
     "qk-norm per head": Attention(4, 2, qk_norm=RMSNorm(EPS)),
@@ -168,7 +168,7 @@ def test_a_sink_takes_weight_from_all_keys_and_adds_no_value() -> None:
 
 
 def test_capped_scores_bound_every_weight_from_below() -> None:
-    """For queries of any length no weight is below exp(-c) / (exp(-c) + (n - 1) exp(c))."""
+    """For queries of any norm, no weight is below exp(-c) / (exp(-c) + (n - 1) exp(c))."""
     module, x = build(Attention(3, softcap=0.5, mask=Full())), 1e3 * random(1, LENGTH, WIDTH)
     lower_bound = math.exp(-0.5) / (math.exp(-0.5) + (LENGTH - 1) * math.exp(0.5))
     assert record(module, x)["weights"].min() >= lower_bound - 1e-12

@@ -121,7 +121,10 @@ def test_equals_the_module_of_torch(length: int) -> None:
 @pytest.mark.parametrize("store_class", [Contiguous, Paged])
 @pytest.mark.parametrize("name", SPECS)
 def test_a_source_is_projected_once_and_cached(name: str, store_class: type) -> None:
-    """Cached = whole, in store rows that differ from the batch rows, with one projection of the source."""
+    """Decoding with the cached source equals the whole forward, also if store rows differ from batch rows.
+
+    The source is projected once.
+    """
     spec, x, rows = SPECS[name], random(2, LENGTH, WIDTH), torch.tensor([2, 0])
     module, size = build(spec), {"blocks": 12} if store_class is Paged else {}
     store = store_class(((spec.memory(WIDTH),),), 3, 8, dtype=torch.float64, source=9, **size)

@@ -173,8 +173,8 @@ def test_the_state_of_a_half_precision_layer_is_float32(spec: TimeInvariantSSM) 
     in_bfloat16 = build(spec).bfloat16()
     rounded = build(spec)
     rounded.load_state_dict({name: tensor.double() for name, tensor in in_bfloat16.state_dict().items()})
-    step_layout = TokenLayout(layout.positions)
-    found = in_bfloat16(x.bfloat16(), step_layout, store.begin_forward(step_layout)[0][0])
+    cached_layout = TokenLayout(layout.positions)
+    found = in_bfloat16(x.bfloat16(), cached_layout, store.begin_forward(cached_layout)[0][0])
     assert found.dtype == torch.bfloat16
     assert next(iter(store.storages)).arrays["x"].dtype == torch.float32
     assert error(found.double(), rounded(x.bfloat16().double(), layout)) < 0.03

@@ -1,4 +1,7 @@
-"""The web page in a real browser: prompts, streams, token cards, attention maps; no markup from text, no other host."""
+"""The web page in a real browser: prompts, streams, token cards and attention maps.
+
+Text is never interpreted as markup, and no other host is contacted.
+"""
 
 from collections.abc import Iterator
 
@@ -24,7 +27,7 @@ def browser(chromium: str) -> Iterator:
 
 @pytest.fixture
 def visit(browser):
-    """Opens the page; after the test there must be no console message, no error, no cookie and no other host."""
+    """Opens the page; after the test there must be no console message, error, cookie or request to another host."""
     messages: list[str] = []
     hosts: set[str] = set()
     contexts = []
