@@ -333,6 +333,13 @@ def build(spec: Decoder, dtype: torch.dtype = torch.float64) -> DecoderModule:
     return model
 
 
+def assert_equal_weights(found: nn.Module, expected: nn.Module) -> None:
+    """Equal bit for bit. The outputs may still differ in rounding: BLAS depends on the alignment of the weights."""
+    tensors, expected_tensors = found.state_dict(), expected.state_dict()
+    assert tensors.keys() == expected_tensors.keys()
+    assert all(torch.equal(tensor, expected_tensors[name]) for name, tensor in tensors.items())
+
+
 def random_ids(*shape: int, seed: int = 2) -> Tensor:
     return torch.randint(VOCAB, shape, generator=torch.Generator().manual_seed(seed))
 

@@ -1,5 +1,6 @@
 """Small models with every kind of adapted layer, token ids, and random adapter weights."""
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -47,6 +48,23 @@ def make_stacked() -> Callable[..., DecoderModule]:
 @pytest.fixture
 def ids() -> Tensor:
     return torch.randint(0, 31, (2, 9), generator=torch.Generator().manual_seed(2))
+
+
+@pytest.fixture
+def assert_equal_base_weights() -> Callable[[nn.Module, nn.Module], None]:
+    """Asserts that the weights of a model without its adapters equal those of a model without any, bit for bit."""
+
+    def assert_equal_base_weights(adapted_model: nn.Module, base_model: nn.Module) -> None:
+        found = {
+            re.sub(r"parametrizations\.(\w+)\.original", r"\1", name.replace(".base.", ".")): tensor
+            for name, tensor in adapted_model.state_dict().items()
+            if "lora_" not in name
+        }
+        expected = base_model.state_dict()
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(tensor, expected[name]) for name, tensor in found.items())
+
+    return assert_equal_base_weights
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from regard.adapt import (
     unmerge_lora,
 )
 from regard.checkpoint import CheckpointError, save
+from tests.laws import assert_equal_weights
 
 LORAS = {
     "story": LoRA(rank=2, targets=("q_proj", "up_proj")),
@@ -37,14 +38,27 @@ def outputs(model, ids, name):
     return model(ids)
 
 
-def test_each_adapter_computes_as_if_it_were_the_only_one(adapted_model, make_model, ids, tmp_path):
+def assert_equal_adapters(model, adapted_model, name):
+    """The only adapter of the model equals the named one of the adapted model, bit for bit."""
+    tensors = {key: tensor for key, tensor in adapted_model.state_dict().items() if f".{name}.weight" in key}
+    found = {key.replace(".default.", f".{name}."): t for key, t in model.state_dict().items() if "lora_" in key}
+    assert found and found.keys() == tensors.keys()
+    assert all(torch.equal(tensor, tensors[key]) for key, tensor in found.items())
+
+
+def test_each_adapter_computes_as_if_it_were_the_only_one(
+    adapted_model, make_model, assert_equal_base_weights, ids, tmp_path
+):
     assert adapter_names(adapted_model) == ["story", "code"]
     for name in LORAS:
         save_adapter(adapted_model, tmp_path / name, name=name)
         reference = make_model().eval()
         load_adapter(reference, tmp_path / name)
-        assert torch.equal(outputs(adapted_model, ids, name), reference(ids))
-    assert torch.equal(outputs(adapted_model, ids, None), make_model().eval()(ids))
+        assert_equal_adapters(reference, adapted_model, name)
+        assert (outputs(adapted_model, ids, name) - reference(ids)).abs().max() <= 1e-12
+    base_model = make_model().eval()
+    assert (outputs(adapted_model, ids, None) - base_model(ids)).abs().max() <= 1e-12
+    assert_equal_base_weights(adapted_model, base_model)
     assert not torch.equal(outputs(adapted_model, ids, "story"), outputs(adapted_model, ids, "code"))
 
 
@@ -75,14 +89,17 @@ def test_several_adapters_are_loaded_from_their_folders(adapted_model, make_mode
     for name in LORAS:
         load_adapter(model, tmp_path / name, name=name)
     assert adapter_names(model) == list(LORAS)
-    assert all(torch.equal(outputs(model, ids, name), outputs(adapted_model, ids, name)) for name in LORAS)
+    assert_equal_weights(model, adapted_model)
+    for name in LORAS:
+        assert (outputs(model, ids, name) - outputs(adapted_model, ids, name)).abs().max() <= 1e-12
 
 
 def test_the_active_adapter_is_saved_and_merged_by_default(adapted_model, make_model, ids, tmp_path):
     save_adapter(adapted_model, tmp_path)
     other = make_model().eval()
     load_adapter(other, tmp_path)
-    assert torch.equal(other(ids), adapted_model(ids))
+    assert_equal_adapters(other, adapted_model, "code")
+    assert (other(ids) - adapted_model(ids)).abs().max() <= 1e-12
     set_adapter(adapted_model, None)
     for function in (merge_lora, lambda model: save_adapter(model, tmp_path)):
         with pytest.raises(AdapterError, match="no adapter is active; name the one to .*: story, code"):

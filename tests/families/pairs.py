@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from regard.checkpoint import load, save
 from regard.families import family
 from tests.families.cases import NO_SPECIAL_TOKENS
-from tests.laws import broken_laws
+from tests.laws import assert_equal_weights, broken_laws
 
 LIMIT = 1e-5
 
@@ -84,10 +84,9 @@ def stored_gradients(model: Any, folder: Path) -> dict[str, Tensor]:
 def check_saved_and_loaded(pair: Pair, folder: Path) -> nn.Module:
     """Save our model in our own format and load it; return the loaded model, which has equal weights."""
     save(pair.ours, folder)
-    loaded, expected = load(folder), pair.ours.state_dict()
+    loaded = load(folder)
     assert loaded.spec == pair.ours.spec
-    assert loaded.state_dict().keys() == expected.keys()
-    assert all(torch.equal(tensor, expected[name]) for name, tensor in loaded.state_dict().items())
+    assert_equal_weights(loaded, pair.ours)
     return loaded
 
 

@@ -34,7 +34,7 @@ from tests.families.pairs import (
     record_hidden_states,
     stored_gradients,
 )
-from tests.laws import error, layout_with_padding
+from tests.laws import assert_equal_weights, error, layout_with_padding
 
 ENDS = (4, 8, 6)  # positions of the end token in three sequences of nine tokens
 
@@ -164,7 +164,7 @@ def test_exported_model_is_equal_in_transformers(pair: Pair, tmp_path: Path) -> 
     reloaded, report = type(pair.theirs).from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not any(report.values()), report
     batch = inputs(pair.ours.spec)
-    assert torch.equal(their_output(reloaded(**batch)), their_output(pair.theirs(**batch)))
+    assert error(their_output(reloaded(**batch)), their_output(pair.theirs(**batch))) <= LIMIT
     ours, theirs = (load_file(folder / "model.safetensors") for folder in (tmp_path / "out", pair.folder))
     assert ours.keys() == without_mask_token(theirs).keys()
     assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
@@ -266,7 +266,8 @@ def test_files_of_transformers_4_are_read(tmp_path: Path, tmp_path_factory: pyte
         save_file(renamed, pair.folder / "model.safetensors")
         reloaded = load(pair.folder)
         batch = inputs(reloaded.spec)
-        assert torch.equal(our_output(reloaded, batch), our_output(pair.ours, batch))
+        assert_equal_weights(reloaded, pair.ours)
+        assert error(our_output(reloaded, batch), our_output(pair.ours, batch)) <= LIMIT
 
 
 @pytest.mark.parametrize("size", [(20, 20), (8, 8), (12, 24), (15, 29)])
