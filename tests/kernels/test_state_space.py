@@ -224,7 +224,7 @@ def test_a_long_document_among_short_ones_is_split_into_chunks(kind: str, monkey
     segments = torch.cat([torch.arange(20), torch.full((60,), 20), torch.arange(21, 31)])[None]
     state = random(1, D, N, seed=1)
     chunks = document_chunks.chunk_documents((1, 90), segments, None)
-    assert chunks.chained and len(chunks.sizes) * chunks.size < 31 * 60 / 2
+    assert chunks.chained and len(chunks.lengths) * chunks.padded_length < 31 * 60 / 2
     expected, expected_state = loop(model, u, state, segments)
     for max_chunks in (2, 5, 256):
         monkeypatch.setattr(document_chunks, "MAX_CHUNKS", max_chunks)

@@ -63,19 +63,19 @@ def convolve_documents(
     inputs = chunks.gather(u)  # (R, T, D)
     if state is None and not chunks.chained:
         return chunks.scatter(outputs(system, inputs, None), shape), None
-    driven_states = driven(system, align_right(inputs.transpose(1, 2), chunks.sizes))  # (R, D, N) from a zero state
+    driven_states = driven(system, align_right(inputs.transpose(1, 2), chunks.lengths))  # (R, D, N) from a zero state
     initial = initial_states(system, driven_states, state, chunks)
     y = chunks.scatter(outputs(system, inputs, initial), shape)
     if state is not None:
         last = chunks.last
-        final = advanced(system, initial[last], chunks.sizes[last], chunks.size) + driven_states[last]
+        final = advanced(system, initial[last], chunks.lengths[last], chunks.padded_length) + driven_states[last]
         state = state.index_put((chunks.rows[last],), final)
     return y, state
 
 
-def align_right(u: Tensor, sizes: Tensor) -> Tensor:
+def align_right(u: Tensor, lengths: Tensor) -> Tensor:
     """(R, D, T): the padding of each chunk moved to its front."""
-    indices = (torch.arange(u.shape[-1], device=u.device) + sizes.unsqueeze(-1)) % u.shape[-1]  # (R, T)
+    indices = (torch.arange(u.shape[-1], device=u.device) + lengths.unsqueeze(-1)) % u.shape[-1]  # (R, T)
     return u.gather(-1, indices.unsqueeze(1).expand_as(u))
 
 
@@ -84,11 +84,10 @@ def initial_states(system: System, driven_states: Tensor, state: Tensor | None, 
     initial = torch.zeros_like(driven_states)
     if state is not None:
         initial = state[chunks.rows].where(chunks.first.view(-1, 1, 1), initial)
-    for level in range(1, chunks.levels):
-        indices = (chunks.level == level).nonzero().squeeze(-1)
-        power = system.power(
-            chunks.size.bit_length() - 1
-        )  # a chunk with a successor is full, and its size a power of two
+    for i in range(1, chunks.max_chunks):
+        indices = (chunks.index_in_document == i).nonzero().squeeze(-1)
+        # A chunk with a successor is full, and its length is a power of two.
+        power = system.power(chunks.padded_length.bit_length() - 1)
         before = (power @ initial[indices - 1].double()).to(driven_states.dtype) + driven_states[indices - 1]
         initial = initial.index_put((indices,), before)
     return initial

@@ -15,22 +15,25 @@ MAX_CHUNKS = 256  # per document: they are processed one after another
 
 @dataclass(frozen=True)
 class DocumentChunks:
-    tokens: Tensor  # (V,) indices of the valid tokens in the flattened batch
-    chunk: Tensor  # (V,) chunk of each token
-    index: Tensor  # (V,) index of the token in its chunk
-    size: int  # tokens per chunk, padding included
-    sizes: Tensor  # (R,) tokens of each chunk, without padding
+    """R chunks of T tokens each, padding included, which hold the M valid tokens of a batch."""
+
+    tokens: Tensor  # (M,) indices of the valid tokens in the flattened batch
+    chunk: Tensor  # (M,) chunk of each token
+    index: Tensor  # (M,) index of the token in its chunk
+    padded_length: int  # T
+    lengths: Tensor  # (R,) tokens of each chunk, without padding
     rows: Tensor  # (R,) batch row of each chunk
-    level: Tensor  # (R,) index of the chunk in its document
+    index_in_document: Tensor  # (R,) index of the chunk in its document
 
     @property
-    def levels(self) -> int:
-        return int(self.level.max()) + 1
+    def max_chunks(self) -> int:
+        """The largest number of chunks of a document."""
+        return int(self.index_in_document.max()) + 1
 
     @property
     def chained(self) -> bool:
         """Whether any document has several chunks."""
-        return self.levels > 1
+        return self.max_chunks > 1
 
     @property
     def first(self) -> Tensor:
@@ -44,7 +47,7 @@ class DocumentChunks:
 
     def gather(self, u: Tensor) -> Tensor:
         """(B, L, D) -> (R, T, D), zeros after the end of a chunk"""
-        gathered = u.new_zeros(len(self.sizes), self.size, u.shape[-1])
+        gathered = u.new_zeros(len(self.lengths), self.padded_length, u.shape[-1])
         return gathered.index_put((self.chunk, self.index), u.flatten(0, 1)[self.tokens])
 
     def scatter(self, y: Tensor, shape: tuple[int, int]) -> Tensor:
@@ -58,22 +61,25 @@ def chunk_documents(shape: tuple[int, int], segments: Tensor | None, valid: Tens
     if valid is None:
         assert segments is not None, "rows of one whole document each need no splitting"
         valid = torch.ones_like(segments, dtype=torch.bool)
-    row, column = valid.nonzero(as_tuple=True)  # (V,)
+    row, column = valid.nonzero(as_tuple=True)  # (M,)
     document = torch.stack([row] if segments is None else [row, segments[row, column]])
-    first = torch.ones_like(row, dtype=torch.bool)  # (V,) whether a document starts here
+    first = torch.ones_like(row, dtype=torch.bool)  # (M,) whether a document starts here
     first[1:] = (document[:, 1:] != document[:, :-1]).any(0)
     steps = torch.arange(len(row), device=row.device)
-    indices = steps - torch.where(first, steps, 0).cummax(0).values  # (V,) index in the document
-    size = chunk_size(int(first.sum()), int(indices.max()) + 1 if len(indices) else 1, shape[0] * shape[1])
-    starts = indices % size == 0
+    indices = steps - torch.where(first, steps, 0).cummax(0).values  # (M,) index in the document
+    longest = int(indices.max()) + 1 if len(indices) else 1
+    padded_length = chunk_length(int(first.sum()), longest, shape[0] * shape[1])
+    starts = indices % padded_length == 0
     chunk = starts.cumsum(0) - 1
-    sizes = torch.bincount(chunk, minlength=int(starts.sum()))
-    tokens, levels = row * shape[1] + column, indices[starts] // size
-    return DocumentChunks(tokens, chunk, indices % size, size, sizes, row[starts], levels)
+    lengths = torch.bincount(chunk, minlength=int(starts.sum()))
+    tokens, index_in_document = row * shape[1] + column, indices[starts] // padded_length
+    return DocumentChunks(
+        tokens, chunk, indices % padded_length, padded_length, lengths, row[starts], index_in_document
+    )
 
 
-def chunk_size(documents: int, longest: int, tokens: int) -> int:
-    """The length of the longest document, unless chunks would then be mostly padding; else a power of two."""
+def chunk_length(documents: int, longest: int, tokens: int) -> int:
+    """The length of the longest document; a power of two if chunks of that length would be mostly padding."""
     if documents * longest <= 2 * tokens:
         return longest
     return 1 << max(tokens // documents, longest // MAX_CHUNKS).bit_length()
