@@ -134,7 +134,7 @@ def test_a_file_with_different_sinusoids_is_refused() -> None:
     theirs = {n: StoredTensor("file", tuple(t.shape), "F32", lambda t=t: t) for n, t in table.write(ours)}
     name = "encoder.embed_positions.weight"
     for tensor, message in (
-        (torch.ones(64, 12), "is the same in every model of this family"),
+        (torch.ones(64, 12), "should be the same in every model of this family"),
         (torch.ones(3), "head_dim"),
     ):
         sines = {name: StoredTensor("file", tuple(tensor.shape), "F32", lambda tensor=tensor: tensor)}

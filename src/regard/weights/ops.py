@@ -1,9 +1,9 @@
-"""The steps that convert a weight between two libraries, each with its inverse.
+"""The operations that convert a weight between two libraries, each with its inverse.
 
     read:  foreign tensors -> ours        write:  our tensors -> foreign        read(write(x)) = x, bit for bit
 
-A step maps a list of tensors to a list of tensors, so steps can be chained. `like` holds tensors of the shapes that a
-read returns, because the sizes into which a fused tensor is split follow from these shapes only.
+An operation maps a list of tensors to a list of tensors, so operations can be chained. `like` holds tensors of the
+shapes that a read returns, because the sizes into which a fused tensor is split follow from these shapes only.
 """
 
 from collections.abc import Sequence

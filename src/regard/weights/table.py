@@ -4,10 +4,10 @@
     Link("h.{i}.attn.c_attn.{leaf}", ("….q_proj.{leaf}", "….k_proj.{leaf}", "….v_proj.{leaf}"), Transpose(), Split())
 
 `{i}` and `{leaf}` match one component of a dotted name and have the same value on both sides; `{path}` matches one or
-more components. `{each}`, on the foreign side only, counts 0, 1, 2 … where one tensor of ours is many foreign ones
-(`StackTensors`). The parameters of our model determine which tensors exist, so a table lists no layers and no optional
-biases. The foreign shapes follow from ours, by `write` on meta tensors. All names and shapes are checked before the
-first tensor is read.
+more components. `{each}`, on the foreign side only, counts 0, 1, 2 … where one tensor of ours corresponds to many
+foreign ones (`StackTensors`). The parameters of our model determine which tensors exist, so a table lists no layers and
+no optional biases. The foreign shapes follow from ours, by `write` on meta tensors. All names and shapes are checked
+before the first tensor is read.
 """
 
 import re
@@ -40,7 +40,7 @@ class StoredTensor:
 
 
 class Link:
-    """A pattern of foreign names, the pattern or patterns of ours, and the steps that convert between the tensors."""
+    """A pattern of foreign names, the pattern or patterns of ours, and the operations that convert the tensors."""
 
     def __init__(self, foreign: str, ours: str | tuple[str, ...], *ops: Op):
         self.foreign = foreign
@@ -52,7 +52,7 @@ class Link:
         return Link(foreign + self.foreign, tuple(ours + name for name in self.ours), *self.ops)
 
     def stages(self, ours: Sequence[Tensor]) -> list[Sequence[Tensor]]:
-        """Tensors of the shapes before, between and after the steps of a read: foreign first, ours last."""
+        """Tensors of the shapes before, between and after the operations of a read: foreign first, ours last."""
         stages = [ours]
         for op in reversed(self.ops):
             stages.append(op.write(stages[-1]))
@@ -78,7 +78,8 @@ class Table:
     prefix            may be missing from all foreign names, as in the file of a base model
     ignored           patterns of foreign names that are skipped
     derived           foreign tensors whose content is known: a copy of another tensor, or a function of the shape.
-                      Files may lack them. If our model does not need one, other numbers in it are an error.
+                      Files may lack them. If the file has a derived tensor that our model does not use, its values
+                      must equal the derived ones.
     prefix_aliases    other prefixes that a read accepts, and the prefix that the links have
     leaf_aliases      other last components that a read accepts: BERT's first files have gamma and beta
     """
@@ -111,7 +112,7 @@ class Table:
             )
 
     def foreign_name(self, name: str) -> str:
-        """The foreign name of a tensor of ours that is one foreign tensor, such as the head."""
+        """The foreign name of a tensor of ours that corresponds to one foreign tensor, such as the head."""
         for link in self.links:
             if len(link.ours) == 1 and (values := match_placeholders(link.ours[0], name)) is not None:
                 return link.foreign_names(values, 1)[0]
@@ -167,18 +168,18 @@ class Table:
         return StoredTensor("", shape, "F32", partial(derivation, shape))
 
     def check_derived(self, unused: Mapping[str, StoredTensor], found: Mapping[str, StoredTensor]) -> None:
-        """Raise WeightsError if a derived tensor that the model does not need has other numbers."""
+        """Raise WeightsError if a tensor that the model does not use differs from its derived values."""
         for name, tensor in unused.items():
             if equal_up_to_rounding(tensor, self.derive(name, tensor.shape, found)):
                 continue
             derivation = self.derived[name]
             if isinstance(derivation, str):
                 raise WeightsError(
-                    f"{tensor.file}: {name} is a copy of {derivation} by the config, but holds other numbers; if this "
-                    "is intended, set tie_word_embeddings to false"
+                    f"{tensor.file}: {name} should equal {derivation} according to the config, but its values differ; "
+                    "if this is intended, set tie_word_embeddings to false"
                 )
             raise WeightsError(
-                f"{tensor.file}: {name} is the same in every model of this family, but holds other numbers; "
+                f"{tensor.file}: {name} should be the same in every model of this family, but its values differ; "
                 "download the file again"
             )
 
@@ -226,7 +227,7 @@ def rename_stored(
 
 
 def read_renamed(link: Link, tensor: StoredTensor) -> Tensor:
-    """The tensor, converted by a link that is one to one, whose steps need no shapes."""
+    """The tensor, converted by a link that is one to one, whose operations need no shapes."""
     (converted,) = link.read([tensor.read()], [[]] * (len(link.ops) + 1))
     return converted
 
