@@ -1,4 +1,4 @@
-"""BART (Lewis et al. 2019): the 2017 encoder-decoder with GELU, learned positions, and a norm after the embeddings.
+"""BART (Lewis et al. 2019): Vaswani et al.'s encoder-decoder with GELU, learned positions, a norm after the embeddings.
 
 The first two rows of its position tables are unused, and its logits have a bias, which is mostly zero. Marian, Pegasus,
 LED and Whisper are variations. Dropout of tokens and layers is an option of training and is not converted.
@@ -35,7 +35,7 @@ DEFAULTS = {
     "activation_function": "gelu", "scale_embedding": False, "tie_word_embeddings": True,
 }  # fmt: skip
 Layers = tuple[Repeat, ...]
-Style = Literal["pre", "post"]
+Style = Literal["pre", "post"]  # Block.style: whether norms precede or follow the sublayers
 STACKS = {"encoder": "source", "decoder": "target"}
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 
@@ -120,11 +120,11 @@ def common_table(
 ) -> Table:
     """The table of the decoder, the embeddings and the head; `links` are those of all other modules."""
     shared, *separate = (f"{base}.{name}.weight" for name in ("shared", "encoder.embed_tokens", "decoder.embed_tokens"))
-    source, target = (shared, shared) if model.shared else separate
-    copies = dict.fromkeys(separate, shared) | ({"lm_head.weight": target} if model.target.tied else {})
+    encoder_table, decoder_table = (shared, shared) if model.shared else separate
+    copies = dict.fromkeys(separate, shared) | ({"lm_head.weight": decoder_table} if model.target.tied else {})
     return Table(
-        Link(source, "source.input.table.weight"),
-        Link(target, "target.embedding.weight"),
+        Link(encoder_table, "source.input.table.weight"),
+        Link(decoder_table, "target.embedding.weight"),
         *stack_links(base, "decoder", "self_attn", "encoder_attn"),
         *links,
         Link("lm_head.weight", "target.head.weight"),

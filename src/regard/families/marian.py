@@ -1,4 +1,4 @@
-"""Marian (Junczys-Dowmunt et al. 2018), the OPUS translators: the 2017 encoder-decoder, all sines before all cosines.
+"""Marian (Junczys-Dowmunt et al. 2018), the OPUS translators: Vaswani et al.'s model, all sines before all cosines.
 
 The two languages share an embedding table, or have tables of different sizes. The logits have a bias. Published files
 contain the sinusoids: they are compared with ours and not loaded.

@@ -1,6 +1,6 @@
 """Whisper (Radford et al. 2022): two convolutions over a spectrogram, then a pre-norm encoder-decoder that writes text.
 
-Keys have no bias. The encoder's positions are stored sinusoids (with another spacing than in the 2017 transformer) that
+Keys have no bias. The encoder's positions are stored sinusoids (with another spacing than in Vaswani et al. 2017) that
 are not trained; the decoder's are learned. Suppressed and forced tokens are options of generation. Dropout and
 SpecAugment are options of training and are not converted.
 """
