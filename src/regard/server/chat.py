@@ -21,7 +21,7 @@ def router(served: ServedModel) -> APIRouter:
     async def chat_completions(body: ChatBody, request: Request) -> Response:
         served.check_name(body.model)
         body.max_tokens = body.max_completion_tokens or body.max_tokens
-        ids = await served.encode_chat(body.messages, reply=True)
+        ids = await served.encode_chat(body.messages, add_generation_prompt=True)
         generation = await served.generate(body, [ids], body.top_logprobs or 0)
         return await respond(request, body.stream, ChatResponse(body, generation, served))
 

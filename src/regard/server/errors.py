@@ -80,7 +80,10 @@ def validation_error(error: RequestValidationError) -> ApiError:
 
 
 def is_field(step: str | int) -> bool:
-    """Pydantic's paths also contain the types of a union: `prompt`, `list[constrained-str]`, 3."""
+    """Whether a step of a Pydantic path is a field or an index.
+
+    Paths also contain the types of a union, as in (`prompt`, `list[constrained-str]`, 3).
+    """
     return isinstance(step, int) or (step.isidentifier() and step != "str")
 
 

@@ -35,14 +35,14 @@ def router(served: ServedModel) -> APIRouter:
 
     @routes.post("/tokenize")
     async def tokenize(body: PassageBody) -> dict:
-        return token_list(served, await encode_passage(served, body, reply=True))
+        return token_list(served, await encode_passage(served, body, add_generation_prompt=True))
 
     @routes.post("/attention")
     async def attention(body: AttentionBody) -> dict:
         if served.lens is None:
             raise ApiError(404, "this model has no attention maps; serve a decoder to see them", code="no_lens")
         check_head(served.lens, body)
-        ids = await encode_passage(served, body, reply=False)
+        ids = await encode_passage(served, body, add_generation_prompt=False)
         limit = min(MAX_MAP_TOKENS, served.capacity)
         if not 1 <= len(ids) <= limit:
             message = f"the text has {len(ids)} tokens; an attention map takes 1 to {limit}"
@@ -53,9 +53,9 @@ def router(served: ServedModel) -> APIRouter:
     return routes
 
 
-async def encode_passage(served: ServedModel, body: PassageBody, reply: bool) -> list[int]:
+async def encode_passage(served: ServedModel, body: PassageBody, add_generation_prompt: bool) -> list[int]:
     if body.messages is not None:
-        return await served.encode_chat(body.messages, reply)
+        return await served.encode_chat(body.messages, add_generation_prompt)
     return await served.encode(body.text or "")
 
 

@@ -60,14 +60,14 @@ class ServedModel:
         self.check_length(len(text))
         return await self._in_tokenizer_thread(self._encode, text)
 
-    async def encode_chat(self, messages: list[Message], reply: bool) -> list[int]:
-        """The ids of the conversation in the model's chat template; with `reply`, the prompt for an answer to it."""
+    async def encode_chat(self, messages: list[Message], add_generation_prompt: bool) -> list[int]:
+        """The ids of the conversation in the model's chat template; the generation prompt starts the next answer."""
         if self.tokenizer.chat_template is None:
             message = "this model has no chat template; use /v1/completions"
             raise ApiError(400, message, code="no_chat_template", param="messages")
         conversation = [message.for_template() for message in messages]
         self.check_length(sum(len(message["content"]) for message in conversation))
-        return await self._in_tokenizer_thread(encode_chat, self.tokenizer, conversation, reply)
+        return await self._in_tokenizer_thread(encode_chat, self.tokenizer, conversation, add_generation_prompt)
 
     async def generate(
         self,
@@ -77,8 +77,11 @@ class ServedModel:
         default_max_tokens: int | None = None,
         continues_prompt: bool = False,
     ) -> GenerationTask:
-        """A generation that the engine has accepted. Raises ApiError if the engine refuses it."""
-        # A source has a separate capacity; of the prompt, the decoder holds only the start token.
+        """A generation that the engine has accepted. Raises ApiError if the engine refuses it.
+
+        `continues_prompt`: the text of a choice continues the text of its prompt, in contrast to an answer in a chat.
+        """
+        # The source has its own capacity; in the decoder only the start token counts.
         lengths = [min(len(ids), 1) if self.prompt_is_source else len(ids) for ids in prompts]
         requests = engine_requests(
             body, prompts, lengths, self.capacity, self.tokenizer.stop_ids, top_logprobs, default_max_tokens
