@@ -203,7 +203,7 @@ class LanguageModel:
     def truncate(self, ids: list[int]) -> list[int]:
         """The ids, truncated to the model's context; the last one, a special token, is kept."""
         spec = self.model.spec
-        limit = self.context or spec.context or spec.position.reach
+        limit = self.context or spec.context or spec.position.max_positions
         return ids if limit is None or len(ids) <= limit else [*ids[: limit - 1], ids[-1]]
 
     def encode(self, prompt: str, special: bool = True) -> list[int]:

@@ -110,7 +110,10 @@ def test_omitted_keys_have_the_defaults_of_transformers() -> None:
     base = family("vit").spec({})
     assert (base.width, base.input.grid, len(base.blocks)) == (768, (14, 14), 12)
     assert family("dinov2").spec({}).input.size == (14, 14)
-    assert (family("clip").spec({}).text.position.reach, family("siglip").spec({}).text.position.reach) == (77, 64)
+    assert (
+        family("clip").spec({}).text.position.max_positions,
+        family("siglip").spec({}).text.position.max_positions,
+    ) == (77, 64)
     decoder = family("llava").spec({"text_config": {"vocab_size": 32064}, "vision_config": {}}).decoder
     assert (decoder.width, len(decoder.blocks), decoder.vocab) == (4096, 32, 32064)
 

@@ -200,7 +200,7 @@ def test_no_position_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("position", "reach", "cached"),
+    ("position", "max_positions", "cached"),
     [
         (Learned(7, offset=2), 7, None),
         (Sinusoidal(), None, None),
@@ -214,9 +214,9 @@ def test_no_position_changes_nothing() -> None:
     ids=str,
 )
 def test_schemes_declare_their_limits_of_positions_and_caches(
-    position: Position, reach: int | None, cached: int | None
+    position: Position, max_positions: int | None, cached: int | None
 ) -> None:
-    assert (position.reach, position.max_exact_cache) == (reach, cached)
+    assert (position.max_positions, position.max_exact_cache) == (max_positions, cached)
 
 
 @pytest.mark.parametrize("spec", SCHEMES.values(), ids=SCHEMES)

@@ -30,11 +30,13 @@ POOLS: dict[str, Pool] = {
 
 
 def read_sentence_encoder(folder: Path, spec: Encoder) -> Encoder:
-    """The encoder with the head and length of a sentence encoder, if the folder holds one."""
+    """The encoder with the head and length of a sentence encoder if the folder holds one; otherwise unchanged."""
     head = read_pooling_head(folder)
     if head is None:
         return spec
-    limits = [limit for limit in (read_max_length(folder), spec.context, spec.position.reach) if limit is not None]
+    limits = [
+        limit for limit in (read_max_length(folder), spec.context, spec.position.max_positions) if limit is not None
+    ]
     return replace(spec, head=head, context=min(limits, default=None))
 
 
@@ -58,7 +60,7 @@ def without_sentence_head(spec: Model) -> Model:
     """The base model of a sentence encoder; other models are returned unchanged."""
     if not is_sentence_encoder(spec):
         return spec
-    return replace(spec, head=None, context=spec.position.reach or spec.context)
+    return replace(spec, head=None, context=spec.position.max_positions or spec.context)
 
 
 def sentence_files(spec: Model) -> dict[str, bytes]:
@@ -75,7 +77,7 @@ def sentence_files(spec: Model) -> dict[str, bytes]:
     files = {
         MODULES: modules,
         "1_Pooling/config.json": {"word_embedding_dimension": spec.width, **pooling},
-        LENGTH_CONFIGS[0]: {"max_seq_length": spec.context or spec.position.reach, "do_lower_case": False},
+        LENGTH_CONFIGS[0]: {"max_seq_length": spec.context or spec.position.max_positions, "do_lower_case": False},
     }
     return {name: (json.dumps(content, indent=2) + "\n").encode() for name, content in files.items()}
 

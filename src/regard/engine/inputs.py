@@ -36,7 +36,7 @@ def encoder_capacity(model: EncoderDecoderModule | None, requested: int | None) 
     encoder = model.spec.source
     if not isinstance(encoder.input, Tokens):
         raise ValueError(f"engine: the source is {encoder.input.kind}, not token ids; call the model directly")
-    limit = encoder.context or encoder.position.reach
+    limit = encoder.context or encoder.position.max_positions
     if requested is not None and not 0 < requested <= (limit or requested):
         raise ValueError(f"engine: source_capacity={requested} must be from 1 to the encoder's context, {limit}")
     return requested or limit or CAPACITY

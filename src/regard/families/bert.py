@@ -107,7 +107,7 @@ def read_encoder(
         embedding_norm=read_norm(hf_config),
         head=heads[hf_config.architecture(heads)],
         embedding_dim=None if embedding_dim == width else embedding_dim,
-        context=position.reach or hf_config.integer("max_position_embeddings"),
+        context=position.max_positions or hf_config.integer("max_position_embeddings"),
     )
 
 
@@ -123,7 +123,7 @@ def common_config(model_type: str, model: Encoder) -> dict[str, Any]:
         "num_attention_heads": attention.heads,
         "intermediate_size": feedforward.hidden_dim(model.width),
         "hidden_act": LEGACY_ACTIVATION_NAMES[feedforward.activation],
-        "max_position_embeddings": model.position.reach or model.context,
+        "max_position_embeddings": model.position.max_positions or model.context,
         "layer_norm_eps": getattr(model.embedding_norm, "eps", None),
         **({"add_pooling_layer": False} if model.head is None else {}),
     }

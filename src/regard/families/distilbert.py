@@ -75,7 +75,7 @@ def config(model: Encoder) -> dict[str, Any]:
         "n_heads": attention.heads,
         "hidden_dim": feedforward.hidden_dim(model.width),
         "activation": LEGACY_ACTIVATION_NAMES[feedforward.activation],
-        "max_position_embeddings": model.position.reach,
+        "max_position_embeddings": model.position.max_positions,
     }
     return check_encoder_roundtrip(model, settings, spec, heads)
 

@@ -77,13 +77,14 @@ class Decoder(Model["DecoderModule"]):
         check_widths(self.layers, self.width, self.ahead)
         for body in bodies_of(self.layers, self.ahead):
             require(body.causal, f"decoder: a token would attend to later ones in {body}; choose a causal mask")
-        reach = self.position.reach
+        max_positions = self.position.max_positions
         if self.context is None:
-            object.__setattr__(self, "context", reach)
-        elif reach is not None:
+            object.__setattr__(self, "context", max_positions)
+        elif max_positions is not None:
             require(
-                self.context <= reach,
-                f"decoder: context={self.context} exceeds the {reach} positions; choose at most {reach}",
+                self.context <= max_positions,
+                f"decoder: context={self.context} exceeds the {max_positions} positions; "
+                f"choose at most {max_positions}",
             )
 
     @property

@@ -73,16 +73,18 @@ class Encoder(Model["EncoderModule"]):
                 isinstance(self.position, Learned) and self.position.offset == 0,
                 f"encoder: any_size=True interpolates learned positions, but position={self.position}; use Learned",
             )
-        length, reach = self.input.length, self.position.reach
-        if length is not None and reach is not None:
+        length, max_positions = self.input.length, self.position.max_positions
+        if length is not None and max_positions is not None:
             require(
-                length <= reach,
-                f"encoder: its input has {length} tokens, its positions support only {reach}; choose at least {length}",
+                length <= max_positions,
+                f"encoder: its input has {length} tokens, its positions support only {max_positions}; "
+                f"choose at least {length}",
             )
-        if self.context is not None and reach is not None:
+        if self.context is not None and max_positions is not None:
             require(
-                self.context <= reach,
-                f"encoder: context={self.context} exceeds the {reach} positions; choose at most {reach}",
+                self.context <= max_positions,
+                f"encoder: context={self.context} exceeds the {max_positions} positions; "
+                f"choose at most {max_positions}",
             )
 
     @property

@@ -34,9 +34,11 @@ class Plan(Costs):
 
 
 def default_context(spec: Model) -> int | None:
-    """The spec's context; for an encoder also the number of tokens of its input, or the reach of its positions."""
+    """The spec's context; for an encoder without one, the length of its input or the number of its positions."""
     for stack in reversed(stacks(spec).values()):
-        length = stack.context or (stack.input.length or stack.position.reach if isinstance(stack, Encoder) else None)
+        length = stack.context
+        if length is None and isinstance(stack, Encoder):
+            length = stack.input.length or stack.position.max_positions
         if length is not None:
             return length
     return None

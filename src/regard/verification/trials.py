@@ -36,7 +36,7 @@ class EncoderTrial(Trial):
     lacks: dict[Need, str] = {"memory": "an encoder processes whole sequences and has no cache", "engine": NO_ENGINE}
 
     def max_length(self) -> int:
-        return min(self.spec.position.reach or sys.maxsize, max_length(self.spec))
+        return min(self.spec.position.max_positions or sys.maxsize, max_length(self.spec))
 
     def memory(self) -> tuple:
         return ()
@@ -271,4 +271,4 @@ def random_signals(spec: Encoder, count: int, generator: torch.Generator) -> Ten
 
 def random_source_length(spec: Encoder) -> int:
     """The number of tokens of a random source, or of random audio."""
-    return min(8, spec.position.reach or 8)
+    return min(8, spec.position.max_positions or 8)

@@ -108,7 +108,7 @@ def tower_config(model: Encoder) -> dict[str, Any]:
         inputs = image_config(model.input)
     else:
         vocab = require_type(model.input, Tokens).vocab
-        inputs = {"vocab_size": vocab, "max_position_embeddings": model.position.reach}
+        inputs = {"vocab_size": vocab, "max_position_embeddings": model.position.max_positions}
     return inputs | {
         "hidden_size": model.width,
         "intermediate_size": feedforward.hidden_dim(model.width),

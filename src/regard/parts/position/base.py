@@ -22,7 +22,7 @@ class Position(Spec):
         require(place in self.places, f"{place}: {self} has no effect here; set it in the {self.places[0]}")
 
     @property
-    def reach(self) -> int | None:
+    def max_positions(self) -> int | None:
         """Number of positions that it supports; None: unlimited."""
         return None
 

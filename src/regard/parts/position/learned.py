@@ -29,7 +29,7 @@ class Learned(Position):
         require(self.offset >= 0, f"learned: offset={self.offset} must not be negative")
 
     @property
-    def reach(self) -> int:
+    def max_positions(self) -> int:
         return self.length
 
     def build(self, width: int, heads: int, /) -> PositionModule:
