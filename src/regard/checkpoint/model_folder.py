@@ -65,9 +65,9 @@ def save(
     extra_files      contents by file name, written unchanged
     source_family    the family that the model was imported from; an export writes this family by default
     """
-    with write_folder(folder) as partial:
-        write_model(model, partial, tokenizer, source_family)
-        write_extra_files(partial, extra_files)
+    with write_folder(folder) as temporary:
+        write_model(model, temporary, tokenizer, source_family)
+        write_extra_files(temporary, extra_files)
 
 
 def write_model(
@@ -110,7 +110,7 @@ def export(
     tokenizer: Any | None = None,
     extra_files: Mapping[str, bytes] | None = None,
 ) -> None:
-    """Write a Hugging Face folder of a family; a sentence encoder in the format of sentence-transformers."""
+    """Write a Hugging Face folder of a family; a sentence encoder is written in the format of sentence-transformers."""
     table, spec = family(model_type).table, model.spec
     assert isinstance(spec, Model), f"model.spec must be the spec of a model; found {spec!r:.80}"
     extra_files = {**(extra_files or {}), **sentence_files(spec)}
@@ -118,9 +118,9 @@ def export(
     config = {f"{name}_token_id": getattr(tokenizer, name, None) for name in ("bos", "eos", "pad")}
     config |= family_config(model_type, spec)
     config["dtype"] = str(next(model.parameters()).dtype).removeprefix("torch.")
-    with write_folder(folder) as partial:
-        write_files(partial, config, dict(table(spec).write(unique_parameters(model))), tokenizer)
-        write_extra_files(partial, extra_files)
+    with write_folder(folder) as temporary:
+        write_files(temporary, config, dict(table(spec).write(unique_parameters(model))), tokenizer)
+        write_extra_files(temporary, extra_files)
 
 
 def load(
@@ -221,10 +221,11 @@ def refuse_quantized(folder: Path, config: dict[str, Any]) -> None:
 def check_size(folder: Path, spec: Model, found: Mapping[str, StoredTensor]) -> None:
     """Raise CheckpointError if the config describes a much larger model than the files hold, before it is built."""
     tensors, stored = len(found), sum(math.prod(tensor.shape) for tensor in found.values())
-    layers = sum(len(run.blocks) for runs, _ in stacks_of(spec) for run in runs)
-    if layers > 1000 + 4 * tensors:  # too many layers even to count their parameters
+    distinct_blocks = sum(len(run.blocks) for runs, _ in stacks_of(spec) for run in runs)
+    if distinct_blocks > 1000 + 4 * tensors:  # too many even to count their parameters
         raise CheckpointError(
-            f"{folder}: the config has {layers} layers, but the files have only {tensors} tensors; {MISMATCH_REMEDY}"
+            f"{folder}: the config has {distinct_blocks} distinct layers, but the files have only {tensors} tensors; "
+            f"{MISMATCH_REMEDY}"
         )
     needed = count_parameters(spec)
     if needed > 4 * stored:  # some tensors are read more than once
@@ -240,14 +241,14 @@ def unique_parameters(model: nn.Module) -> dict[str, Tensor]:
 
 def count_parameters(spec: Model) -> int:
     """The number of parameters. Repeated layers are built only once or twice, because a config may claim any depth."""
-    runs = [(run, width) for layers, width in stacks_of(spec) for run in layers if run.times > 1]
+    repeated = [(run, width) for runs, width in stacks_of(spec) for run in runs if run.times > 1]
     try:
         with meta_device():
-            per_repeat = {(run, width): parameters_per_repeat(run, width) for run, width in runs}
+            per_repeat = {(run, width): parameters_per_repeat(run, width) for run, width in repeated}
         built = numel(build_on_meta(without_repeats(spec)))
     except (RuntimeError, TypeError) as error:  # torch raises these for sizes that exceed 64 bits
         raise CheckpointError(f"the config describes tensors that are too large ({error}); reduce its sizes") from error
-    return built + sum((run.times - 1) * per_repeat[run, width] for run, width in runs)
+    return built + sum((run.times - 1) * per_repeat[run, width] for run, width in repeated)
 
 
 def parameters_per_repeat(run: Repeat, width: int) -> int:
@@ -286,7 +287,7 @@ def write_files(
 def read_extra_files(folder: Path) -> dict[str, bytes]:
     """The contents of the configuration files that imports and exports copy, by name; each must be a JSON object.
 
-    Old folders have the settings of generation in `config.json`. If these include more than the ids of special tokens,
+    Old folders have the settings of generation in `config.json`. If these include more than the bos, eos and pad ids,
     they are returned as a `generation_config.json`.
     """
     files = [folder / name for name in EXTRA_FILES if (folder / name).is_file()]
@@ -294,9 +295,9 @@ def read_extra_files(folder: Path) -> dict[str, bytes]:
         read_json(file)
     contents = {file.name: file.read_bytes() for file in files}
     config = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
-    ids = {key: config[key] for key in GENERATION_KEYS if config.get(key) is not None}
-    if GENERATION_CONFIG not in contents and not ids.keys() <= {"bos_token_id", "eos_token_id", "pad_token_id"}:
-        contents[GENERATION_CONFIG] = json.dumps(ids, indent=2).encode() + b"\n"
+    settings = {key: config[key] for key in GENERATION_KEYS if config.get(key) is not None}
+    if GENERATION_CONFIG not in contents and not settings.keys() <= {"bos_token_id", "eos_token_id", "pad_token_id"}:
+        contents[GENERATION_CONFIG] = json.dumps(settings, indent=2).encode() + b"\n"
     return contents
 
 

@@ -1,7 +1,8 @@
 """The loader: documents of a source, tokenized and packed into batches, with a state that can be saved.
 
-The state is the index of the next document and the list of pending document slices, each identified by its document
-and its number in it. These are a few integers, and a loader that restores them continues with bit-identical batches.
+The state is the index of the next document and the list of pending document slices, each identified by the index of
+its document and its own index in that document. These are a few integers, and a loader that restores them continues
+with bit-identical batches.
 Every rank packs the whole batch and keeps its share of the rows, so batches do not depend on the number of ranks, and
 all ranks have the same state.
 """
@@ -31,7 +32,7 @@ class Loader:
         self.source, self.tokenizer, self.rows, self.length = source, tokenizer, rows, length
         self.rank, self.ranks = rank, ranks
         self._next_document = 0
-        self._pending: list[tuple[int, int, DocumentSlice]] = []  # (document, number of the slice in it, slice)
+        self._pending: list[tuple[int, int, DocumentSlice]] = []  # (document, index of the slice, slice)
 
     def __iter__(self) -> Iterator[Batch]:
         return self
@@ -43,7 +44,7 @@ class Loader:
         return collate(local, self.length, self.tokenizer.pad or 0)
 
     def state_dict(self) -> dict[str, Any]:
-        pending = [[document, number] for document, number, _ in self._pending]
+        pending = [[document, index] for document, index, _ in self._pending]
         return {"source": self.source.name, "length": self.length, "next": self._next_document, "waiting": pending}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -53,7 +54,7 @@ class Loader:
                     f"the saved loader has {name}={state[name]!r}, this one {current!r}; resume with the same data"
                 )
         self._next_document = state["next"]
-        self._pending = [(document, number, self._slices(document)[number]) for document, number in state["waiting"]]
+        self._pending = [(document, index, self._slices(document)[index]) for document, index in state["waiting"]]
 
     def _pack_row(self) -> list[DocumentSlice]:
         empty = 0
@@ -64,7 +65,7 @@ class Loader:
                 raise ValueError(
                     f"{self.source.name}: {empty} documents in a row have fewer than two tokens; use longer documents"
                 )
-            self._pending += [(self._next_document, number, slice) for number, slice in enumerate(slices)]
+            self._pending += [(self._next_document, index, slice) for index, slice in enumerate(slices)]
             self._next_document += 1
         indices = best_fit([len(slice) for _, _, slice in self._pending], self.length)
         row = [self._pending[index][2] for index in indices]

@@ -19,7 +19,7 @@ from regard.engine.request import Request, Sampling, Token, TokenHistory
 def sample(logits: Tensor, requests: Sequence[Request]) -> list[Token | None]:
     """The next token of each request from its row of (B, V) logits; None where the row is not finite."""
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))  # (B, V)
-    logprobs = logits.log_softmax(-1)  # one NaN or infinity makes the whole row NaN
+    logprobs = logits.log_softmax(-1)  # a NaN or +inf makes the whole row NaN
     ids = choose(logits, requests)
     chosen = logprobs.gather(-1, ids.unsqueeze(-1)).squeeze(-1)  # (B,)
     tops = top_logprobs(logprobs, [r.sampling.top_logprobs for r in requests])
@@ -66,7 +66,8 @@ def cutoff(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
     vocab = logits.shape[-1]
     top_k, top_p = columns(logits, [(s.top_k, s.top_p) for s in samplings])
     total = logits.logsumexp(-1, keepdim=True)
-    possible = logits - total >= ((1 - top_p) / vocab).log()  # the others have less than 1 - top_p in total
+    # The other tokens together have a probability below 1 - top_p.
+    possible = logits - total >= ((1 - top_p) / vocab).log()
     count = possible.sum(-1, keepdim=True).where(top_k == 0, top_k.long()).clamp(1, vocab)  # (B, 1)
     best = logits.topk(int(count.max())).values  # (B, n)
     best = best.masked_fill(torch.arange(best.shape[-1], device=best.device) >= count, -torch.inf)

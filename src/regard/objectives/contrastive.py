@@ -19,7 +19,7 @@ from regard.objectives.base import LossResult, add_losses, padded_layout
 
 @dataclass(frozen=True)
 class Contrastive:
-    scope: ClassVar[str] = "batch"
+    scope: ClassVar[str] = "batch"  # the loss compares all rows: no micro-batches
 
     loss: Literal["softmax", "sigmoid"] = "softmax"
 
@@ -27,19 +27,19 @@ class Contrastive:
         """Needs images and tokens, one pair per row; `valid` if sequences are padded."""
         outputs = model(batch.images, batch.tokens, padded_layout(batch.get("valid")), outputs=True)
         logits = outputs.logits.to(torch.promote_types(outputs.logits.dtype, torch.float32))  # (B, B)
-        pairs = torch.arange(len(logits), device=logits.device)
-        correct = (logits.detach().argmax(-1) == pairs).sum()
+        targets = torch.arange(len(logits), device=logits.device)
+        correct = (logits.detach().argmax(-1) == targets).sum()
         count = torch.ones_like(logits[0]).sum()
-        return add_losses(LOSSES[self.loss](logits, pairs), count, outputs.losses, {"accuracy": correct})
+        return add_losses(LOSSES[self.loss](logits, targets), count, outputs.losses, {"accuracy": correct})
 
 
-def softmax_loss(logits: Tensor, pairs: Tensor) -> Tensor:
-    by_row, by_column = (F.cross_entropy(scores, pairs, reduction="sum") for scores in (logits, logits.T))
+def softmax_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    by_row, by_column = (F.cross_entropy(scores, targets, reduction="sum") for scores in (logits, logits.T))
     return (by_row + by_column) / 2
 
 
-def sigmoid_loss(logits: Tensor, pairs: Tensor) -> Tensor:
-    signs = 2 * torch.eye(len(pairs), dtype=logits.dtype, device=logits.device) - 1
+def sigmoid_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    signs = 2 * torch.eye(len(targets), dtype=logits.dtype, device=logits.device) - 1
     return -F.logsigmoid(signs * logits).sum()
 
 

@@ -67,7 +67,7 @@ class TimeInvariantSSMModule(nn.Module):
         super().__init__()
         self.log_step = nn.Parameter(torch.empty(width, 1))  # log Δ
         self.log_decay = nn.Parameter(torch.empty(width, spec.state // 2))  # log -Re λ
-        self.turn = nn.Parameter(torch.empty(width, spec.state // 2))  # Im λ, the angular frequency
+        self.turn = nn.Parameter(torch.empty(width, spec.state // 2))  # Im λ: the frequency of the state's rotation
         self.C = nn.Parameter(torch.empty(width, spec.state).normal_())
         self.C_back = nn.Parameter(torch.empty(width, spec.state).normal_()) if spec.bidirectional else None
         self.skip = nn.Parameter(torch.ones(width))
