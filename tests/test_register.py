@@ -1,8 +1,8 @@
 """A part that is defined outside the package: registered, built, trained, saved, loaded, generated from, verified."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, make_dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import regard
 from regard.checkpoint import load
-from regard.spec import REGISTERED, SpecError
+from regard.spec import REGISTERED, Spec, SpecError
 from regard.verification.report import verify
 from tests.training.tiny import SETTINGS, SPEC, trainer
 
@@ -109,3 +109,53 @@ def test_a_kind_is_registered_once() -> None:
     with pytest.raises(SpecError, match="import"):
         regard.Decoder.from_dict({"kind": "not_imported"})
     assert REGISTERED["tested_running_mean"] is RunningMean
+
+
+def make_part(kind: str, hint: Any, default: Any = ()) -> type[Spec]:
+    return regard.register(kind)(make_dataclass(kind, [("x", hint, default)], bases=(Spec,), frozen=True))
+
+
+STORED = {
+    "numbers": (tuple[tuple[int, ...], ...], ((1, 2), (3,))),
+    "specs": (tuple[regard.LayerNorm, ...], (regard.LayerNorm(), regard.LayerNorm(eps=0.5))),
+    "specs and numbers": (tuple[regard.LayerNorm | int, ...], (regard.LayerNorm(eps=0.5), 1, regard.LayerNorm())),
+    "numbers and specs": (tuple[regard.LayerNorm | int, ...], (1, regard.LayerNorm())),
+    "nested specs": (tuple[tuple[regard.Attention, ...], ...], ((regard.Attention(2, mask=regard.Window(4)),), ())),
+    "delete": (tuple[str, ...], ("\x7f", "\\\x7f", '\x00\n"é')),
+}
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_fields_of_a_registered_part_round_trip_through_json_and_toml(name: str) -> None:
+    hint, value = STORED[name]
+    spec = make_part(f"stored {name}", hint)(value)
+    assert Spec.from_json(spec.to_json()) == spec
+    assert Spec.from_toml(spec.to_toml()) == Spec.from_toml(spec.to_toml(defaults=True)) == spec
+
+
+def test_none_in_a_tuple_is_stored_in_json_and_refused_in_toml() -> None:
+    part = make_part("optional items", tuple[int | None, ...])
+    assert Spec.from_json(part((None, 1)).to_json()) == part((None, 1))
+    for defaults in (False, True):
+        with pytest.raises(SpecError, match=r"x\[0\] is None, and TOML has no null; use to_json"):
+            part((None, 1)).to_toml(defaults)
+    outer = make_part("parts and numbers", tuple[part | int, ...])
+    with pytest.raises(SpecError, match=r"x\[1\]\.x\[2\] is None"):
+        outer((1, part((1, 2, None)))).to_toml()
+
+
+def test_fields_that_files_cannot_hold_are_refused() -> None:
+    for name in ("kind", "check"):
+        part = make_dataclass("Part", [(name, str, "a")], bases=(Spec,), frozen=True)
+        with pytest.raises(SpecError, match=f"Part.{name}: every spec has an attribute of this name; choose another"):
+            regard.register("refused")(part)
+    part = make_dataclass("Part", [("x", int, field(default=3, init=False))], bases=(Spec,), frozen=True)
+    with pytest.raises(SpecError, match="Part.x: a field with init=False cannot be read from a file"):
+        regard.register("refused")(part)
+    assert "refused" not in REGISTERED
+
+
+@pytest.mark.parametrize("kind", ["", " ", 5, RunningMean], ids=repr)
+def test_a_kind_must_be_a_name(kind: Any) -> None:
+    with pytest.raises(ValueError, match=r"is not a name; write @regard.register\('a_name'\)"):
+        regard.register(kind)

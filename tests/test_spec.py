@@ -206,3 +206,16 @@ def test_optional_fields_default_to_none(kind: str) -> None:
     for field in dataclasses.fields(cls):
         if type(None) in typing.get_args(field_types(cls)[field.name]):
             assert field.default is None, f"{kind}.{field.name} would be read back as {field.default}"
+
+
+def test_a_field_that_accepts_none_must_have_the_default_none() -> None:
+    """Files leave out None, so None over another default would be read back as that default."""
+    optional_choice = typing.Literal["a", None]
+    defaults = [(int | None, 8), (Rope | None, Rope()), (optional_choice, "a"), (int | optional_choice, 1)]
+    for hint, default in defaults:
+        part = dataclasses.make_dataclass("Part", [("hidden", hint, default)], bases=(Spec,), frozen=True)
+        with pytest.raises(SpecError, match="Part.hidden accepts None, but None is not its default.*make None"):
+            part(None)
+    required = dataclasses.make_dataclass("Part", [("hidden", int | None)], bases=(Spec,), frozen=True)
+    with pytest.raises(SpecError, match="Part.hidden accepts None, but None is not its default"):
+        required(None)

@@ -124,7 +124,10 @@ class SpecError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Spec:
-    """Base of all specs. Subclasses are frozen dataclasses; rules across fields belong in `check`."""
+    """Base of all specs. Subclasses are frozen dataclasses; rules across fields belong in `check`.
+
+    A field that accepts None has the default None, because files leave out None.
+    """
 
     def __new__(cls, /, *values: Any, **named: Any) -> Self:
         known = [field.name for field in dataclasses.fields(cls)]
@@ -209,14 +212,20 @@ def register(kind: str) -> Callable[[type[SpecClass]], type[SpecClass]]:
 
     A folder or file with this kind can be read once the module with the class was imported.
     """
+    if not (isinstance(kind, str) and kind.strip()):
+        raise ValueError(f"the kind {kind!r} is not a name; write @regard.register('a_name')")
 
     def add(cls: type[SpecClass]) -> type[SpecClass]:
+        if not (isinstance(cls, type) and issubclass(cls, Spec) and dataclasses.is_dataclass(cls)):
+            raise TypeError(f"{cls!r} must be a frozen dataclass that derives from Spec, for example from regard.Body")
         registered = REGISTERED.get(kind)
         owner = KINDS.get(kind, None if registered is None else import_path(registered))
         if owner not in (None, import_path(cls)):
             raise ValueError(f"kind {kind!r} is taken by {owner}; choose another name")
-        if not (isinstance(cls, type) and issubclass(cls, Spec) and dataclasses.is_dataclass(cls)):
-            raise TypeError(f"{cls!r} must be a frozen dataclass that derives from Spec, for example from regard.Body")
+        for field in dataclasses.fields(cls):
+            path = f"{cls.__name__}.{field.name}"
+            require(not hasattr(Spec, field.name), f"{path}: every spec has an attribute of this name; choose another")
+            require(field.init, f"{path}: a field with init=False cannot be read from a file; use a property instead")
         REGISTERED[kind] = cls
         kind_of.cache_clear()
         return cls
@@ -226,9 +235,27 @@ def register(kind: str) -> Callable[[type[SpecClass]], type[SpecClass]]:
 
 @cache
 def field_types(cls: "type[Spec]") -> dict[str, Any]:
-    """The type of each field."""
+    """The type of each field. SpecError if a field accepts None, but None is not its default."""
     resolved = typing.get_type_hints(cls)
+    for field in dataclasses.fields(cls):
+        if default_of(field) is not None and accepts_none(resolved[field.name]):
+            raise SpecError(
+                f"{cls.__name__}.{field.name} accepts None, but None is not its default, and files leave out None; "
+                "make None the default, or remove it from the type"
+            )
     return {f.name: resolved[f.name] for f in dataclasses.fields(cls)}
+
+
+def default_of(field: dataclasses.Field) -> Any:
+    """The default of a field; `dataclasses.MISSING` if it is required."""
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
+def accepts_none(hint: Any) -> bool:
+    try:
+        return convert(None, hint, "") is None
+    except SpecError:
+        return False
 
 
 @cache
@@ -275,14 +302,10 @@ def parse_spec(data: Any, path: str, hint: Any = None) -> Spec:
     for key in data:
         if key != "kind" and key not in expected:
             raise SpecError(f"{path}: {kind_of(cls)} has no key {key!r}; {suggest_name(str(key), expected)}")
-    missing = [f.name for f in dataclasses.fields(cls) if is_required(f) and f.name not in data]
+    missing = [f.name for f in dataclasses.fields(cls) if default_of(f) is dataclasses.MISSING and f.name not in data]
     if missing:
         raise SpecError(f"{path}: {kind_of(cls)} needs {', '.join(missing)}")
     return cls(**{k: parse_value(v, f"{path}.{k}", expected[k]) for k, v in data.items() if k != "kind"})
-
-
-def is_required(field: dataclasses.Field) -> bool:
-    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
 def parse_value(value: Any, path: str, hint: Any) -> Any:
@@ -301,9 +324,8 @@ def without_defaults(spec: Spec) -> dict[str, Any]:
     data: dict[str, Any] = {"kind": spec.kind}
     values = spec.fields_to_write()
     for field in dataclasses.fields(spec):
-        value, factory = values[field.name], field.default_factory
-        default = field.default if factory is dataclasses.MISSING else factory()
-        if value != default and value is not None:
+        value = values[field.name]
+        if value != default_of(field) and value is not None:
             data[field.name] = to_plain_data(value, without_defaults)
     return data
 
@@ -350,17 +372,25 @@ def convert(value: Any, hint: Any, path: str) -> Any:
 
 def toml_lines(table: Mapping[str, Any], path: str = "") -> Iterable[str]:
     """A nested table as lines of TOML: plain values first, then tables and arrays of tables."""
-
-    def is_table_array(value: Any) -> bool:
-        return isinstance(value, list) and bool(value) and isinstance(value[0], Mapping)
-
+    tables: dict[str, list[Any]] = {}
     for key, value in table.items():
-        if not isinstance(value, Mapping) and not is_table_array(value):
-            yield f"{key} = {json.dumps(value, ensure_ascii=False, allow_nan=False)}"
-    for key, value in table.items():
-        name = f"{path}.{key}" if path else key
-        if isinstance(value, Mapping):
-            yield from ("", f"[{name}]", *toml_lines(value, name))
-        elif is_table_array(value):
-            for item in value:
-                yield from ("", f"[[{name}]]", *toml_lines(item, name))
+        name, items = f"{path}.{key}" if path else key, value if isinstance(value, list) else [value]
+        if items and all(isinstance(item, Mapping) for item in items):
+            tables[f"[[{name}]]" if isinstance(value, list) else f"[{name}]"] = items
+        else:
+            yield f"{key} = {toml_value(value, name)}"
+    for header, items in tables.items():
+        for item in items:
+            yield from ("", header, *toml_lines(item, header.strip("[]")))
+
+
+def toml_value(value: Any, path: str) -> str:
+    """A value on one line, tables included. `path` is its position in the tree, for the error message."""
+    if value is None:
+        raise SpecError(f"{path} is None, and TOML has no null; use to_json")
+    if isinstance(value, Mapping):
+        items = (f"{key} = {toml_value(item, f'{path}.{key}')}" for key, item in value.items())
+        return f"{{{', '.join(items)}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(toml_value(item, f'{path}[{i}]') for i, item in enumerate(value))}]"
+    return json.dumps(value, ensure_ascii=False, allow_nan=False).replace("\x7f", "\\u007f")
