@@ -43,7 +43,7 @@ HEADS, KV_HEADS, DIM = 32, 8, 128
 class Case:
     rows: int = 64
     keys: int = 4096
-    page: int = 16  # 0: contiguous
+    page: int = 16  # tokens per page; 0: contiguous store
     queries: int = 1
     mask: Mask = Causal()
     ragged: bool = False  # rows of all lengths, not of full length
@@ -76,10 +76,10 @@ class Case:
 def prepare_launch(case: Case, tensors: tuple, **tiling: int) -> Callable[[], Tensor]:
     q, k, v, layout, options = tensors
     before, after, first = mask_limits(options.mask)
-    table, page = (k.table, k.block) if case.page else (None, 0)
+    table = k.table if case.page else None
     k, v = (x.pool if case.page else x for x in (k, v))
     return lambda: launch(
-        q, k, v, table, page, layout.positions, layout.key_positions, None,
+        q, k, v, table, case.page, layout.positions, layout.key_positions, None,
         before, after, first, options.scale, None, "none",
         None, None, **tiling,
     )  # fmt: skip

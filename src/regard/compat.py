@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None  # published for Linux only
-COMPILES_GROUPED_MM = torch.__version__ >= "2.15"  # in float32
+# torch.compile supports grouped_mm in bfloat16 in all versions, in float32 only from 2.15.
+COMPILES_GROUPED_MM = torch.__version__ >= "2.15"
 # One function compiled for many models would reach the recompilation limit, which is per code object.
 COMPILE_OPTIONS: dict[str, Any] = (
     {"isolate_recompiles": True} if "isolate_recompiles" in signature(torch.compile).parameters else {}

@@ -158,7 +158,10 @@ def test_wrong_targets_are_refused(make_model):
 
 
 def test_targets_of_layers_used_only_in_training_are_refused(ids):
-    """Adapters of look-ahead blocks and of router noise change no output; targets that match only these are refused."""
+    """Adapters of multi-token prediction (`ahead`) blocks and of router noise change no output.
+
+    Targets that match only these are refused.
+    """
     block = Block((Sublayer(Attention(2)),))
     routed = Sublayer(Experts(count=4, top_k=2, expert=FeedForward(8), router=Router(noise=True)))
     ahead = Decoder(31, 16, (Repeat((Block((Sublayer(LSTM(8)),)),)),), ahead=(block,)).build(seed=0)

@@ -153,10 +153,10 @@ def with_unscaled_sums(wkv: Callable) -> Callable:
 
 @pytest.mark.parametrize("reverse", [False, True])
 def test_carry_equals_the_loop(reverse: bool) -> None:
-    added, first = torch.randn(2, 11, 6, device=DEVICE), torch.randn(2, 6, device=DEVICE)
+    added, initial = torch.randn(2, 11, 6, device=DEVICE), torch.randn(2, 6, device=DEVICE)
     elapsed, rate = -torch.rand(2, 11, 3, device=DEVICE), torch.rand(6, device=DEVICE)
-    borders = carry.carry(added, elapsed, rate, first, reverse)
-    state, expected = first, [first]
+    borders = carry.carry(added, elapsed, rate, initial, reverse)
+    state, expected = initial, [initial]
     for c in reversed(range(11)) if reverse else range(11):
         state = (elapsed[:, c].repeat(1, 2) * rate).exp() * state + added[:, c]
         expected.append(state)

@@ -193,7 +193,7 @@ def test_tokens_outside_the_vocabulary_are_refused() -> None:
     with pytest.raises(ValueError, match=r"tokens have shape \(5,\), but a model takes \(batch, length\)"):
         model(random_ids(1, 5)[0])
     for token_id in (VOCAB, -1):
-        with pytest.raises(ValueError, match=f"token id {token_id} is outside the vocabulary of {VOCAB}"):
+        with pytest.raises(ValueError, match=f"token id {token_id} is outside 0 … {VOCAB - 1}"):
             model(torch.full((1, 2), token_id))
 
 

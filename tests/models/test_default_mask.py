@@ -140,15 +140,15 @@ def test_a_model_with_default_masks_round_trips(make_spec) -> None:
     assert spec.to_dict()["layers"][0]["blocks"][0]["sublayers"][0]["body"]["mask"] == masks(spec)[0].to_dict()
 
 
-@pytest.mark.parametrize("make", [encoder, decoder])
+@pytest.mark.parametrize("make_spec", [encoder, decoder])
 @pytest.mark.parametrize("body", [*BODIES.values(), SHARED], ids=[*BODIES, "shared"])
-def test_toml_does_not_contain_default_masks(make, body: Body) -> None:
-    spec = make(body)
+def test_toml_does_not_contain_default_masks(make_spec, body: Body) -> None:
+    spec = make_spec(body)
     assert "mask" not in spec.to_toml() and "mask" in spec.to_toml(defaults=True)
     assert type(spec).from_toml(spec.to_toml()) == spec
 
 
-def test_toml_of_look_ahead_blocks_does_not_contain_default_masks() -> None:
+def test_toml_of_multi_token_prediction_blocks_does_not_contain_default_masks() -> None:
     spec = decoder(Attention(4), ahead=(block(Attention(4)),))
     assert "mask" not in spec.to_toml() and Decoder.from_toml(spec.to_toml()) == spec
 

@@ -253,11 +253,11 @@ def test_permuted_ids_with_a_permuted_table_permute_the_logits() -> None:
 @pytest.mark.ledger("emb.table")
 def test_unknown_ids_are_refused() -> None:
     model = build(bert(**SMALL))
-    with pytest.raises(ValueError, match="token id 31 is outside the vocabulary of 31; ids are 0 to 30"):
+    with pytest.raises(ValueError, match="token id 31 is outside 0 … 30; encode with"):
         model(torch.tensor([[1, VOCAB]]))
     with pytest.raises(ValueError, match="token id -1 is outside"):
         model(torch.tensor([[1, -1]]))
-    with pytest.raises(ValueError, match="type id 2 is outside the vocabulary of 2"):
+    with pytest.raises(ValueError, match="type id 2 is outside 0 … 1; give each token"):
         model(random_ids(1, 2), types=torch.tensor([[0, 2]]))
     with pytest.raises(ValueError, match="this model has no type embeddings"):
         build(ENCODERS["rope"])(random_ids(1, 2), types=torch.tensor([[0, 1]]))

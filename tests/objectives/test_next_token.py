@@ -102,7 +102,7 @@ def test_rows_of_padding_do_not_change_the_loss(name: str) -> None:
         assert (grad - expected_grad).abs().max() <= 1e-12
 
 
-def test_only_rows_of_one_unpadded_document_are_ordered() -> None:
+def test_layout_is_ordered_only_if_every_row_is_one_unpadded_document() -> None:
     assert layout_of(collate([documents(6), documents(6)], 6)).ordered
     assert not layout_of(collate([documents(6), documents(5)], 6)).ordered
     assert not layout_of(collate([documents(6), documents(2, 4)], 6)).ordered

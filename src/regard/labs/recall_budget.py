@@ -1,9 +1,10 @@
 """A fixed state is a budget: the more pairs a sequence has, the fewer are recalled, while attention recalls them all.
 
 Pairs of key and value, then every key again as a query for its value. The model has one layer of Mamba-2 with one head,
-whose state has 4 to 16 rows for 32 keys. If the state limits recall, accuracy falls with the number of pairs, later the
-larger the state is: N rows distinguish at most N keys exactly. Every model is trained once, on sequences of 2 to 32
-pairs, and evaluated at each number. A short convolution precedes attention; Mamba-2 contains one.
+whose state has 4 to 16 rows for 32 keys. If the state limits recall, accuracy falls with the number of pairs, and
+with a larger state it starts to fall at more pairs: N rows distinguish at most N keys exactly. Every model is trained
+once, on sequences of 2 to 32 pairs, and evaluated at each number. A short convolution precedes attention; Mamba-2
+contains one.
 
 Arora et al. 2023, 2024; Jelassi et al. 2024. The sizes are small, so that the pairs exceed the states within minutes.
 """

@@ -31,7 +31,7 @@ from regard.models.stack import (
     without_default_masks,
 )  # fmt: skip
 from regard.parts.block import Block, Losses, build_norm, sum_losses
-from regard.parts.input import check_ids, whole_layout
+from regard.parts.input import TOKEN_REMEDY, check_ids, whole_layout
 from regard.parts.norm import Norm, RMSNorm
 from regard.parts.position.base import NoPosition, Position
 from regard.parts.state import Memory
@@ -175,7 +175,7 @@ class DecoderModule(nn.Module):
         try:
             x = self.embedding(tokens)
         except IndexError:
-            check_ids("token", tokens, self.spec.vocab)  # raises an error that names the id
+            check_ids("token", tokens, self.spec.vocab, TOKEN_REMEDY)  # raises an error that names the id
             raise
         return scale(self.widen(x), self.spec.embedding_scale)
 

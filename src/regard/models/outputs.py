@@ -42,7 +42,7 @@ class LazyLogits(NamedTuple):
 
 class Outputs(NamedTuple):
     logits: Tensor | LazyLogits  # (B, L, V)
-    ahead_logits: tuple[Tensor | LazyLogits, ...]  # of the look-ahead heads, (B, L, V) each
+    ahead_logits: tuple[Tensor | LazyLogits, ...]  # of the multi-token prediction (`ahead`) blocks, (B, L, V) each
     losses: Losses  # auxiliary losses of the bodies, in training
 
 

@@ -26,7 +26,10 @@ LossResult = tuple[Tensor, Tensor, dict[str, Tensor]]  # loss_sum, count, metric
 
 
 def token_loss(outputs: Outputs, batch: Batch) -> LossResult:
-    """The cross-entropy of every token, and of the look-ahead heads, which have targets further ahead."""
+    """The cross-entropy of every token, and that of the multi-token prediction (`ahead`) blocks.
+
+    The targets of those blocks are further ahead.
+    """
     weights = batch.weights.to(torch.promote_types(outputs.logits.dtype, torch.float32))
     count = weights.sum()
     loss, correct = cross_entropy(outputs.logits, batch.targets, weights)

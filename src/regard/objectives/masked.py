@@ -18,9 +18,9 @@ class Masking:
     vocab: int
     mask: int  # the token [MASK]
     specials: tuple[int, ...] = ()  # never chosen: [CLS], [SEP], padding …
-    share: float = 0.15  # of all tokens: chosen
-    hidden: float = 0.8  # of the chosen: replaced by [MASK]
-    random: float = 0.1  # of the chosen: replaced by a random token
+    share: float = 0.15  # fraction of the tokens that are chosen
+    hidden: float = 0.8  # fraction of the chosen tokens that become [MASK]
+    random: float = 0.1  # fraction of the chosen tokens that become a random token
 
     def apply(self, batch: Batch, generator: torch.Generator) -> Batch:
         """Mask a batch of unmasked tokens (with positions and segments), and add its targets and weights."""

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from regard.layout import TokenLayout
 from regard.spec import Spec, require
 
+TOKEN_REMEDY = "encode with this model's tokenizer, or enlarge the vocabulary"
+
 
 @dataclass(frozen=True)
 class Input(Spec):
@@ -47,7 +49,7 @@ class TokensModule(nn.Module):
 
     def forward(self, tokens: Tensor, types: Tensor | None = None) -> Tensor:
         check_batched(tokens)
-        check_ids("token", tokens, self.table.num_embeddings)
+        check_ids("token", tokens, self.table.num_embeddings, TOKEN_REMEDY)
         x = self.table(tokens) * self.scale  # (B, L, D)
         if self.types is None:
             if types is not None:
@@ -56,17 +58,17 @@ class TokensModule(nn.Module):
                 )
             return x
         types = torch.zeros_like(tokens) if types is None else types
-        check_ids("type", types, self.types.num_embeddings)
+        check_ids("type", types, self.types.num_embeddings, "give each token one of these ids, or enlarge Tokens.types")
         return x + self.types(types)
 
 
-def check_ids(name: str, ids: Tensor, count: int) -> None:
+def check_ids(name: str, ids: Tensor, count: int, remedy: str) -> None:
     """Raise ValueError if an id is not in 0 … count - 1; only on the CPU, where it needs no synchronization."""
     if ids.device.type == "cpu" and not torch.compiler.is_compiling() and ids.numel():
         low, high = (int(bound) for bound in ids.aminmax())
         if low < 0 or high >= count:
             wrong = low if low < 0 else high
-            raise ValueError(f"{name} id {wrong} is outside the vocabulary of {count}; ids are 0 to {count - 1}")
+            raise ValueError(f"{name} id {wrong} is outside 0 … {count - 1}; {remedy}")
 
 
 def whole_layout(tokens: Tensor) -> TokenLayout:

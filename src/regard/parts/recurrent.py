@@ -103,7 +103,8 @@ class RecurrentCell(nn.Module):
     def run(self, x: Tensor, past: CellStates, layout: TokenLayout) -> tuple[Tensor, CellStates]:
         """Run all steps, fused if possible; the fused operation would bypass adapters and hooks."""
         unmodified = all(type(module) is nn.Linear and not has_hooks(module) for module in self.children())
-        autocast = x.device.type == "cpu" and torch.is_autocast_enabled("cpu")  # not every operation has half precision
+        # not every fused operation supports half precision on the CPU
+        autocast = x.device.type == "cpu" and torch.is_autocast_enabled("cpu")
         if not self.can_fuse or not unmodified or autocast or x.shape[1] == 1:
             return unroll(self.step, self.project_inputs(x), past, layout.segments, layout.valid)
         if layout.segments is None and layout.valid is None:
@@ -117,7 +118,8 @@ class RecurrentCell(nn.Module):
     def step(self, x: Tensor, *past: Tensor) -> CellStates:
         raise NotImplementedError
 
-    def fused(self, x: Tensor, sizes: Tensor | None, past: CellStates) -> tuple[Tensor, CellStates]:
+    def fused(self, x: Tensor, batch_sizes: Tensor | None, past: CellStates) -> tuple[Tensor, CellStates]:
+        # batch_sizes: as in PackedSequence; None: all rows have full length
         raise NotImplementedError
 
 
@@ -142,8 +144,8 @@ class RNNModule(RecurrentCell):
     def step(self, x: Tensor, *past: Tensor) -> CellStates:
         return rnn_step(x, *past, self.h_proj, self.activation)
 
-    def fused(self, x: Tensor, sizes: Tensor | None, past: CellStates) -> tuple[Tensor, CellStates]:
-        return fused_rnn(x, past, self.x_proj.weight, self.h_proj.weight, self.bias, sizes, self.activation)
+    def fused(self, x: Tensor, batch_sizes: Tensor | None, past: CellStates) -> tuple[Tensor, CellStates]:
+        return fused_rnn(x, past, self.x_proj.weight, self.h_proj.weight, self.bias, batch_sizes, self.activation)
 
 
 @dataclass(frozen=True)
@@ -165,8 +167,8 @@ class LSTMModule(RecurrentCell):
     def step(self, x: Tensor, *past: Tensor) -> CellStates:
         return lstm_step(x, *past, self.h_proj)
 
-    def fused(self, x: Tensor, sizes: Tensor | None, past: CellStates) -> tuple[Tensor, CellStates]:
-        return fused_lstm(x, past, self.x_proj.weight, self.h_proj.weight, self.bias, sizes)
+    def fused(self, x: Tensor, batch_sizes: Tensor | None, past: CellStates) -> tuple[Tensor, CellStates]:
+        return fused_lstm(x, past, self.x_proj.weight, self.h_proj.weight, self.bias, batch_sizes)
 
 
 @dataclass(frozen=True)
@@ -190,6 +192,6 @@ class GRUModule(RecurrentCell):
     def step(self, x: Tensor, *past: Tensor) -> CellStates:
         return gru_step(x, *past, self.h_proj, self.n_proj, self.reset)
 
-    def fused(self, x: Tensor, sizes: Tensor | None, past: CellStates) -> tuple[Tensor, CellStates]:
+    def fused(self, x: Tensor, batch_sizes: Tensor | None, past: CellStates) -> tuple[Tensor, CellStates]:
         weights = (self.x_proj.weight, self.h_proj.weight, self.n_proj.weight, self.bias, self.n_proj.bias)
-        return fused_gru(x, past, *weights, sizes)
+        return fused_gru(x, past, *weights, batch_sizes)

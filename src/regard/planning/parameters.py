@@ -19,7 +19,7 @@ from regard.models.encoder import Encoder
 from regard.models.stack import Stack, unroll
 from regard.parts.body import Body
 
-# The part to which the other parameters of a child module of a decoder or encoder belong, after its bodies are counted.
+# The part under which a child module's parameters are counted, apart from those of its bodies.
 PART_OF_CHILD = {
     "input": "embedding",
     "widen": "embedding",
@@ -109,5 +109,8 @@ def shared_and_expert_params(total: float, active: float, experts: int, top_k: i
 
 
 def relative_to_dense(experts: int, top_k: int, expert_size: float = 1.0) -> tuple[float, float]:
-    """(parameters, FLOPs) of a mixture of experts, and `expert_size`, in units of one dense feed-forward layer."""
+    """(parameters, FLOPs) of a mixture of experts relative to one dense feed-forward layer.
+
+    expert_size: size of one expert relative to that layer.
+    """
     return experts * expert_size, top_k * expert_size

@@ -1,9 +1,9 @@
 """A trial: a model, and the inputs on which the laws are tested.
 
-Inputs are random functions of the seed, as long as the model can process and cache exactly. Stores are filled with a
-constant before use, so that reading a slot that was never written changes the output. `Trial` is for decoders; other
-models have subclasses in trials.py, which declare the inputs that their model lacks. `randomize_weights` draws the
-weights if only a spec is given.
+Inputs are drawn from the seed. Their length is limited to what the model can process and cache exactly. Stores are
+filled with a constant before use, so that reading a slot that was never written changes the output. `Trial` is for
+decoders; other models have subclasses in trials.py, which declare the features that their model lacks.
+`randomize_weights` draws the weights if only a spec is given.
 """
 
 import sys
@@ -46,7 +46,9 @@ class Trial:
         if self.length < 4:
             raise ValueError(f"sequences of {self.length} tokens are too short for the laws; use at least 4")
         default_cuts = {1, self.length // 3, self.length // 2, self.length - 1}
+        # cuts: indices at which a sequence is split into two forwards
         self.cuts = tuple(sorted(default_cuts)) if cuts is None else cuts
+        # steps: number of tokens that are decoded one by one
         self.steps = max(4, min(48, MAX_STEP_WORK // sum(parameter.numel() for parameter in model.parameters())))
         weight = next(model.parameters())
         self.dtype, self.device = weight.dtype, weight.device
@@ -96,7 +98,7 @@ class Trial:
         return any(isinstance(declared, kind) for memory in chain(*self.memory()) for declared in declarations(memory))
 
     def windows(self) -> set[tuple[int, int]]:
-        """(window, first) of the layers with an attention window."""
+        """(window, first) of the layers with an attention window; first: number of first tokens that stay visible."""
         tokens = (d for memory in chain(*self.memory()) for d in declarations(memory) if isinstance(d, PerToken))
         return {(declared.window, declared.first) for declared in tokens if declared.window is not None}
 
@@ -143,16 +145,16 @@ def max_length(spec: Decoder | Encoder) -> int:
 
 @torch.no_grad()
 def randomize_weights(model: nn.Module, seed: int = 0) -> None:
-    """Random weights, wide enough that a wrong mask, position or state changes the output.
+    """Random weights, large enough that a wrong mask, position or state changes the output.
 
     With ordinary initialization attention is nearly uniform, norms are one and biases zero. Here scores spread over
     several units, and norms and biases are random around one. A deep stack of such layers amplifies float32 rounding,
-    so deeper stacks get narrower weights.
+    so deeper stacks get weights of a smaller standard deviation.
     """
     depth = sum(len(stack.blocks) for stack in model.modules() if isinstance(stack, Stack))
     spread = 1.5 * (4 / max(4, depth)) ** 0.25
     generator = torch.Generator().manual_seed(seed)
     for parameter in model.parameters():
         drawn = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-        wide = drawn * spread / parameter.shape[-1] ** 0.5 if parameter.dim() > 1 else 1 + 0.3 * drawn
-        parameter.copy_(wide)
+        value = drawn * spread / parameter.shape[-1] ** 0.5 if parameter.dim() > 1 else 1 + 0.3 * drawn
+        parameter.copy_(value)

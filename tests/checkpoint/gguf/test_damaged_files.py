@@ -1,4 +1,4 @@
-"""Damaged GGUF files are refused with a typed error that names the fault, quickly and before memory is used."""
+"""Damaged GGUF files raise a typed error that names the fault, quickly and without allocating much memory."""
 
 import os
 import resource

@@ -6,7 +6,7 @@
 Every forward begins with `begin_forward`; its states serve that forward only. A row can return to an earlier length:
 
     snapshot = store.snapshot(row)                 after n tokens
-    store.rewind(row, n, snapshot)                 drop the tokens since then: speculation
+    store.rewind(row, n, snapshot)                 drop the tokens since then, e.g. rejected draft tokens
     store.fork(row, to, snapshot)                  continue the same prefix in another row
 
 Per-token arrays rewind without a snapshot. A recurrent state is a sum over tokens, and a ring buffer overwrites old

@@ -16,7 +16,7 @@ from regard.engine.stores.rows import RowTable, Storage, Storages, rows_of
 from regard.layout import Source, TokenLayout
 from regard.parts.state import FixedSize, Memory, PerSource, PerToken, declarations
 
-SPAN = 64  # slots of a short source that are read
+SPAN = 64  # initial number of source slots that are read; it grows with the longest source
 
 
 def build_storages(
@@ -64,7 +64,7 @@ class FixedStorage:
         rows.overwriting.append(self)
 
     def bind(self, layout: TokenLayout, placement: None) -> "FixedStorage":
-        return self  # rows come with the layout of every call
+        return self  # `read` and `write` take the rows from their layout
 
     def read(self, layout: TokenLayout, **initial: Tensor) -> tuple[Tensor, ...]:
         rows, starts = rows_of(layout), layout.derived(starting_rows)
@@ -113,12 +113,12 @@ class SourceStorage:
         rows.sources.append(self)
 
     def bind(self, layout: TokenLayout, placement: None) -> "SourceStorage":
-        return self  # rows come with the layout of every call
+        return self  # `read_source` takes the rows from its layout
 
     def read_source(self, layout: TokenLayout, compute: Callable[[Tensor], dict[str, Tensor]]) -> tuple:
         rows, source = rows_of(layout), layout.inputs.source
         if source is not None:
-            self.keep(rows, source, compute(source.x))
+            self.store_source(rows, source, compute(source.x))
         valid = self.valid[rows, : self.span]
         keys = TokenLayout(self.positions[: self.span].expand_as(valid), valid=valid)
         return (*(a[rows, :, : self.span] for a in self.arrays.values()), layout.cross(keys))
@@ -126,7 +126,7 @@ class SourceStorage:
     def row_arrays(self, row: int) -> list[Tensor]:
         return [self.valid[row], *(array[row] for array in self.arrays.values())]
 
-    def keep(self, rows: slice | Tensor, source: Source, arrays: dict[str, Tensor]) -> None:
+    def store_source(self, rows: slice | Tensor, source: Source, arrays: dict[str, Tensor]) -> None:
         length, capacity = source.x.shape[1], len(self.positions)
         if length > capacity:
             raise ValueError(

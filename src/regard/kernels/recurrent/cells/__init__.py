@@ -1,8 +1,9 @@
 """Recurrent cells h_t = f(x_t, h_{t-1}): RNN, LSTM and GRU, each as one step and through torch's fused operation.
 
 In a step, x (B, gates · N) is W_x x_t + b, and `recur` returns W_h h. A fused form takes x (B, L, D), or (T, D) packed
-by step with the number of documents per step in `sizes` (documents.py). `unroll` applies a step token by token. It
-resets the state at document borders and skips invalid tokens, and it is the reference for the fused forms.
+by step (documents.py) with the number of documents per step in `batch_sizes`, as in PackedSequence. `unroll` applies a
+step token by token. It resets the state at document borders and skips invalid tokens, and it is the reference for the
+fused forms.
 """
 
 from collections.abc import Callable
@@ -27,13 +28,13 @@ def rnn_step(x: Tensor, h: Tensor, recur: Recur, activation: str = "tanh") -> Ce
 
 
 def fused_rnn(
-    x: Tensor, past: CellStates, w_x: Tensor, w_h: Tensor, bias: Tensor | None, sizes: Tensor | None = None,
+    x: Tensor, past: CellStates, w_x: Tensor, w_h: Tensor, bias: Tensor | None, batch_sizes: Tensor | None = None,
     activation: str = "tanh",
 ) -> tuple[Tensor, CellStates]:  # fmt: skip
     weights = [w_x, w_h, *bias_pair(bias)]
     settings = (past[0].unsqueeze(0), weights, bias is not None, 1, 0.0, torch.is_grad_enabled(), False)
     run = FUSED_RNN[activation]
-    outputs, h = run(x, *settings, True) if sizes is None else run(x, sizes, *settings)
+    outputs, h = run(x, *settings, True) if batch_sizes is None else run(x, batch_sizes, *settings)
     return outputs, (h[0],)
 
 
@@ -51,12 +52,12 @@ def lstm_step(x: Tensor, h: Tensor, c: Tensor, recur: Recur) -> CellStates:
 
 
 def fused_lstm(
-    x: Tensor, past: CellStates, w_x: Tensor, w_h: Tensor, bias: Tensor | None, sizes: Tensor | None = None
+    x: Tensor, past: CellStates, w_x: Tensor, w_h: Tensor, bias: Tensor | None, batch_sizes: Tensor | None = None
 ) -> tuple[Tensor, CellStates]:
     h, c = (state.unsqueeze(0) for state in past)
     weights = [w_x, w_h, *bias_pair(bias)]
     settings = ([h, c], weights, bias is not None, 1, 0.0, torch.is_grad_enabled(), False)
-    outputs, h, c = torch.lstm(x, *settings, True) if sizes is None else torch.lstm(x, sizes, *settings)
+    outputs, h, c = torch.lstm(x, *settings, True) if batch_sizes is None else torch.lstm(x, batch_sizes, *settings)
     return outputs, (h[0], c[0])
 
 
@@ -80,7 +81,7 @@ def gru_step(x: Tensor, h: Tensor, recur: Recur, recur_n: Recur, reset: str) -> 
 
 def fused_gru(
     x: Tensor, past: CellStates, w_x: Tensor, w_h: Tensor, w_n: Tensor, bias: Tensor | None, bias_n: Tensor | None,
-    sizes: Tensor | None = None,
+    batch_sizes: Tensor | None = None,
 ) -> tuple[Tensor, CellStates]:  # fmt: skip
     """For reset="after"; w_h has the rows of the two gates, w_n and bias_n are those of n.
 
@@ -95,7 +96,7 @@ def fused_gru(
         assert bias_n is not None, "a cell has both biases or none"
         weights += [bias * signs[:, 0], torch.cat([bias_n.new_zeros(2 * width), bias_n])]
     settings = (h.unsqueeze(0), weights, bias is not None, 1, 0.0, torch.is_grad_enabled(), False)
-    outputs, h = torch.gru(x, *settings, True) if sizes is None else torch.gru(x, sizes, *settings)
+    outputs, h = torch.gru(x, *settings, True) if batch_sizes is None else torch.gru(x, batch_sizes, *settings)
     return outputs, (h[0],)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from regard.kernels.recurrent.cells import CellStates
 from regard.layout import TokenLayout
 
-# (x (T, D), sizes, past) -> outputs (T, N), states
+# (x (T, D), batch_sizes, past) -> outputs (T, N), states
 Fused = Callable[[Tensor, Tensor, CellStates], tuple[Tensor, CellStates]]
 
 
@@ -22,7 +22,7 @@ class Documents(NamedTuple):
     """R documents, the longest first, packed step by step."""
 
     tokens: Tensor  # (T,) indices of their tokens in the flattened batch, step by step
-    sizes: Tensor  # number of documents per step; on the CPU, as torch requires
+    batch_sizes: Tensor  # number of documents per step; on the CPU, as torch requires
     rows: Tensor  # (R,) batch row of each document
     first: Tensor  # (R, 1) whether it is the first of its row, which continues the state
     last: Tensor  # (R,) whether it is the last of its row, whose state is returned
@@ -54,11 +54,11 @@ def document_steps(layout: TokenLayout) -> tuple[Tensor, Tensor, Tensor, Tensor]
 
 def run_packed(fused: Fused, x: Tensor, past: CellStates, documents: Documents) -> tuple[Tensor, CellStates]:
     """x (B, L, D) -> the outputs at valid tokens (B, L, N), zeros at others, and the last states of every row."""
-    tokens, sizes, rows, first, last = documents
+    tokens, batch_sizes, rows, first, last = documents
     if len(tokens) == 0:
         return x.new_zeros(*x.shape[:2], past[0].shape[1]), past
     initial = tuple(state[rows].where(first, 0.0) for state in past)  # (R, N)
-    new, final = fused(x.flatten(0, 1)[tokens], sizes, initial)  # (T, N), (R, N)
+    new, final = fused(x.flatten(0, 1)[tokens], batch_sizes, initial)  # (T, N), (R, N)
     outputs = new.new_zeros(x.shape[0] * x.shape[1], new.shape[1]).index_put((tokens,), new)
     past = tuple(old.index_put((rows[last],), end[last].to(old)) for old, end in zip(past, final, strict=True))
     return outputs.unflatten(0, x.shape[:2]), past

@@ -18,6 +18,7 @@ from regard.kernels.recurrent.selective_scan.triton.kernels import add_kernel, g
 from regard.layout import number_documents
 
 CHUNK, BLOCK = 16, 32  # tokens and channels per program, which is one warp
+SHIFT = 0  # `shift` of the kernels: passed at run time, so that Triton does not know it (kernels.py)
 
 
 def selective_scan(inputs: SelectiveScanInputs) -> tuple[Tensor, Tensor]:
@@ -44,7 +45,7 @@ def selective_scan_op(
     y = torch.empty(u.shape, dtype=u.dtype, device=u.device)
     strides = (x.stride()[:2] for x in (u, delta, y))
     read_kernel[launch.grid](
-        u, delta, bias, A, B, C, D, launch.documents, borders, y, *strides, 0, *launch.sizes, num_warps=1
+        u, delta, bias, A, B, C, D, launch.documents, borders, y, *strides, SHIFT, *launch.sizes, num_warps=1
     )
     return y, borders[:, -1].view_as(state).clone(), borders
 
@@ -71,11 +72,11 @@ def selective_scan_backward(
     strides = (x.stride()[:2] for x in (u, delta, dy, du))
     grad_kernel[launch.grid](
         u, delta, bias, A, B, C, D, launch.documents, borders, dy, d_borders, du, d_delta, dA, dB, dC, dD, d_bias,
-        *strides, 0, *launch.sizes, max(16, launch.state_dim), num_warps=1, num_stages=1,
+        *strides, SHIFT, *launch.sizes, max(16, launch.state_dim), num_warps=1, num_stages=1,
     )  # fmt: skip
-    d_first = d_borders[:, 0].view_as(d_last).clone()
+    d_initial = d_borders[:, 0].view_as(d_last).clone()
     dD, d_bias = (dA.new_empty(0) if x is None else dx.sum(0) for x, dx in ((D, dD), (bias, d_bias)))
-    return du, d_delta, d_bias, dA.sum(0), dB.sum(0), dC.sum(0), dD, d_first
+    return du, d_delta, d_bias, dA.sum(0), dB.sum(0), dC.sum(0), dD, d_initial
 
 
 @selective_scan_backward.register_fake
@@ -135,14 +136,16 @@ class SelectiveScanLaunch(NamedTuple):
         bias: Tensor | None,
         A: Tensor,
         B: Tensor,
-        first: Tensor,
+        initial: Tensor,
         reverse: bool = False,
     ) -> Tensor:
-        """(B, chunks + 1, N · F): the states between chunks, or their gradients from the end."""
+        """(B, chunks + 1, N · F): the states at the borders of chunks; reverse: the gradients of these states."""
         contributions = torch.empty(self.batch, self.chunks, A.numel(), dtype=torch.float32, device=x.device)
+        # ΣΔ of each chunk
         elapsed = torch.empty(self.batch, self.chunks, self.channels, dtype=torch.float32, device=x.device)
         strides = (tensor.stride()[:2] for tensor in (x, delta))
         add_kernel[self.grid](
-            x, delta, bias, A, B, self.documents, contributions, elapsed, *strides, 0, *self.sizes, reverse, num_warps=1
+            x, delta, bias, A, B, self.documents, contributions, elapsed,
+            *strides, SHIFT, *self.sizes, reverse, num_warps=1,
         )  # fmt: skip
-        return carry(contributions, elapsed, A.view(-1), first.view(self.batch, -1), reverse)
+        return carry(contributions, elapsed, A.view(-1), initial.view(self.batch, -1), reverse)

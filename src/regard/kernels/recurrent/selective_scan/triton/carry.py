@@ -14,13 +14,13 @@ from torch import Tensor
 CHUNKS_AT_ONCE, BLOCK = 8, 128  # chunks loaded together; states per program, of one warp
 
 
-def carry(contributions: Tensor, elapsed: Tensor, rate: Tensor, first: Tensor, reverse: bool = False) -> Tensor:
-    """contributions (R, chunks, M), elapsed (R, chunks, entries), rate (M,), first (R, M) -> (R, chunks + 1, M)."""
+def carry(contributions: Tensor, elapsed: Tensor, rate: Tensor, initial: Tensor, reverse: bool = False) -> Tensor:
+    """contributions (R, chunks, M), elapsed (R, chunks, entries), rate (M,), initial (R, M) -> (R, chunks + 1, M)."""
     rows, chunks, states = contributions.shape
     borders = torch.empty(rows, chunks + 1, states, dtype=torch.float32, device=contributions.device)
     grid, entries = (rows, triton.cdiv(states, BLOCK)), elapsed.shape[2]
     carry_kernel[grid](
-        contributions, elapsed, rate, first, borders, chunks, states, entries,
+        contributions, elapsed, rate, initial, borders, chunks, states, entries,
         reverse, CHUNKS_AT_ONCE, BLOCK, num_warps=1,
     )  # fmt: skip
     return borders
@@ -28,14 +28,14 @@ def carry(contributions: Tensor, elapsed: Tensor, rate: Tensor, first: Tensor, r
 
 @triton.jit
 def carry_kernel(
-    Contributions, Elapsed, Rate, First, Borders, chunks, states, entries,
+    Contributions, Elapsed, Rate, Initial, Borders, chunks, states, entries,
     REVERSE: tl.constexpr, CHUNKS_AT_ONCE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     m = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     c = tl.arange(0, CHUNKS_AT_ONCE)
     inside = m < states
-    state = tl.load(First + row * states + m, inside, 0.0)
+    state = tl.load(Initial + row * states + m, inside, 0.0)
     rate = tl.load(Rate + m, inside, 0.0)
     tl.store(Borders + (row * (chunks + 1) + (chunks if REVERSE else 0)) * states + m, state, inside)
     for start in range(0, chunks, CHUNKS_AT_ONCE):
