@@ -1,5 +1,6 @@
 """`regard.load` and its object: text for prompts, replies for conversations, embeddings for strings."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -116,6 +117,17 @@ def test_unsupported_operations_are_refused() -> None:
         encoder(None).embed([""])
     with pytest.raises(ValueError, match="no chat template"):
         LanguageModel(SPEC.build(seed=3), byte_fallback_tokenizer()).chat("abc")
+
+
+def test_a_context_that_the_model_does_not_support_is_refused_at_load(tmp_path: Path) -> None:
+    model = replace(SPEC, context=96).build(seed=3)
+    regard.save(model, tmp_path / "folder", TOKENIZER)
+    for context, message in ((97, "context=97 exceeds the model's context of 96 tokens"), (0, "context=0 must be pos")):
+        with pytest.raises(ValueError, match=message):
+            regard.load(tmp_path / "folder", device="cpu", context=context)
+    assert regard.load(tmp_path / "folder", device="cpu", context=96).generate("a", max_new=2)
+    with pytest.raises(ValueError, match="exceeds the model's context of 24 tokens"):
+        LanguageModel(encoder(None).model, TOKENIZER, context=25)
 
 
 def test_a_run_and_its_saved_folder_generate_the_same_text(tmp_path: Path) -> None:

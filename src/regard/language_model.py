@@ -22,7 +22,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.checkpoint import model_folder
-from regard.checkpoint.image_processor import ImageProcessor, Images, has_image_processor, load_image_processor
+from regard.checkpoint.image_processor import (
+    ImageProcessor,
+    Images,
+    has_image_processor,
+    image_list,
+    images_per_prompt,
+    load_image_processor,
+)
 from regard.engine.engine import Engine
 from regard.engine.inputs import pad_ids
 from regard.engine.request import GenerationError, Request, Sampling, Token
@@ -71,6 +78,8 @@ class LanguageModel:
 
         rows: prompts generated at once. generation: for encoder-decoders. image_processor: for models that read images.
         """
+        if context is not None:
+            check_context(context, model)
         self.model: Any = model.eval()
         self.tokenizer = tokenizer
         self.context, self.rows = context, rows
@@ -95,17 +104,13 @@ class LanguageModel:
     ) -> Any:
         """The generated text: the continuation of a prompt, or the output of an encoder-decoder for it.
 
-        Several prompts are generated in batches and return a list. images: the images of the prompt in the order of
-        its image tokens; for several prompts, one sequence of images per prompt. stop: strings at which the text ends;
-        they are not part of it. The other options are the fields of `Sampling`.
+        Several prompts are generated in batches and return a list. images: the image of the prompt, or the images in
+        the order of its image tokens; for several prompts, one sequence of images per prompt. stop: strings at which
+        the text ends; they are not part of it. The other options are the fields of `Sampling`.
         """
         texts = [prompt] if isinstance(prompt, str) else prompt
-        image_lists: Any = [images] if isinstance(prompt, str) else images or [()] * len(texts)
-        if len(image_lists) != len(texts):
-            raise ValueError(
-                f"there are {len(texts)} prompts, but {len(image_lists)} sequences of images; give one per prompt"
-            )
-        prompts = [(self.encode(text), image_list) for text, image_list in zip(texts, image_lists, strict=True)]
+        image_lists: Sequence[Any] = [images] if isinstance(prompt, str) else images_per_prompt(images, len(texts))
+        prompts = [(self.encode(text), prompt_images) for text, prompt_images in zip(texts, image_lists, strict=True)]
         size, outputs = self.engine.max_requests, []
         for start in range(0, len(prompts), size):
             outputs += self.generate_batch(prompts[start : start + size], stop, sampling)
@@ -237,7 +242,7 @@ class LanguageModel:
         if isinstance(self.model, InterleavedModule):
             ids, embeddings = self.embed_images(ids, images)
             return self.engine.submit(ids, Sampling(stop_ids=stop_ids, **options), embeddings=embeddings)
-        if images:
+        if image_list(images):
             raise ValueError(f"this model is of kind {self.model.spec.kind} and reads no images; leave them out")
         sampling = Sampling(stop_ids=stop_ids, **options)
         if isinstance(self.model, EncoderDecoderModule):
@@ -266,7 +271,7 @@ class LanguageModel:
 
         If the prompt has no image tokens, they are inserted at its start, after the prefix ids.
         """
-        spec, prefix = self.model.spec, len(self.tokenizer.prefix_ids)
+        images, spec, prefix = image_list(images), self.model.spec, len(self.tokenizer.prefix_ids)
         if spec.marker not in ids:
             prefix = prefix if tuple(ids[:prefix]) == self.tokenizer.prefix_ids else 0
             ids = [*ids[:prefix], *[spec.marker] * len(images), *ids[prefix:]]
@@ -300,6 +305,25 @@ class LanguageModel:
             self.engine.cancel(request)
         if request.error is not None:
             raise GenerationError(request.error)
+
+
+def check_context(context: int, model: nn.Module) -> None:
+    """Raise ValueError if the model does not support this context."""
+    match model:
+        case EncoderDecoderModule(spec=spec):
+            parts = (spec.source, spec.target)
+        case InterleavedModule(spec=spec):
+            parts = (spec.decoder,)
+        case EncoderModule(spec=spec) | DecoderModule(spec=spec):
+            parts = (spec,)
+        case _:
+            parts = ()
+    if context < 1:
+        raise ValueError(f"context={context} must be positive")
+    for part in parts:
+        limit = part.context or part.position.max_positions
+        if limit is not None and context > limit:
+            raise ValueError(f"context={context} exceeds the model's context of {limit} tokens; choose at most {limit}")
 
 
 def load(

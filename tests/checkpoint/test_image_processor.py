@@ -132,6 +132,13 @@ def test_unreadable_images_are_refused(tmp_path: Path, monkeypatch: pytest.Monke
     for name in ("text.png", "missing.png"):
         with pytest.raises(ValueError, match=f"cannot read an image: .*{name}"):
             ours.read([tmp_path / name])
+    for size in ((0, 10), (10, 0)):
+        with pytest.raises(
+            ValueError, match=f"an image has the size {size[0]} x {size[1]}; both sides must be positive"
+        ):
+            ours.read([Image.new("RGB", size)])
+    with pytest.raises(ValueError, match=r"images\[1\] is of type Tensor; expected a path or a Pillow image"):
+        ours.read([Image.new("RGB", (2, 2)), torch.zeros(3, 2, 2)])
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(ValueError, match=r"needs Pillow: pip install 'regard\[images\]'"):
         ours.read(["picture.png"])

@@ -204,10 +204,11 @@ def test_prompts_with_images_generate_as_transformers(llava: tuple[Path, Any, An
         result = command("generate", model, *options, "--json", "--context", 64)
         assert json.loads(result.stdout)["ids"] == expected
     # without <image> in the prompt, images precede it
-    assert our_ids(llm, "w7 w8 w9", images=[tmp_path / "picture.png"]) == expected
+    for image in ([tmp_path / "picture.png"], tmp_path / "picture.png", str(tmp_path / "picture.png"), images[0]):
+        assert our_ids(llm, "w7 w8 w9", images=image) == expected
 
 
-def test_interleaved_model_refuses_serve_and_a_wrong_number_of_images(llava: tuple[Path, Any, Any]) -> None:
+def test_interleaved_model_refuses_serve_and_invalid_images(llava: tuple[Path, Any, Any]) -> None:
     folder, *_ = llava
     refused = command("serve", folder)
     assert refused.exit_code == 1 and "is of kind interleaved; this command needs a decoder" in str(refused.exception)
@@ -218,6 +219,22 @@ def test_interleaved_model_refuses_serve_and_a_wrong_number_of_images(llava: tup
         llm.generate("<image> w1")
     with pytest.raises(ValueError, match="2 prompts, but 1 sequences of images"):
         llm.generate(["w1", "w2"], images=[random_pictures()[:1]])
+    expected = "expected a path or a Pillow image"
+    pictures, pixels = random_pictures(), np.zeros((8, 8, 3), dtype=np.uint8)
+    invalid = {
+        "NoneType": [None, [None]],
+        "ndarray": [pixels, [pixels]],
+        "Tensor": [torch.zeros(1, 3, 8, 8)],
+        "list": [[pictures]],
+    }
+    for name, values in invalid.items():
+        for images in values:
+            with pytest.raises(ValueError, match=f"images.* is of type {name}; {expected}"):
+                llm.generate("<image> w1", images=images)
+    for images in (None, pictures[0], "a.png", pictures[:2], ["a.png", "b.png"], [None, pictures[:1]]):
+        with pytest.raises(ValueError, match="images.* is of type .*; expected one list of images per prompt"):
+            llm.generate(["<image> w1", "<image> w2"], images=images)
+    assert llm.engine.idle
     llm.image_processor = None
     with pytest.raises(ValueError, match="no preprocessor_config.json"):
         llm.generate("w1", images=random_pictures()[:1])

@@ -10,7 +10,7 @@ Pillow, an optional package; arrays of pixel values in the size that the model e
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ PROCESSOR_CONFIG = "processor_config.json"  # of newer folders, with the same se
 MAX_SIDE = 8192  # pixels
 BICUBIC, LAST_FILTER = 3, 5  # of PIL.Image.Resampling
 
-Images = Sequence["str | Path | Image"]
+Images: TypeAlias = "str | Path | Image | Sequence[str | Path | Image]"  # one image, or several
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,8 @@ class ImageProcessor:
 
     def read(self, images: Images) -> Tensor:
         """Image files or Pillow images -> pixels (n, 3, height, width)"""
-        return torch.stack([self(torch.from_numpy(np.array(self.resized(open_rgb(image))))) for image in images])
+        opened = [self.resized(open_rgb(image)) for image in image_list(images)]
+        return torch.stack([self(torch.from_numpy(np.array(image))) for image in opened])
 
     def resized(self, image: "Image") -> "Image":
         """An RGB image after padding, resizing and cropping."""
@@ -77,6 +78,45 @@ class ImageProcessor:
         return image
 
 
+def image_list(images: Any) -> "list[str | Path | Image]":
+    """The images of one prompt as a list; a single path or Pillow image is one image."""
+    if is_image(images):
+        return [images]
+    if not isinstance(images, Sequence):
+        raise ValueError(
+            f"images is of type {type(images).__name__}; expected a path or a Pillow image, or a list of them"
+        )
+    for i, image in enumerate(images):
+        if not is_image(image):
+            raise ValueError(
+                f"images[{i}] is of type {type(image).__name__}; expected a path or a Pillow image "
+                "(PIL.Image.fromarray converts an array)"
+            )
+    return list(images)
+
+
+def images_per_prompt(images: Any, prompts: int) -> Sequence[Any]:
+    """The sequences of images of several prompts, one per prompt; `images` may be empty."""
+    expected = "expected one list of images per prompt, [] for a prompt without images"
+    if is_image(images) or not isinstance(images, Sequence):
+        raise ValueError(f"images is of type {type(images).__name__}; {expected}")
+    if len(images) not in (0, prompts):
+        raise ValueError(f"there are {prompts} prompts, but {len(images)} sequences of images; {expected}")
+    for i, sequence in enumerate(images):
+        if is_image(sequence) or not isinstance(sequence, Sequence):
+            raise ValueError(f"images[{i}] is of type {type(sequence).__name__}; {expected}")
+    return images or [()] * prompts
+
+
+def is_image(value: Any) -> bool:
+    """Whether the value is a path or a Pillow image."""
+    try:
+        from PIL import Image
+    except ModuleNotFoundError:
+        return isinstance(value, str | Path)
+    return isinstance(value, str | Path | Image.Image)
+
+
 def open_rgb(image: "str | Path | Image") -> "Image":
     """The image in RGB, on a white background."""
     try:
@@ -89,6 +129,8 @@ def open_rgb(image: "str | Path | Image") -> "Image":
             image.load()
         except (OSError, Image.DecompressionBombError) as error:  # OSError: missing, no image, or damaged
             raise ValueError(f"cannot read an image: {error}") from error
+    if 0 in image.size:
+        raise ValueError(f"an image has the size {image.width} x {image.height}; both sides must be positive")
     if not image.has_transparency_data:
         return image.convert("RGB")
     return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA")).convert("RGB")
