@@ -115,3 +115,14 @@ def test_wrong_names_are_refused(adapted_model, tmp_path):
     for name in ("", "a.b", "../x"):
         with pytest.raises(AdapterError, match="use letters, digits, - and _"):
             add_lora(adapted_model, LoRA(), name=name)
+
+
+@pytest.mark.parametrize("name", ["", "a.b", "keys", "values", "type", "to", "forward", "training", "_modules"])
+def test_names_that_modules_use_are_refused_before_the_model_is_changed(make_model, adapted_model, tmp_path, name):
+    save_adapter(adapted_model, tmp_path)
+    model = make_model()
+    keys = list(model.state_dict())
+    for add in (lambda: add_lora(model, LoRA(), name=name), lambda: load_adapter(model, tmp_path, name=name)):
+        with pytest.raises(AdapterError, match=rf"{name!r} is (an attribute of PyTorch's|not a name)"):
+            add()
+    assert list(model.state_dict()) == keys and all(parameter.requires_grad for parameter in model.parameters())

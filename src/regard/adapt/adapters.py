@@ -41,6 +41,8 @@ def add_lora_to(
 def check_new_adapter(model: nn.Module, weights: dict[str, AdaptableWeight], lora: LoRA, name: str) -> None:
     if not re.fullmatch(r"[A-Za-z0-9_-]+", name):
         raise AdapterError(f"lora: {name!r} is not a name for an adapter; use letters, digits, - and _")
+    if hasattr(nn.ModuleDict(), name):  # the adapters of a layer are in a ModuleDict, under their names
+        raise AdapterError(f"lora: {name!r} is an attribute of PyTorch's modules; choose another name for the adapter")
     if name in adapter_names(model):
         raise AdapterError(f"this model already has an adapter named {name!r}; merge it, or choose another name")
     stacked = [layer for layer, weight in weights.items() if weight.stacked]
