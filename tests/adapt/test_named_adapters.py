@@ -14,7 +14,7 @@ from regard.adapt import (
     set_adapter,
     unmerge_lora,
 )
-from regard.checkpoint import CheckpointError, save
+from regard.checkpoint import CheckpointError, export, save
 from tests.laws import assert_equal_weights
 
 LORAS = {
@@ -74,6 +74,9 @@ def test_one_adapter_is_merged_and_unmerging_restores_all(adapted_model, make_mo
     adapted = {other: outputs(adapted_model, ids, other) for other in LORAS}
     with pytest.raises(CheckpointError, match="part of an adapter; save it with save_adapter, or use merge_lora"):
         save(adapted_model, tmp_path / "model")
+    with pytest.raises(CheckpointError, match="lora_A.* is part of an adapter; save it .*, or use merge_lora"):
+        export(adapted_model, tmp_path / "exported", "llama")
+    assert not (tmp_path / "exported").exists()
     layers = merge_lora(adapted_model, name)
     assert adapted_model.state_dict().keys() == make_model().state_dict().keys()
     assert (adapted_model(ids) - adapted[name]).abs().max() <= 1e-12

@@ -12,7 +12,7 @@ model plus, if tensors are cast or converted, one tensor.
 import json
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -94,13 +94,17 @@ def check_matches_spec(model: nn.Module, spec: Model) -> None:
             f"{name} is tied to {tied[name]}, but in the spec it has its own weights; tie layers in the "
             "spec with Repeat(blocks, times, tied=True), or copy the tied module before saving"
         )
-    if any("lora_" in name for name in found):
-        raise CheckpointError(
-            f"{min(found - expected)} is part of an adapter; save it with save_adapter, or use merge_lora before saving"
-        )
+    check_no_adapters(found)
     name = min(found ^ expected)
     owner = "model" if name in found else "spec"
     raise CheckpointError(f"{name} is in the {owner} only; build the model from its spec and copy the weights")
+
+
+def check_no_adapters(names: Iterable[str]) -> None:
+    if adapters := [name for name in names if "lora_" in name]:
+        raise CheckpointError(
+            f"{min(adapters)} is part of an adapter; save it with save_adapter, or use merge_lora before saving"
+        )
 
 
 def export(
@@ -113,6 +117,7 @@ def export(
     """Write a Hugging Face folder of a family; a sentence encoder is written in the format of sentence-transformers."""
     table, spec = family(model_type).table, model.spec
     assert isinstance(spec, Model), f"model.spec must be the spec of a model; found {spec!r:.80}"
+    check_no_adapters(unique_parameters(model))
     extra_files = {**(extra_files or {}), **sentence_files(spec)}
     spec = without_sentence_head(spec)
     config = {f"{name}_token_id": getattr(tokenizer, name, None) for name in ("bos", "eos", "pad")}
