@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from regard.adapt import LoRA, add_lora, merge_lora
+from regard.adapt import AdapterError, LoRA, add_lora, merge_lora
 from regard.checkpoint import CheckpointError, export, load, save
 from regard.engine.engine import Engine
 from regard.engine.request import Sampling
@@ -142,6 +142,19 @@ def test_repetitions_share_an_adapter_which_can_be_merged(tmp_path: Path, mixer:
     loaded = load(tmp_path / "merged")
     assert_equal_weights(loaded, model)
     assert error(loaded(tokens), model(tokens)) <= 1e-12
+
+
+@pytest.mark.parametrize("layers", [(0,), (2,), (0, 1)], ids=str)
+def test_a_target_that_names_only_some_repetitions_is_refused(layers: tuple[int, ...]) -> None:
+    model, tokens = build(TIED).requires_grad_(True), random_ids(2, 9)
+    keys, output = list(model.state_dict()), model(tokens)
+    names = [f"stack.blocks.{layer}.sublayers.0.body.q_proj" for layer in range(3)]
+    left_out = ", ".join(name for layer, name in enumerate(names) if layer not in layers)
+    with pytest.raises(AdapterError, match=f"shares its weight with {left_out}, .*target 'q_proj'"):
+        add_lora(model, LoRA(rank=2, targets=tuple(names[layer] for layer in layers)))
+    assert list(model.state_dict()) == keys and torch.equal(model(tokens), output)
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    assert add_lora(model, LoRA(rank=2, targets=tuple(names))) == names
 
 
 def test_a_pattern_for_tied_layers_is_refused() -> None:

@@ -4,13 +4,14 @@
     stacked weight (n, out, in)         <path>.lora_A.weight (n·r, in), <path>.lora_B.weight (out, r·n)
 
 All names start with `base_model.model.`. Stacked weights (experts, projections per head) are `target_parameters` in the
-config. Paths are ours, unless `names` maps them to those of another model, which can then load the adapter. Everything
-is checked before the model is changed, and options that are not supported (DoRA, rank patterns, saved biases …)
-raise an error that names them.
+config. A weight that several layers share (Repeat.tied) is stored under the path of each of them, because PEFT adapts
+them one by one; a file may also have it under the first path only. Paths are ours, unless `names` maps them to those of
+another model, which can then load the adapter. Everything is checked before the model is changed, and options that are
+not supported (DoRA, rank patterns, saved biases …) raise an error that names them.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -49,8 +50,8 @@ def save_adapter(
     name = resolve_adapter(model, name, "save")
     weights = adapted_weights(model, name)
     lora = next(layer.loras[name] for layer in adapters(model).values() if name in layer.loras)
-    linears = [names(path) for path, weight in weights.items() if not weight.stacked]
-    stacked = [parameter_path(path, weight) for path, weight in weights.items() if weight.stacked]
+    linears = [names(path) for weight in weights.values() if not weight.stacked for path in weight.names]
+    stacked = [parameter_path(path, weight) for weight in weights.values() if weight.stacked for path in weight.names]
     if stacked and names is not identity:
         raise AdapterError(f"{stacked[0]} is a stacked weight, which has no path in another model; save without names")
     by_path = stacked or names is not identity or isinstance(lora.targets, str)
@@ -59,7 +60,7 @@ def save_adapter(
         "r": lora.rank,
         "lora_alpha": lora.alpha,
         "lora_dropout": lora.dropout,
-        "target_modules": linears if by_path else [*lora.targets],
+        "target_modules": list(dict.fromkeys(linears)) if by_path else [*lora.targets],
         "target_parameters": stacked or None,
         "bias": "none",
         "base_model_name_or_path": None,
@@ -82,7 +83,7 @@ def load_adapter(
         lora = replace(lora, targets=translate(model, lora.targets, names))
     weights = select_weights(model, lora.targets)
     check_new_adapter(model, weights, lora, name)
-    tensors = read_tensors(folder / TENSORS, stored_shapes(weights, lora.rank, names))
+    tensors = read_adapter(folder / TENSORS, weights, lora.rank, names)
     added = add_lora_to(model, weights, lora, name=name)
     copy_tensors(model, name, tensors, names)
     return added
@@ -92,7 +93,7 @@ def restore_adapter(model: nn.Module, folder: Path) -> None:
     """Copy the tensors of a folder into the model's active adapter, which must have the same layers and rank."""
     name = resolve_adapter(model, None, "restore")
     lora = next(layer.loras[name] for layer in adapters(model).values() if name in layer.loras)
-    tensors = read_tensors(folder / TENSORS, stored_shapes(adapted_weights(model, name), lora.rank, identity))
+    tensors = read_adapter(folder / TENSORS, adapted_weights(model, name), lora.rank, identity)
     copy_tensors(model, name, tensors, identity)
 
 
@@ -112,10 +113,9 @@ def adapter_tensors(model: nn.Module, name: str, names: Callable[[str], str]) ->
             a, b = (layer.matrix(side, name).detach() for side in ("A", "B"))
             if a.ndim == 3:
                 a, b = a.flatten(0, 1), b.permute(1, 2, 0).flatten(1)  # (n·r, in), (out, r·n)
-            tensors |= {
-                tensor_name(paths[path], "lora_A"): a.contiguous(),
-                tensor_name(paths[path], "lora_B"): b.contiguous(),
-            }
+            for stored in paths[path]:  # copies: safetensors refuses tensors that share memory
+                tensors[tensor_name(stored, "lora_A")] = a.clone(memory_format=torch.contiguous_format)
+                tensors[tensor_name(stored, "lora_B")] = b.clone(memory_format=torch.contiguous_format)
     return tensors
 
 
@@ -124,7 +124,7 @@ def copy_tensors(model: nn.Module, name: str, tensors: Mapping[str, torch.Tensor
     paths = stored_paths(adapted_weights(model, name), names)
     for path, layer in adapters(model).items():
         if name in layer.loras:
-            a, b = (tensors[tensor_name(paths[path], side)] for side in ("lora_A", "lora_B"))
+            a, b = (tensors[tensor_name(paths[path][0], side)] for side in ("lora_A", "lora_B"))
             matrix_a, matrix_b = layer.matrix("A", name), layer.matrix("B", name)
             if matrix_a.ndim == 3:
                 a, b = a.unflatten(0, matrix_a.shape[:2]), b.unflatten(1, (matrix_b.shape[2], -1)).permute(2, 0, 1)
@@ -137,34 +137,34 @@ def stored_shapes(
 ) -> dict[str, list[int]]:
     """The shapes of an adapter's tensors by their names in the file."""
     shapes = {}
-    for path, stored in stored_paths(weights, names).items():
+    for path, stored_names in stored_paths(weights, names).items():
         *stack, outputs, inputs = weights[path].weight.shape
         rows = rank * (stack[0] if stack else 1)
-        shapes |= {tensor_name(stored, "lora_A"): [rows, inputs], tensor_name(stored, "lora_B"): [outputs, rows]}
+        for stored in stored_names:
+            shapes |= {tensor_name(stored, "lora_A"): [rows, inputs], tensor_name(stored, "lora_B"): [outputs, rows]}
     return shapes
 
 
-def stored_paths(weights: Mapping[str, AdaptableWeight], names: Callable[[str], str]) -> dict[str, str]:
-    """The path of each weight in the file.
+def stored_paths(weights: Mapping[str, AdaptableWeight], names: Callable[[str], str]) -> dict[str, list[str]]:
+    """The paths of each weight in the file, one per name of the weight.
 
     PEFT wraps the module of a targeted parameter, once per parameter, and the paths of everything inside it get one
     `base_layer` per wrapper. The last parameter of a module is in its outermost wrapper.
     """
     wrapped: dict[str, list[str]] = {}  # module: its targeted parameters
-    for path, weight in weights.items():
-        if weight.parameter:
+    for weight in weights.values():
+        for path in weight.names if weight.parameter else ():
             wrapped.setdefault(path.rpartition(".")[0], []).append(weight.parameter)
-    paths = {}
-    for path, weight in weights.items():
+
+    def stored_path(path: str, parameter: str) -> str:
         owner = path.rpartition(".")[0]
-        if weight.parameter:
-            parameters = wrapped[owner]
-            paths[path] = owner + ".base_layer" * (len(parameters) - 1 - parameters.index(weight.parameter))
-            continue
+        if parameter:
+            return owner + ".base_layer" * (len(wrapped[owner]) - 1 - wrapped[owner].index(parameter))
         inside = next((module for module in wrapped if path.startswith(f"{module}.")), None)
         wrappers = ".base_layer" * len(wrapped[inside]) if inside else ""
-        paths[path] = names(f"{inside}{wrappers}{path.removeprefix(inside)}" if inside else path)
-    return paths
+        return names(f"{inside}{wrappers}{path.removeprefix(inside)}" if inside else path)
+
+    return {first: [stored_path(path, weight.parameter) for path in weight.names] for first, weight in weights.items()}
 
 
 def parameter_path(path: str, weight: AdaptableWeight) -> str:
@@ -174,7 +174,7 @@ def parameter_path(path: str, weight: AdaptableWeight) -> str:
 
 def translate(model: nn.Module, targets: Targets, names: Callable[[str], str]) -> tuple[str, ...]:
     """Our paths of the layers whose paths in the other model end in a target."""
-    linears = [path for path, weight in adaptable_weights(model).items() if not weight.stacked]
+    linears = [path for weight in adaptable_weights(model).values() if not weight.stacked for path in weight.names]
     if isinstance(targets, str):
         raise AdapterError(f"target_modules={targets!r} cannot be mapped to another model's paths; list the modules")
     chosen = tuple(path for path in linears if any(ends_in(names(path), target) for target in targets))
@@ -221,17 +221,39 @@ def is_supported(name: str, value: Any) -> bool:
     return name in USED_OPTIONS | IGNORED_OPTIONS or not value
 
 
-def read_tensors(path: Path, shapes: Mapping[str, list[int]]) -> dict[str, torch.Tensor]:
-    """The tensors of a file, which must have exactly these names and shapes; they are compared before reading."""
+def read_adapter(
+    path: Path, weights: Mapping[str, AdaptableWeight], rank: int, names: Callable[[str], str]
+) -> dict[str, torch.Tensor]:
+    """The tensors of a file, which must be those of one adapter of these weights."""
+    paths = [
+        [tensor_name(stored, side) for stored in stored_names]
+        for stored_names in stored_paths(weights, names).values()
+        for side in ("lora_A", "lora_B")
+    ]
+    required = {first for first, *_ in paths}
+    tensors = read_tensors(path, stored_shapes(weights, rank, names), required)
+    for first, *others in paths:
+        for name in others:
+            if name in tensors and not torch.equal(tensors[name], tensors[first]):
+                raise AdapterError(
+                    f"{path}: {first} and {name} differ, but their layers share one weight in this model; load the "
+                    "adapter into a model whose layers are not tied"
+                )
+    return tensors
+
+
+def read_tensors(path: Path, shapes: Mapping[str, list[int]], required: Collection[str]) -> dict[str, torch.Tensor]:
+    """The tensors of a file, which are compared with these shapes before reading; only the required ones must exist."""
     try:
         with safe_open(path, framework="pt") as file:
             found = set(file.keys())
-            if found != set(shapes):
-                missing, extra = sorted(set(shapes) - found), sorted(found - set(shapes))
+            missing, extra = sorted(set(required) - found), sorted(found - set(shapes))
+            if missing or extra:
                 raise AdapterError(
                     f"{path} does not fit the model: missing {missing[:3]}, not expected {extra[:3]}; "
                     "load it into the model that it was trained for"
                 )
+            shapes = {name: shape for name, shape in shapes.items() if name in found}
             for name, shape in shapes.items():
                 if (stored := file.get_slice(name).get_shape()) != shape:
                     raise AdapterError(f"{path}: {name} has shape {stored}, this model and config need {shape}")

@@ -6,7 +6,7 @@
 
 A target is the name of such a weight or the last components of it. "all-linear" selects all of them except the model's
 head and the layers that run in training only. Layers that share a weight (Repeat.tied) are one weight with several
-names.
+names, and the targets must select all of them, because they share the adapter too.
 """
 
 import warnings
@@ -75,21 +75,26 @@ def original_parameter(module: nn.Module, name: str) -> nn.Parameter:
 
 
 def select_weights(model: nn.Module, targets: Targets) -> dict[str, AdaptableWeight]:
-    """The weights that the targets select, each with only its selected names.
+    """The weights that the targets select.
 
-    Raises AdapterError if a target selects none, or if all selected layers run in training only; warns if a single
-    target selects only such layers.
+    Raises AdapterError if a target selects none, if the targets select only some of the names of a weight, or if all
+    selected layers run in training only; warns if a single target selects only such layers.
     """
     weights = adaptable_weights(model)
     names = [name for weight in weights.values() for name in weight.names]
     training_prefixes = training_only(model)
     if targets == ALL_LINEAR or ALL_LINEAR in targets:
-        chosen = {name for name in names if "head" not in name.split(".") and not name.startswith(training_prefixes)}
-        if not chosen:
+        selected = {
+            name: weight
+            for name, weight in weights.items()
+            if not any("head" in name.split(".") for name in weight.names)
+            and not all(name.startswith(training_prefixes) for name in weight.names)
+        }
+        if not selected:
             raise AdapterError(
                 "lora: targets='all-linear' selects no layer; the model has no linear layer but its head"
             )
-        return with_names(weights, chosen)
+        return selected
     chosen, without_effect = set(), {}
     for target in targets:
         found = {name for name in names if ends_in(name, target)}
@@ -110,16 +115,21 @@ def select_weights(model: nn.Module, targets: Targets) -> dict[str, AdaptableWei
             "not change the model's output",
             stacklevel=3,
         )
-    return with_names(weights, chosen)
+    selected = {name: weight for name, weight in weights.items() if not chosen.isdisjoint(weight.names)}
+    for weight in selected.values():
+        check_all_names(weight, chosen)
+    return selected
 
 
-def with_names(weights: dict[str, AdaptableWeight], chosen: set[str]) -> dict[str, AdaptableWeight]:
-    selected = [
-        AdaptableWeight(weight.module, weight.parameter, names)
-        for weight in weights.values()
-        if (names := [name for name in weight.names if name in chosen])
-    ]
-    return {weight.names[0]: weight for weight in selected}
+def check_all_names(weight: AdaptableWeight, chosen: set[str]) -> None:
+    if others := [name for name in weight.names if name not in chosen]:
+        name = next(name for name in weight.names if name in chosen)
+        endings = {last_component(name) for name in weight.names}
+        remedy = f"target {endings.pop()!r}, or list all of these names" if len(endings) == 1 else "list all of them"
+        raise AdapterError(
+            f"lora: {name} shares its weight with {', '.join(others)}, which the targets leave out; an adapter acts on "
+            f"all layers that share the weight: {remedy}"
+        )
 
 
 def no_match_message(model: nn.Module, target: str, names: Iterable[str]) -> str:
