@@ -142,6 +142,11 @@ def test_wrong_settings_are_refused(wrong):
         LoRA(**wrong)
 
 
+def test_a_string_of_targets_is_refused_with_the_tuple_to_write():
+    with pytest.raises(SpecError, match=r"LoRA.targets='q_proj' is neither .* write targets=\('q_proj',\)"):
+        LoRA(targets="q_proj")
+
+
 @pytest.mark.ledger("lora.targets")
 def test_wrong_targets_are_refused(make_model):
     model = make_model()

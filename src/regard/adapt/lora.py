@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.parts.experts import GroupedLinear
-from regard.spec import Spec, require
+from regard.spec import Spec, SpecError, require
 
 Targets = tuple[str, ...] | Literal["all-linear"]
 
@@ -27,6 +27,14 @@ class LoRA(Spec):
     alpha: float = 16.0
     targets: Targets = ("q_proj", "v_proj")  # names of layers, or their last components; "all-linear": all but the head
     dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.targets, str) and self.targets != "all-linear":
+            raise SpecError(
+                f"LoRA.targets={self.targets!r} is neither a tuple of names nor 'all-linear'; for a single name write "
+                f"targets=({self.targets!r},)"
+            )
+        super().__post_init__()
 
     def check(self) -> None:
         require(self.rank > 0, f"lora: rank={self.rank} must be positive")
