@@ -7,7 +7,17 @@ import torch
 from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
 
-from regard.adapt import AdapterError, LoRA, add_lora, load_adapter, merge_lora, save_adapter, set_adapter, unmerge_lora
+from regard.adapt import (
+    AdapterError,
+    LoRA,
+    adapter_names,
+    add_lora,
+    load_adapter,
+    merge_lora,
+    save_adapter,
+    set_adapter,
+    unmerge_lora,
+)
 from regard.engine.engine import Engine
 from regard.engine.request import Sampling
 from tests.laws import assert_equal_weights
@@ -72,6 +82,39 @@ def test_merged_equals_unmerged_and_adapters_off_equals_the_base(adapted, make_s
     set_adapter(model, None)
     assert_equal_base_weights(model, reference)
     assert (model(ids) - reference(ids)).abs().max() <= 1e-12
+
+
+def test_unmerging_a_second_time_changes_nothing(adapted, ids):
+    model, _ = adapted
+    output, keys = model(ids), list(model.state_dict())
+    layers = merge_lora(model.train())
+    unmerge_lora(model.eval(), layers)
+    assert not any(layer.training for layer in layers.values())
+    unmerge_lora(model, layers)
+    assert torch.equal(model(ids), output) and list(model.state_dict()) == keys
+    add_lora(model, LoRA(rank=2, targets=TARGETS), name="later")
+    unmerge_lora(model, layers)
+    assert adapter_names(model) == ["default", "later"]
+
+
+@pytest.mark.parametrize("targets", [("q_proj",), ("k_up",), ("up_proj",), ("o_proj",)], ids=str)
+def test_unmerging_is_refused_after_another_adapter_was_added_or_merged(adapted, randomize_adapter, ids, targets):
+    model, _ = adapted
+    output, layers = model(ids), merge_lora(model)
+    add_lora(model, LoRA(rank=2, targets=targets), name="later")
+    randomize_adapter(model)
+    later = model(ids)
+    with pytest.raises(AdapterError, match="'later' was added after the merge.*unmerge before"):
+        unmerge_lora(model, layers)
+    assert adapter_names(model) == ["later"] and torch.equal(model(ids), later)
+    merged_later = merge_lora(model)
+    if targets != ("o_proj",):  # o_proj is not one of the layers of the first merge
+        merged = model(ids)
+        with pytest.raises(AdapterError, match="was replaced or merged again after this merge.*latest merge first"):
+            unmerge_lora(model, layers)
+        assert torch.equal(model(ids), merged)
+    unmerge_lora(model, merged_later)
+    assert torch.equal(model(ids), later) and not torch.equal(later, output)
 
 
 def test_decoding_with_a_cache_equals_the_whole_forward(adapted):

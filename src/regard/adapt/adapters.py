@@ -143,6 +143,7 @@ def merge_lora(model: nn.Module, name: str | None = None) -> dict[str, LoRALayer
         else:
             assert isinstance(layer, LoRALinear)
             merged = layer.merged(name)
+            layer.keep_merged(merged)
             for path in paths:
                 model.set_submodule(path, merged)
     return {path: layer for layer, paths in layers.items() for path in paths}
@@ -151,6 +152,7 @@ def merge_lora(model: nn.Module, name: str | None = None) -> dict[str, LoRALayer
 def merge_parameter(model: nn.Module, layer: LoRAWeight, paths: list[str], name: str) -> None:
     layer.keep_original(original_parameter(*owner_of(model, paths[0])))
     merged = layer.merged(name)
+    layer.keep_merged(merged)
     for path in paths:
         owner, parameter = owner_of(model, path)
         parametrize.remove_parametrizations(owner, parameter, leave_parametrized=False)
@@ -158,14 +160,47 @@ def merge_parameter(model: nn.Module, layer: LoRAWeight, paths: list[str], name:
 
 
 def unmerge_lora(model: nn.Module, merged: dict[str, LoRALayer]) -> None:
-    """Restore the adapted layers that `merge_lora` returned; their weights were not changed, so this is exact."""
-    for path, layer in merged.items():
+    """Restore the adapted layers that `merge_lora` returned; their weights were not changed, so this is exact.
+
+    A layer that is already restored is left as it is. Raises AdapterError, and changes nothing, if the model got other
+    adapters since the merge, or if a merged layer was replaced.
+    """
+    missing = {path: layer for path, layer in merged.items() if not is_restored(model, path, layer)}
+    if missing:
+        check_no_new_adapters(model, set(merged.values()))
+        check_merged(model, missing)
+    for path, layer in missing.items():
         if isinstance(layer, LoRAWeight):
             owner, parameter = owner_of(model, path)
             setattr(owner, parameter, layer.original)
-            parametrize.register_parametrization(owner, parameter, layer)
+            parametrize.register_parametrization(owner, parameter, layer.train(owner.training))
         else:
-            model.set_submodule(path, layer)
+            model.set_submodule(path, layer.train(model.get_submodule(path).training))
+
+
+def is_restored(model: nn.Module, path: str, layer: LoRALayer) -> bool:
+    owner, name = owner_of(model, path)
+    return (existing_adapter(owner, name) if isinstance(layer, LoRAWeight) else getattr(owner, name)) is layer
+
+
+def check_no_new_adapters(model: nn.Module, merged: set[LoRALayer]) -> None:
+    new = [name for layer in adapters(model).values() if layer not in merged for name in layer.loras]
+    if new:
+        raise AdapterError(
+            f"unmerge_lora: the adapter {new[0]!r} was added after the merge and acts on the merged weights; unmerge "
+            "before adding another adapter"
+        )
+
+
+def check_merged(model: nn.Module, merged: dict[str, LoRALayer]) -> None:
+    """Raise AdapterError if the model's layers are not those that `merge_lora` made."""
+    for path, layer in merged.items():
+        owner, name = owner_of(model, path)
+        if getattr(owner, name) is not layer.merged_into:
+            raise AdapterError(
+                f"unmerge_lora: {path} was replaced or merged again after this merge, or the model is a copy; unmerge "
+                "the model that was merged, and the latest merge first"
+            )
 
 
 def owner_of(model: nn.Module, path: str) -> tuple[nn.Module, str]:

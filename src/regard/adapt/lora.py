@@ -50,11 +50,17 @@ class LoRA(Spec):
 class LoRALayer(nn.Module):
     """The adapters of one weight, by name. `active` is the name of the one that is used; None: no adapter."""
 
+    merged_into: nn.Module | nn.Parameter  # while merged: the layer or parameter that replaces the adapted one
+
     def __init__(self) -> None:
         super().__init__()
         self.lora_A, self.lora_B = nn.ModuleDict(), nn.ModuleDict()
         self.loras: dict[str, LoRA] = {}
         self.active: str | None = None
+
+    def keep_merged(self, merged: nn.Module | nn.Parameter) -> None:
+        """Keep the result of a merge, without making it a part of the adapter."""
+        object.__setattr__(self, "merged_into", merged)
 
     def add(self, name: str, lora: LoRA, weight: Tensor) -> None:
         """Add an adapter of this weight and make it active."""
