@@ -1,4 +1,4 @@
-"""Additive and scaled dot-product scores learn alike and the product is faster; unscaled it falls behind when wide.
+"""Additive and scaled dot-product scores learn alike and the product is faster; unscaled it learns worse at large d_k.
 
 The dot product of two vectors of d_k independent numbers has a standard deviation of √d_k, so the softmax of wide ones
 saturates and its gradient is small; dividing by √d_k prevents it (Vaswani et al. 2017). "Additive and dot-product

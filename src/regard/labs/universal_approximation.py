@@ -1,4 +1,4 @@
-"""One hidden layer fits any continuous function on an interval, the better the wider; outside it promises nothing.
+"""One hidden layer fits any continuous function on an interval, better the wider it is; outside, errors are unbounded.
 
 The theorem (Cybenko 1989; Hornik et al. 1989) is about continuous functions on a compact set and sufficient width. It
 says nothing about other functions, about inputs outside the set, or about the result of training. Measured: the largest

@@ -1,4 +1,4 @@
-"""A fixed window learns each token separately at every position; recurrence and attention share what they learn.
+"""A fixed window learns each token separately at every position; recurrence and attention learn it for all at once.
 
 A sequence has four positions of random tokens, one of which is marked by a token before it; the model has to repeat the
 marked one at the end. In training some tokens occur only at the first two positions, all others anywhere; in the test
