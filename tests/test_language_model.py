@@ -138,6 +138,59 @@ def test_a_run_and_its_saved_folder_generate_the_same_text(tmp_path: Path) -> No
     assert run.generate("Anna", max_new=8, temperature=0) == folder.generate("Anna", max_new=8, temperature=0)
 
 
+def test_a_saved_language_model_is_loaded_with_its_tokenizer_and_generation_settings(tmp_path: Path) -> None:
+    settings = {"generation_config.json": b'{"eos_token_id": 1}'}
+    llm = LanguageModel(SPEC.build(seed=3), TOKENIZER, extra_files=settings, source_family="llama")
+    expected = llm.generate("Ben", max_new=9, temperature=0)  # saved after the engine was used
+    regard.save(llm, tmp_path / "saved")
+    loaded = regard.load(tmp_path / "saved", device="cpu")
+    assert loaded.generate("Ben", max_new=9, temperature=0) == expected
+    assert loaded.extra_files == settings and loaded.source_family == "llama"
+    regard.save(llm, tmp_path / "other", extra_files={})
+    assert not (tmp_path / "other" / "generation_config.json").exists()
+
+
+def test_an_exported_language_model_is_loaded_with_its_tokenizer(tmp_path: Path) -> None:
+    attention = regard.Attention(4, kv_heads=2, position=regard.Rope())
+    block = regard.Block((regard.Sublayer(attention), regard.Sublayer(regard.SwiGLU(48))))
+    spec = regard.Decoder(TOKENIZER.vocab_size, 32, (regard.Repeat((block,), 2),), context=64)
+    llm = LanguageModel(spec.build(seed=0), TOKENIZER)
+    regard.export(llm, tmp_path / "exported", "llama")
+    loaded = regard.load(tmp_path / "exported", device="cpu")
+    assert loaded.source_family == "llama"
+    assert loaded.generate("Ben", max_new=9, temperature=0) == llm.generate("Ben", max_new=9, temperature=0)
+
+
+def test_only_models_can_be_saved_and_only_modules_adapted(llm: LanguageModel, tmp_path: Path) -> None:
+    for write in (lambda: regard.save(SPEC, tmp_path), lambda: regard.export(SPEC, tmp_path / "e", "llama")):
+        with pytest.raises(TypeError, match="or a LanguageModel"):
+            write()
+    lora = regard.LoRA(2, 4.0, ("q_proj",))
+    uses = [
+        lambda: regard.add_lora(llm, lora),
+        lambda: regard.merge_lora(llm),
+        lambda: regard.unmerge_lora(llm, {}),
+        lambda: regard.set_adapter(llm, None),
+        lambda: regard.adapter_names(llm),
+        lambda: regard.save_adapter(llm, tmp_path / "adapter"),
+    ]
+    for use in uses:
+        with pytest.raises(ValueError, match=r"found LanguageModel; .* llm\.model"):
+            use()
+    model = SPEC.build(seed=0)
+    regard.add_lora(model, regard.LoRA(2, 4.0, "all-linear"))
+    regard.save_adapter(model, tmp_path / "adapter")
+    with pytest.raises(ValueError, match=r"llm\.model"):
+        regard.load_adapter(llm, tmp_path / "adapter")
+
+
+def test_an_unknown_sampling_option_is_refused_with_the_nearest_one(llm: LanguageModel) -> None:
+    for use in (llm.generate, llm.chat, llm.stream_tokens):
+        with pytest.raises(TypeError, match="no sampling option 'max_tokens'; did you mean 'max_new'"):
+            use("a", max_tokens=4)
+    assert llm.engine.idle
+
+
 def test_an_unknown_public_name_is_refused_with_the_nearest_one() -> None:
     with pytest.raises(AttributeError, match="did you mean 'Attention'"):
         regard.Atention  # noqa: B018

@@ -12,7 +12,7 @@ Its attributes can also be used separately: `model` (an nn.Module), `tokenizer` 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
@@ -39,6 +39,7 @@ from regard.models.encoder import EncoderModule
 from regard.models.encoder_decoder import EncoderDecoderModule
 from regard.models.heads import Pooled, Pooler
 from regard.models.interleaved import InterleavedModule
+from regard.spec import suggest_name
 from regard.text.chat import encode_chat
 from regard.text.detokenizer import TextStream
 from regard.text.tokenizer import Tokenizer
@@ -47,6 +48,7 @@ from regard.training.run import Run
 
 ChatMessages = Sequence[Mapping[str, Any]]  # [{"role": "user", "content": "…"}, …]
 EMBED_BATCH = 32
+SAMPLING_FIELDS = [field.name for field in fields(Sampling) if field.name != "stop_ids"]
 
 
 class SamplingOptions(TypedDict, total=False):
@@ -72,11 +74,14 @@ class LanguageModel:
         rows: int = 8,
         generation: GenerationConfig | None = None,
         image_processor: ImageProcessor | None = None,
+        extra_files: Mapping[str, bytes] | None = None,
+        source_family: str | None = None,
     ):
         """context: maximum number of tokens; None: the model's context. It limits the sum of prompt and answer, for an
         encoder-decoder each of the two.
 
         rows: prompts generated at once. generation: for encoder-decoders. image_processor: for models that read images.
+        extra_files, source_family: written by `regard.save` (checkpoint/model_folder.py).
         """
         if context is not None:
             check_context(context, model)
@@ -84,6 +89,7 @@ class LanguageModel:
         self.tokenizer = tokenizer
         self.context, self.rows = context, rows
         self.generation, self.image_processor = generation or GenerationConfig(), image_processor
+        self.extra_files, self.source_family = extra_files or {}, source_family
 
     @cached_property
     def engine(self) -> Engine:
@@ -238,13 +244,14 @@ class LanguageModel:
 
     def submit_prompt(self, ids: list[int], images: Images, options: SamplingOptions) -> Request:
         """Submit the ids of a prompt: the source of an encoder-decoder, for other models the prompt of the decoder."""
-        stop_ids = self.tokenizer.stop_ids
+        if unknown := [name for name in options if name not in SAMPLING_FIELDS]:
+            raise TypeError(f"there is no sampling option {unknown[0]!r}; {suggest_name(unknown[0], SAMPLING_FIELDS)}")
+        sampling = Sampling(stop_ids=self.tokenizer.stop_ids, **options)
         if isinstance(self.model, InterleavedModule):
             ids, embeddings = self.embed_images(ids, images)
-            return self.engine.submit(ids, Sampling(stop_ids=stop_ids, **options), embeddings=embeddings)
+            return self.engine.submit(ids, sampling, embeddings=embeddings)
         if image_list(images):
             raise ValueError(f"this model is of kind {self.model.spec.kind} and reads no images; leave them out")
-        sampling = Sampling(stop_ids=stop_ids, **options)
         if isinstance(self.model, EncoderDecoderModule):
             return self.submit_source(ids, sampling)
         return self.engine.submit(ids, sampling)
@@ -343,7 +350,10 @@ def load(
     reads_images = isinstance(model, InterleavedModule) and has_image_processor(folder)
     processor = load_image_processor(folder) if reads_images else None
     generation = GenerationConfig.load(folder) if isinstance(model, EncoderDecoderModule) else None
-    return LanguageModel(model, Tokenizer.load(folder), context, generation=generation, image_processor=processor)
+    return LanguageModel(
+        model, Tokenizer.load(folder), context, generation=generation, image_processor=processor,
+        extra_files=model_folder.read_extra_files(folder), source_family=model_folder.read_source_family(folder),
+    )  # fmt: skip
 
 
 def newest_checkpoint(path: Path) -> Path:

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from regard.adapt.lora import LoRA, LoRALayer, LoRALinear, LoRAWeight
-from regard.adapt.targets import AdaptableWeight, AdapterError, original_parameter, select_weights
+from regard.adapt.targets import AdaptableWeight, AdapterError, check_module, original_parameter, select_weights
 from regard.parts.experts import GroupedLinear
 
 DEFAULT = "default"
@@ -84,6 +84,7 @@ def adapters(model: nn.Module) -> dict[str, LoRALayer]:
 
 def adapter_paths(model: nn.Module) -> dict[LoRALayer, list[str]]:
     """The adapted layers with all their names; for a stacked parameter, the names of the parameter."""
+    check_module(model)
     found: dict[LoRALayer, list[str]] = {}
     for path, module in model.named_modules(remove_duplicate=False):
         if isinstance(module, LoRALayer):
@@ -165,6 +166,7 @@ def unmerge_lora(model: nn.Module, merged: dict[str, LoRALayer]) -> None:
     A layer that is already restored is left as it is. Raises AdapterError, and changes nothing, if the model got other
     adapters since the merge, or if a merged layer was replaced.
     """
+    check_module(model)
     missing = {path: layer for path, layer in merged.items() if not is_restored(model, path, layer)}
     if missing:
         check_no_new_adapters(model, set(merged.values()))

@@ -46,8 +46,16 @@ class AdaptableWeight:
         return self.weight.ndim == 3
 
 
+def check_module(model: object) -> None:
+    if not isinstance(model, nn.Module):
+        raise AdapterError(
+            f"adapters need an nn.Module, found {type(model).__name__}; of a LanguageModel, pass the model: llm.model"
+        )
+
+
 def adaptable_weights(model: nn.Module) -> dict[str, AdaptableWeight]:
     """The weights that LoRA can adapt, by their first names; adapted ones under the names that they had before."""
+    check_module(model)
     found: dict[object, AdaptableWeight] = {}
     inside_adapters = {
         child for module in model.modules() if isinstance(module, LoRALayer) for child in module.children()

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -53,21 +53,48 @@ class SavesFiles(Protocol):
     def save(self, folder: Path) -> None: ...
 
 
+@runtime_checkable
+class ModelWithFiles(Protocol):
+    """A model with the other files of its folder: a LanguageModel."""
+
+    model: Any
+    tokenizer: Any
+    extra_files: Mapping[str, bytes]
+    source_family: str | None
+
+
 def save(
-    model: nn.Module,
+    model: nn.Module | ModelWithFiles,
     folder: str | Path,
     tokenizer: SavesFiles | None = None,
     extra_files: Mapping[str, bytes] | None = None,
     source_family: str | None = None,
 ) -> None:
-    """Save a model in our own format.
+    """Save a model, or a LanguageModel with its tokenizer, in our own format.
 
     extra_files      contents by file name, written unchanged
     source_family    the family that the model was imported from; an export writes this family by default
     """
+    if isinstance(model, ModelWithFiles):
+        source_family = source_family or model.source_family
+    model, tokenizer, extra_files = separate_files(model, tokenizer, extra_files)
     with write_folder(folder) as temporary:
         write_model(model, temporary, tokenizer, source_family)
         write_extra_files(temporary, extra_files)
+
+
+def separate_files(
+    model: nn.Module | ModelWithFiles, tokenizer: Any, extra_files: Mapping[str, bytes] | None
+) -> tuple[nn.Module, Any, Mapping[str, bytes] | None]:
+    """The module, tokenizer and extra files to write; those of a LanguageModel unless others are given."""
+    if isinstance(model, nn.Module):
+        return model, tokenizer, extra_files
+    if not isinstance(model, ModelWithFiles):
+        raise TypeError(
+            f"model={model!r:.80} cannot be written; pass a model that was built or loaded, or a LanguageModel"
+        )
+    tokenizer = model.tokenizer if tokenizer is None else tokenizer
+    return model.model, tokenizer, model.extra_files if extra_files is None else extra_files
 
 
 def write_model(
@@ -108,13 +135,17 @@ def check_no_adapters(names: Iterable[str]) -> None:
 
 
 def export(
-    model: nn.Module,
+    model: nn.Module | ModelWithFiles,
     folder: str | Path,
     model_type: str,
     tokenizer: Any | None = None,
     extra_files: Mapping[str, bytes] | None = None,
 ) -> None:
-    """Write a Hugging Face folder of a family; a sentence encoder is written in the format of sentence-transformers."""
+    """Write a model, or a LanguageModel with its tokenizer, as a Hugging Face folder of a family.
+
+    A sentence encoder is written in the format of sentence-transformers.
+    """
+    model, tokenizer, extra_files = separate_files(model, tokenizer, extra_files)
     table, spec = family(model_type).table, model.spec
     assert isinstance(spec, Model), f"model.spec must be the spec of a model; found {spec!r:.80}"
     check_no_adapters(unique_parameters(model))
