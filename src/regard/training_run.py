@@ -43,15 +43,22 @@ def train(
                 f"resume={resume!r} uses the directory and recipe of that run; remove the arguments out and overrides"
             )
         return resume_run(Path(resume), device, Console(stderr=True))
-    file = find_recipe(str(recipe))
-    resolved, tokenizer = resolve(read_recipe(file, dict(overrides or {})))
+    if not isinstance(recipe, str | Path):
+        raise TypeError(
+            f"recipe is a {type(recipe).__name__}, not a recipe's name or TOML file; for a spec, write a file: "
+            'Path("mine.toml").write_text(regard.Recipe(spec, regard.Training(steps=1000)).to_toml())'
+        )
+    file = find_recipe(recipe)
     path = Path("runs") / file.stem if out is None else Path(out)
+    Run(path).check_new()
+    resolved, tokenizer = resolve(read_recipe(file, dict(overrides or {})))
     return start_run(path, resolved, tokenizer, device, Console(stderr=True))
 
 
 def start_run(path: Path, recipe: Recipe, tokenizer: Tokenizer, device: str, console: Console) -> TrainingResult:
-    # Built before the directory is created: an impossible model leaves no directory.
+    # Before the directory is created: an impossible model, or too little text, leaves no directory.
     model = recipe.model.build(recipe.train.seed, recipe.train.initialize)
+    recipe.data.open("held-out")
     run = Run.create(path, recipe.to_dict(), tokenizer)
     return run_training(run, recipe, model, tokenizer, device, progress_listener(console))
 
@@ -66,7 +73,12 @@ def resume_run(path: Path, device: str, console: Console) -> TrainingResult:
 def run_training(
     run: Run, recipe: Recipe, model: DecoderModule, tokenizer: Tokenizer, device: str, listener: Listener
 ) -> TrainingResult:
-    held_out = recipe.data.open("held-out")
+    held_out, warmup, steps = recipe.data.open("held-out"), recipe.train.schedule.warmup, recipe.train.steps
+    if warmup > steps:
+        listener.note(
+            f"the warm-up of {warmup} steps is longer than the run of {steps}, so the learning rate stays below "
+            f"{recipe.train.lr}; lower train.schedule.warmup"
+        )
     trainer = Trainer(
         model.to(resolve_device(device)),
         recipe.data.loader(tokenizer),

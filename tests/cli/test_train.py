@@ -6,8 +6,16 @@ from pathlib import Path
 import pytest
 
 from regard.data.packing import tokenize
+from regard.models.decoder import Decoder
+from regard.models.stack import Repeat
+from regard.parts.attention import Attention
+from regard.parts.block import Block, Sublayer
+from regard.parts.feedforward import SwiGLU
+from regard.parts.position.rope import Rope
 from regard.text.tokenizer import Tokenizer
-from regard.training.recipe import RECIPES, Data, Vocabulary
+from regard.training.recipe import RECIPES, Data, Recipe, Training, Vocabulary
+from regard.training.run import Run
+from regard.training_run import train
 from tests.cli.conftest import regard
 
 LITTLE_DATA = ("--data.rows=2", "--data.length=64", "--data.held_out=1", "--tokenizer.documents=50")
@@ -62,7 +70,49 @@ def test_exactly_one_of_recipe_and_run_is_required(tmp_path: Path) -> None:
     assert regard("train").exit_code == 2
     assert regard("train", "demo", "--resume", tmp_path).exit_code == 2
     assert regard("train", "--resume", tmp_path, "--out", tmp_path).exit_code == 2
+    for overrides in (("--train.steps=25",), ("--train.steps", "25"), ("--pattern", "full")):
+        refused = regard("train", "--resume", tmp_path, *overrides)
+        assert refused.exit_code == 2 and f"its own recipe; omit {overrides[0]}" in " ".join(refused.output.split())
+    refused = regard("train", "--train.steps=25", "llama")
+    assert refused.exit_code == 2 and "the recipe comes first" in refused.output
     assert "no recipe" in str(regard("train", "dmo").exception) and "demo" in str(regard("train", "dmo").exception)
+
+
+def test_an_occupied_directory_is_refused_before_the_tokenizer_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Run.create(tmp_path, {})
+    monkeypatch.setattr(Vocabulary, "build", lambda self, data: pytest.fail("the tokenizer was trained first"))
+    assert "already holds a run" in str(regard("train", "demo", "--out", tmp_path).exception)
+    with pytest.raises(ValueError, match="already holds a run"):
+        train("demo", out=tmp_path)
+
+
+def test_a_recipe_written_from_a_spec_is_trained(tmp_path: Path) -> None:
+    block = Block((Sublayer(Attention(2, position=Rope())), Sublayer(SwiGLU(24))))
+    spec = Decoder(vocab=512, width=16, layers=(Repeat((block,), 2),))
+    with pytest.raises(TypeError, match=r"not a recipe's name or TOML file.*regard\.Recipe\(spec"):
+        train(spec, out=tmp_path / "run")
+    recipe = Recipe(spec, Training(steps=2), Data(rows=2, length=32), Vocabulary(documents=50))
+    (tmp_path / "mine.toml").write_text(recipe.to_toml())
+    assert train(tmp_path / "mine.toml", out=tmp_path / "run", device="cpu").finished
+    assert Recipe.from_dict(Run.open(tmp_path / "run").config) == recipe
+
+
+def test_a_text_without_a_held_out_document_leaves_no_directory(tmp_path: Path) -> None:
+    (tmp_path / "short.txt").write_text("too short\n")
+    source = ("--data.source=text", f"--data.path={tmp_path / 'short.txt'}", "--tokenizer.by=byte")
+    result = regard("train", "demo", "--out", tmp_path / "run", *SMALL, *source)
+    assert "held-out split; add more text" in str(result.exception)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_warm_up_longer_than_the_run_is_noted(tmp_path: Path) -> None:
+    notes = "the warm-up of 9 steps is longer than the run of 1"
+    for warmup, noted in ((9, True), (1, False)):
+        arguments = (*SMALL, "--train.steps=1", f"--train.schedule.warmup={warmup}")
+        result = regard("train", "demo", "--out", tmp_path / f"{warmup}", *arguments)
+        assert result.exit_code == 0 and (notes in result.output) == noted
 
 
 def test_an_interrupted_start_leaves_no_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,6 +150,8 @@ def test_a_resumed_run_reaches_the_same_weights(tmp_path: Path) -> None:
         path.unlink()
     (resumed / "checkpoints" / "step-000004").rmdir()
     assert regard("train", "--resume", resumed).exit_code == 0
+    again = regard("train", "--resume", resumed)
+    assert again.exit_code == 0 and "already finished at step 4" in again.output
     last_weights = Path("checkpoints") / "step-000004" / "model.safetensors"
     assert (whole / last_weights).read_bytes() == (resumed / last_weights).read_bytes()
     losses = [

@@ -29,23 +29,31 @@ def train(
     from rich.console import Console
 
     from regard.training.recipe import find_recipe, parse_overrides, read_recipe, resolve
+    from regard.training.run import Run
     from regard.training_run import resume_run, start_run
 
-    console = Console(stderr=True)
+    console, overrides = Console(stderr=True), list(context.args)
+    if recipe is not None and recipe.startswith("--"):  # an override before the recipe, or without one
+        overrides.insert(0, recipe)
+        recipe = None
+        if resume is None:
+            raise typer.BadParameter(f"the recipe comes first: regard train llama {overrides[0]}")
     if (recipe is None) == (resume is None):
         raise typer.BadParameter("give either a recipe or --resume RUN")
     if resume is not None:
         if out is not None:
             raise typer.BadParameter("a run is resumed in its own directory; omit --out")
-        if context.args:
-            raise typer.BadParameter(f"a run is resumed with its own recipe; omit {context.args[0]}")
+        if overrides:
+            raise typer.BadParameter(f"a run is resumed with its own recipe; omit {overrides[0]}")
         if pattern is not None:
             raise typer.BadParameter("a run is resumed with its own recipe; omit --pattern")
         result = resume_run(resume, device, console)
     else:
         assert recipe is not None
         file = find_recipe(recipe)
-        resolved, tokenizer = resolve(read_recipe(file, parse_overrides(context.args)), pattern=pattern)
+        path = out or Path("runs") / file.stem
+        Run(path).check_new()  # before the tokenizer is trained, which may take minutes
+        resolved, tokenizer = resolve(read_recipe(file, parse_overrides(overrides)), pattern=pattern)
         console.print(resolved.to_toml(), highlight=False, markup=False)
-        result = start_run(out or Path("runs") / file.stem, resolved, tokenizer, device, console)
+        result = start_run(path, resolved, tokenizer, device, console)
     raise typer.Exit(result.exit_code)

@@ -112,7 +112,7 @@ def folder(path: str | Path, split: str = "train", seed: int = 0, pattern: str =
     """The matching files of a folder, each a document."""
     files = sorted(file for file in Path(path).glob(pattern) if file.is_file())
     if not files:
-        raise ValueError(f"{path} has no file that matches {pattern!r}; check the folder, or use another pattern")
+        raise ValueError(f"{path} has no file that matches {pattern!r}, and other files are not read; rename the files")
     return _shuffled(f"folder {path}", (_text_document(_read(file)) for file in files), split, seed)
 
 

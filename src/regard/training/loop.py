@@ -91,6 +91,8 @@ class Trainer:
         with self.run.locked():
             self.prepare()
             position = self.restore()
+            if position.step >= self.settings.steps:
+                self.listener.note(f"{self.run.path} is already finished at step {position.step}; nothing to train")
             self.listener.started(position.step, self.settings.steps)
             try:
                 with Log(self.run.path, position.step) as log, stop_on_signals() as stop:

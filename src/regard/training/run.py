@@ -33,10 +33,7 @@ class Run:
         """Create the directory of a run with this resolved recipe. A directory without its config is not a run, so the
         config is written last."""
         run = cls(path)
-        if run.config_file.exists():
-            raise ValueError(
-                f"{path} already holds a run; resume it (regard train --resume {path}) or choose another directory"
-            )
+        run.check_new()
         run.path.mkdir(parents=True, exist_ok=True)
         if tokenizer is not None:
             tokenizer.save(run.path / "tokenizer")
@@ -49,8 +46,18 @@ class Run:
     def open(cls, path: str | Path) -> "Run":
         run = cls(path)
         if not run.config_file.exists():
-            raise ValueError(f"{path} holds no run: it has no config.json; start one with regard train --out {path}")
+            raise ValueError(
+                f"{path} holds no run: it has no config.json; start one with: regard train llama --out {path}"
+            )
         return run
+
+    def check_new(self) -> None:
+        """Raise ValueError if the directory already holds a run."""
+        if self.config_file.exists():
+            raise ValueError(
+                f"{self.path} already holds a run; resume it (regard train --resume {self.path}) or choose another "
+                "directory"
+            )
 
     @property
     def config_file(self) -> Path:
