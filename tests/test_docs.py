@@ -23,11 +23,17 @@ def name(path: Path) -> str:
 
 
 @pytest.mark.parametrize("page", [*TOPICS, *GUIDES], ids=name)
-def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The examples of a page run in order and share their variables."""
+def test_examples_run(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """The examples of a page run in order and share their variables. The reader's run and text file exist."""
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
     assert blocks or page.name == "add-a-family.md", "a page needs an example"
     monkeypatch.chdir(tmp_path)
+    if any('"runs/mine"' in block for block in blocks):
+        Path("runs").mkdir()
+        Path("runs/mine").symlink_to(request.getfixturevalue("demo_run"))
+    Path("my.txt").write_text("Anna is in the barn.\n" * 2000, encoding="utf-8")
     scope: dict = {"__name__": "__main__"}
     for block in blocks:
         exec(compile(block, name(page), "exec"), scope)
