@@ -145,14 +145,16 @@ def test_a_released_row_drops_its_source(store_class: type) -> None:
     module, size = build(spec), {"blocks": 12} if store_class is Paged else {}
     store = store_class(((spec.memory(WIDTH),),), 2, 8, dtype=torch.float64, source=9, **size)
 
-    def attend(layout: TokenLayout) -> Tensor:
-        return module(x, layout, store.begin_forward(layout)[0][0])
+    def attend(layout: TokenLayout, check: bool = True) -> Tensor:
+        return module(x, layout, store.begin_forward(layout, check=check)[0][0])
 
     whole = attend(query_layout(random_source()))
     store.rewind(0, 0)
     assert torch.equal(attend(query_layout(None)), whole)
     store.release(0)
-    after = attend(query_layout(None))
+    with pytest.raises(ValueError, match=r"rows \[0\] start here, but they have no source"):
+        attend(query_layout(None))
+    after = attend(query_layout(None), check=False)
     assert after[0].count_nonzero() == 0  # the row has no source tokens left to attend to
     assert torch.equal(after[1], whole[1])
 

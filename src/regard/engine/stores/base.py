@@ -31,7 +31,7 @@ class Snapshot:
     row: int
     length: int
     arrays: list[list[Tensor]]  # of every state that cannot rewind by itself
-    stale: bool = False  # the row has been rewound further since, so its tokens may differ
+    stale: bool = False  # the row has been rewound further or restarted since, so its tokens may differ
 
 
 class CannotRewind(ValueError):
@@ -50,7 +50,10 @@ class Store(Protocol):
         """States for one forward of these tokens, in the nesting that Model.forward expects.
 
         span: how many slots of each row are read; None: all. check: raise ValueError if the tokens do not continue
-        their rows' sequences; costs a synchronization on a GPU.
+        their rows' sequences; costs a synchronization on a GPU. The positions of a row are consecutive, in order, and
+        start at its length. If they start earlier, the row is rewound to the first of them, as by `rewind` without a
+        snapshot: always possible for position 0 (a new sequence), otherwise CannotRewind if a layer cannot.
+        Without the check, call `rewind` or `release` first.
         """
         ...
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from regard.engine.stores.base import SLACK, ModelMemory, Snapshot
-from regard.engine.stores.rows import KeyLayout, RowTable, row_indices, rows_of
+from regard.engine.stores.rows import KeyLayout, RowTable, check_sizes, row_indices, rows_of
 from regard.engine.stores.states import build_storages
 from regard.layout import TokenLayout
 from regard.parts.state import PerToken, State
@@ -24,6 +24,7 @@ class Contiguous:
         self, memory: ModelMemory, rows: int, capacity: int, dtype: torch.dtype, device: torch.device | str = "cpu",
         source: int = 0, slack: int = SLACK,
     ):  # fmt: skip
+        check_sizes(rows, capacity, slack)
         self.rows, self.capacity, self.max_tokens = rows, capacity, capacity
         self.table = RowTable(rows, device, memory)
         self.storages = build_storages(
@@ -35,10 +36,13 @@ class Contiguous:
     def begin_forward(
         self, layout: TokenLayout, span: int | None = None, check: bool = True
     ) -> tuple[tuple[State, ...], ...]:
+        sourceless: list[int] = []
         if check and not torch.compiler.is_compiling():
-            self.table.check(layout, self.capacity)
+            rewinds, sourceless = self.table.check(layout, self.capacity)
+            for row, start in rewinds:
+                self.rewind(row, start)
         self.table.advance(layout)
-        return self.storages.bind(layout, span or self.capacity)
+        return self.storages.bind(layout, span or self.capacity, sourceless)
 
     def place(self, layout: TokenLayout, span: int) -> Placement:
         rows = row_indices(layout)
@@ -53,17 +57,21 @@ class Contiguous:
         return self.table.snapshot(row)
 
     def rewind(self, row: int, length: int, snapshot: Snapshot | None = None) -> None:
+        self.table.check_row(row)
         stop = int(self.table.lengths[row])
         self.table.rewind(row, length, snapshot)
         self.clear(row, length, stop)
 
     def fork(self, row: int, to: int, snapshot: Snapshot) -> bool:
+        self.table.check_row(row)
+        self.table.check_row(to)
         self.table.fork(row, to, snapshot)
         for storage in self.per_token:
             storage.copy(row, to, snapshot.length)
         return True
 
     def release(self, row: int) -> None:
+        self.table.check_row(row)
         self.clear(row, 0, int(self.table.lengths[row]))
         self.table.release(row)
 

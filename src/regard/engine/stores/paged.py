@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from regard.engine.stores.base import SLACK, CannotRewind, ModelMemory, Snapshot
-from regard.engine.stores.rows import KeyLayout, RowTable
+from regard.engine.stores.rows import KeyLayout, RowTable, check_sizes
 from regard.engine.stores.states import build_storages
 from regard.kernels.attention.arguments import Pages, gather_pages
 from regard.layout import TokenLayout
@@ -33,6 +33,7 @@ class Paged:
         source: int = 0, slack: int = SLACK, *, blocks: int | None = None, block: int = BLOCK,
     ):  # fmt: skip
         """blocks: how many the pool has; None: enough for all rows at full capacity. block: tokens per block."""
+        check_sizes(rows, capacity, slack)
         if block < 1:
             raise ValueError(f"paged store: block={block} must be positive")
         blocks = rows * -(-capacity // block) if blocks is None else blocks
@@ -56,11 +57,14 @@ class Paged:
     def begin_forward(
         self, layout: TokenLayout, span: int | None = None, check: bool = True
     ) -> tuple[tuple[State, ...], ...]:
+        sourceless: list[int] = []
         if check and not torch.compiler.is_compiling():
-            self.table.check(layout, self.capacity)
+            rewinds, sourceless = self.table.check(layout, self.capacity)
             self.check_reserved(layout)
+            for row, start in rewinds:
+                self.rewind_reserved(row, start)
         self.table.advance(layout)
-        return self.storages.bind(layout, span or self.capacity)
+        return self.storages.bind(layout, span or self.capacity, sourceless)
 
     def check_reserved(self, layout: TokenLayout) -> None:
         valid = torch.ones_like(layout.positions, dtype=torch.bool) if layout.valid is None else layout.valid
@@ -95,6 +99,7 @@ class Paged:
 
     def rewind(self, row: int, length: int, snapshot: Snapshot | None = None) -> None:
         """Drop a row's tokens from this position on and free whole blocks."""
+        self.table.check_row(row)
         full, remainder = divmod(length, self.block)
         last = self.owned[row][full : full + 1] if remainder else []
         shared = any(self.owner_counts[block] > 1 for block in last)
@@ -110,8 +115,22 @@ class Paged:
             self.free_blocks(row, full + len(last))
             self.clear(last, remainder)
 
+    def rewind_reserved(self, row: int, length: int) -> None:
+        """Rewind, but keep as many blocks reserved; blocks that other rows share are replaced, not overwritten."""
+        reserved = len(self.owned[row])
+        shared = sum(self.owner_counts[block] > 1 for block in self.owned[row][length // self.block :])
+        if shared > len(self.free):
+            raise CannotRewind(
+                f"row {row} shares {shared} blocks from token {length} on with other rows, but {len(self.free)} are "
+                "free for its new tokens; release a row first"
+            )
+        self.rewind(row, length)
+        self.reserve(row, reserved * self.block)
+
     def fork(self, row: int, to: int, snapshot: Snapshot) -> bool:
         """Share the full blocks of the prefix, and copy a last block that is not full: both rows will write to it."""
+        self.table.check_row(row)
+        self.table.check_row(to)
         full, remainder = divmod(snapshot.length, self.block)
         if self.owned[to]:
             raise ValueError(f"row {to} already has {len(self.owned[to])} blocks; release it first")
@@ -124,6 +143,7 @@ class Paged:
         return True
 
     def release(self, row: int) -> None:
+        self.table.check_row(row)
         self.free_blocks(row, 0)
         self.table.release(row)
 

@@ -4,8 +4,8 @@ A storage object keeps the arrays of one layer as long as its store exists; `bin
 in one forward.
 """
 
-from collections.abc import Iterator
-from typing import Any, Protocol
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 from weakref import WeakSet
 
 import torch
@@ -34,6 +34,22 @@ class OverwritingState(RowArrays, Protocol):
         ...
 
 
+@runtime_checkable
+class SourceArrays(RowArrays, Protocol):
+    def is_empty(self, row: int) -> bool:
+        """Whether the row has no source."""
+        ...
+
+    def require(self, rows: Sequence[int]) -> State:
+        """The state of a forward in which these rows start and have no source yet."""
+        ...
+
+
+class CheckedRows(NamedTuple):
+    rewinds: list[tuple[int, int]]  # (row, first position) of the rows whose tokens start before the row's end
+    sourceless: list[int]  # rows that start at position 0 and have no source yet
+
+
 class RowTable:
     """The length of every row, and the states that cannot always rewind by themselves."""
 
@@ -42,7 +58,7 @@ class RowTable:
         self.max_exact_cache = exact_cache_limit(memory)
         self.lengths = torch.zeros(count, dtype=torch.int64, device=device)
         self.overwriting: list[OverwritingState] = []
-        self.sources: list[RowArrays] = []
+        self.sources: list[SourceArrays] = []
         self.snapshots: WeakSet[Snapshot] = WeakSet()
 
     def __len__(self) -> int:
@@ -55,8 +71,12 @@ class RowTable:
         last = ends.amax(1)  # (B,) zero where no token is valid
         self.lengths[rows] = last.where(last > 0, self.lengths[rows])
 
-    def check(self, layout: TokenLayout, capacity: int) -> None:
-        """Raise ValueError where tokens do not continue the sequences of their rows."""
+    def check(self, layout: TokenLayout, capacity: int) -> CheckedRows:
+        """Raise ValueError where tokens do not continue the sequences of their rows.
+
+        The tokens of a row have consecutive positions, in order, from the row's length on. If they start earlier, the
+        store must rewind the row to their first position; CannotRewind if a layer cannot. Position 0 is always allowed.
+        """
         if layout.segments is not None:
             raise ValueError(
                 "packed documents cannot be cached: a row of a store holds one sequence; use one row per document"
@@ -66,19 +86,28 @@ class RowTable:
         if len(rows) != len(positions) or len(set(rows)) < len(rows) or min(rows) < 0 or max(rows) >= len(self):
             raise ValueError(f"rows={rows} must be {len(positions)} different rows, each from 0 to {len(self) - 1}")
         valid = torch.ones_like(positions, dtype=torch.bool) if valid is None else valid
-        first = positions.where(valid, capacity + 1).amin(1)
-        last = positions.where(valid, -1).amax(1)
-        counts = valid.sum(1)
-        numbers = torch.stack([first, last, counts, self.lengths[rows_of(layout)]], 1).tolist()
-        for row, (start, end, count, length) in zip(rows, numbers, strict=True):
+        indices = valid.cumsum(1)  # (B, L) from 1, among the valid tokens of the row
+        offsets = positions - indices  # all equal if the positions are consecutive and in order
+        smallest = offsets.where(valid, capacity).amin(1)
+        largest = offsets.where(valid, -capacity).amax(1)
+        numbers = torch.stack([smallest, largest, indices[:, -1], self.lengths[rows_of(layout)]], 1).tolist()
+        rewinds, sourceless = [], []
+        for b, (row, (offset, largest_offset, count, length)) in enumerate(zip(rows, numbers, strict=True)):
             if count == 0:
                 continue
-            if start < 0 or end - start + 1 != count:
+            start, end = offset + 1, offset + count
+            if start < 0 or largest_offset != offset:
                 raise ValueError(
-                    f"row {row}: its {count} positions {start} to {end} are not consecutive; leave no gaps"
+                    f"row {row}: its positions {positions[b][valid[b]].tolist()} are not consecutive from 0 or more; "
+                    "sort its tokens and leave no gaps"
                 )
             if start > length:
                 raise ValueError(f"row {row} has {length} tokens, so the next position is {length}, not {start}")
+            if start < length:
+                self.check_rewind(row, start, length)
+                rewinds.append((row, start))
+            if start == 0 and any(source.is_empty(row) for source in self.sources):
+                sourceless.append(row)
             if end >= capacity:
                 raise ValueError(
                     f"row {row}: position {end} does not fit into the store's capacity={capacity}; use a larger one"
@@ -89,8 +118,14 @@ class RowTable:
                     "only, because its rotations depend on the length of the sequence; compute longer sequences in one "
                     "forward without a store"
                 )
+        return CheckedRows(rewinds, sourceless)
+
+    def check_row(self, row: int) -> None:
+        if not 0 <= row < len(self):
+            raise ValueError(f"row {row} does not exist; choose one from 0 to {len(self) - 1}")
 
     def snapshot(self, row: int) -> Snapshot:
+        self.check_row(row)
         arrays = [[array.clone() for array in state.row_arrays(row)] for state in self.overwriting]
         snapshot = Snapshot(row, int(self.lengths[row]), arrays)
         self.snapshots.add(snapshot)
@@ -101,18 +136,24 @@ class RowTable:
         if not 0 <= length <= current:
             raise ValueError(f"row {row} has {current} tokens; it cannot be rewound to {length}, choose 0 to {current}")
         if snapshot is not None:
-            check_snapshot(row, length, snapshot)
+            self.check_snapshot(row, length, snapshot)
             self.restore(row, snapshot)
-        elif 0 < length < current:  # an empty row needs no state
-            for reason in filter(None, (state.why_not_rewind(row, length) for state in self.overwriting)):
-                raise CannotRewind(
-                    f"row {row} cannot return from {current} to {length} tokens: {reason}; "
-                    f"rewind with a snapshot of {length} tokens, or release the row and compute the sequence again"
-                )
+        else:
+            self.check_rewind(row, length, current)
         self.truncate(row, length)
 
+    def check_rewind(self, row: int, length: int, current: int) -> None:
+        """Raise CannotRewind if the row cannot return to this length without a snapshot."""
+        if not 0 < length < current:  # an empty row needs no state
+            return
+        for reason in filter(None, (state.why_not_rewind(row, length) for state in self.overwriting)):
+            raise CannotRewind(
+                f"row {row} cannot return from {current} to {length} tokens: {reason}; "
+                f"rewind with a snapshot of {length} tokens, or release the row and compute the sequence again"
+            )
+
     def fork(self, row: int, to: int, snapshot: Snapshot) -> None:
-        check_snapshot(row, snapshot.length, snapshot)
+        self.check_snapshot(row, snapshot.length, snapshot)
         if int(self.lengths[to]) > 0:
             raise ValueError(f"row {to} already has {int(self.lengths[to])} tokens; release it first")
         self.restore(to, snapshot)
@@ -137,17 +178,25 @@ class RowTable:
         for state, arrays in zip(self.overwriting, snapshot.arrays, strict=True):
             copy(arrays, state.row_arrays(row))
 
+    def check_snapshot(self, row: int, length: int, snapshot: Snapshot) -> None:
+        if snapshot not in self.snapshots:
+            raise CannotRewind("the snapshot is of another store; use one that this store's snapshot() returned")
+        if (snapshot.row, snapshot.length) != (row, length):
+            raise CannotRewind(
+                f"the snapshot is of row {snapshot.row} with {snapshot.length} tokens, not of row {row} with {length}; "
+                "use a snapshot of that row and length"
+            )
+        if snapshot.stale:
+            raise CannotRewind(
+                f"row {row} has been rewound to fewer than the {length} tokens of this snapshot; take a new snapshot"
+            )
 
-def check_snapshot(row: int, length: int, snapshot: Snapshot) -> None:
-    if (snapshot.row, snapshot.length) != (row, length):
-        raise CannotRewind(
-            f"the snapshot is of row {snapshot.row} with {snapshot.length} tokens, not of row {row} with {length}; "
-            "use a snapshot of that row and length"
-        )
-    if snapshot.stale:
-        raise CannotRewind(
-            f"row {row} has been rewound to fewer than the {length} tokens of this snapshot; take a new snapshot"
-        )
+
+def check_sizes(rows: int, capacity: int, slack: int) -> None:
+    """Raise ValueError if a store cannot have these sizes."""
+    for name, size, smallest in (("rows", rows, 1), ("capacity", capacity, 1), ("slack", slack, 0)):
+        if not isinstance(size, int) or size < smallest:
+            raise ValueError(f"store: {name}={size!r} must be an integer of at least {smallest}")
 
 
 def copy(arrays: list[Tensor], to: list[Tensor]) -> None:
@@ -179,11 +228,14 @@ class Storages:
         self.nested = nested
         self.placers: list[Placer] = list(dict.fromkeys(storage.placer for storage in self if storage.placer))
 
-    def bind(self, layout: TokenLayout, span: int) -> tuple[tuple[State, ...], ...]:
+    def bind(self, layout: TokenLayout, span: int, sourceless: Sequence[int] = ()) -> tuple[tuple[State, ...], ...]:
+        """The states of one forward. sourceless: rows that start in it and have no source yet."""
         placements = {placer: placer.place(layout, span) for placer in self.placers}
 
         def sublayer_state(storages: tuple[Storage, ...]) -> State:
             states = [storage.bind(layout, placements.get(storage.placer)) for storage in storages]
+            if sourceless:
+                states = [state.require(sourceless) if isinstance(state, SourceArrays) else state for state in states]
             return states[0] if len(states) == 1 else CombinedState(*states) if states else STATELESS
 
         return tuple(tuple(sublayer_state(storages) for storages in block) for block in self.nested)

@@ -4,7 +4,8 @@ Recurrent states, and the keys and values of a source for cross-attention, are t
 Layers with an attention window have ring buffers (ring.py). The store decides how all other per-token arrays are kept.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from regard.engine.stores.base import ModelMemory
 from regard.engine.stores.ring import RingBuffer, RingStorage
-from regard.engine.stores.rows import RowTable, Storage, Storages, rows_of
+from regard.engine.stores.rows import RowTable, Storage, Storages, row_indices, rows_of
 from regard.layout import Source, TokenLayout
 from regard.parts.state import FixedSize, Memory, PerSource, PerToken, declarations
 
@@ -109,6 +110,7 @@ class SourceStorage:
         }
         self.valid = torch.zeros(len(rows), length, dtype=torch.bool, device=rows.device)  # False past a source's end
         self.positions = torch.arange(length, device=rows.device)
+        self.rows = rows
         self.span = min(SPAN, length)  # slots that are read: at least the longest source so far
         rows.sources.append(self)
 
@@ -118,6 +120,7 @@ class SourceStorage:
     def read_source(self, layout: TokenLayout, compute: Callable[[Tensor], dict[str, Tensor]]) -> tuple:
         rows, source = rows_of(layout), layout.inputs.source
         if source is not None:
+            self.check_length(layout, source)
             self.store_source(rows, source, compute(source.x))
         valid = self.valid[rows, : self.span]
         keys = TokenLayout(self.positions[: self.span].expand_as(valid), valid=valid)
@@ -126,12 +129,26 @@ class SourceStorage:
     def row_arrays(self, row: int) -> list[Tensor]:
         return [self.valid[row], *(array[row] for array in self.arrays.values())]
 
-    def store_source(self, rows: slice | Tensor, source: Source, arrays: dict[str, Tensor]) -> None:
+    def is_empty(self, row: int) -> bool:
+        return not self.valid[row].any()
+
+    def require(self, rows: Sequence[int]) -> "RequiredSource":
+        return RequiredSource(self, rows)
+
+    def check_length(self, layout: TokenLayout, source: Source) -> None:
         length, capacity = source.x.shape[1], len(self.positions)
         if length > capacity:
+            self.empty_starting_rows(layout)
             raise ValueError(
                 f"the source has {length} tokens, but the store holds {capacity}; open the store with a larger source"
             )
+
+    def empty_starting_rows(self, layout: TokenLayout) -> None:
+        """Set the lengths of the rows that start in this forward to 0, because it fails."""
+        self.rows.lengths[row_indices(layout)[layout.derived(starting_rows)]] = 0
+
+    def store_source(self, rows: slice | Tensor, source: Source, arrays: dict[str, Tensor]) -> None:
+        length, capacity = source.x.shape[1], len(self.positions)
         if length > self.span:
             self.span = min(1 << (length - 1).bit_length(), capacity)  # powers of two: shapes rarely change
         valid, padding = source.layout.valid, capacity - length
@@ -140,3 +157,18 @@ class SourceStorage:
         for name, new in arrays.items():
             new = new.masked_fill(~valid[:, None, :, None], 0)  # attention multiplies masked values too
             self.arrays[name][rows] = F.pad(new, (0, 0, 0, padding))
+
+
+class RequiredSource(NamedTuple):
+    """The state of a forward in which rows start that have no source yet, so the forward must have one."""
+
+    storage: SourceStorage
+    rows: Sequence[int]
+
+    def read_source(self, layout: TokenLayout, compute: Callable[[Tensor], dict[str, Tensor]]) -> tuple:
+        if layout.inputs.source is None:
+            self.storage.empty_starting_rows(layout)
+            raise ValueError(
+                f"rows {list(self.rows)} start here, but they have no source; pass it with their first tokens"
+            )
+        return self.storage.read_source(layout, compute)
