@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from regard.engine.engine import Engine
-from regard.engine.request import QueueFull, Sampling
+from regard.engine.request import GenerationError, QueueFull, Sampling
 from regard.engine.stores import STORES
+from regard.engine.stores.contiguous import Contiguous
 from regard.engine.stores.paged import Paged
 from regard.layout import TokenLayout
 from regard.models.decoder import Decoder
@@ -167,6 +168,7 @@ def test_wrong_prompts_are_refused(tiny) -> None:
         ([-1], "the prompt has id -1"),
         ([0.5], "the prompt must be integers from 0 to 60"),
         (["a"], "the prompt must be integers from 0 to 60"),
+        (5, "the prompt is 5, not a sequence of token ids"),
         ([2**70], "the prompt has id"),
     ]:
         with pytest.raises(ValueError, match=message):
@@ -176,13 +178,47 @@ def test_wrong_prompts_are_refused(tiny) -> None:
 
 
 def test_wrong_sizes_are_refused(tiny) -> None:
-    for sizes in [{"rows": 0}, {"capacity": 0}, {"chunk": 0}, {"queue": 0}]:
-        with pytest.raises(ValueError, match="must be positive"):
+    wrong = [{"rows": 0}, {"capacity": 0}, {"capacity": "64"}, {"capacity": 64.5}, {"chunk": 0}, {"queue": 0}]
+    for sizes in wrong:
+        with pytest.raises(ValueError, match="must be a positive integer"):
             Engine(tiny(), **sizes)
     with pytest.raises(ValueError, match="exceeds the model's context=128"):
         Engine(tiny(), capacity=129)
     with pytest.raises(ValueError, match="did you mean 'paged'"):
         Engine(tiny(), store="page")
+    opened = Contiguous(tiny().spec.memory(), 2, 64, torch.float64)
+    with pytest.raises(ValueError, match="store is an object of class Contiguous; give a name"):
+        Engine(tiny(), store=opened)
+
+
+def test_a_request_of_another_engine_cannot_be_cancelled(tiny) -> None:
+    engine, other = Engine(tiny()), Engine(tiny())
+    waiting, running = other.submit([1], GREEDY), other.submit([2], GREEDY)
+    for request in (waiting, running):
+        with pytest.raises(ValueError, match="was not submitted to this engine"):
+            engine.cancel(request)
+        other.step()
+    drain(other)
+    assert len(waiting.new) == len(running.new) == 6 and engine.metrics()["cancelled"] == 0
+    engine.cancel(running)  # it has finished
+
+
+class LimitedStore(Contiguous):
+    """A store with less space than its `max_tokens` promises."""
+
+    limit = 0
+
+    def reserve(self, row: int, length: int) -> bool:
+        return length <= self.limit
+
+
+@pytest.mark.parametrize("limit", [0, 4])
+def test_a_request_that_cannot_be_scheduled_fails(tiny, monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
+    monkeypatch.setattr(LimitedStore, "limit", limit)
+    engine = Engine(tiny(), store=LimitedStore, capacity=32)
+    with pytest.raises(GenerationError, match="the store has no space for the [35] tokens of this request"):
+        engine.generate([1, 2, 3], GREEDY)
+    assert engine.idle and engine.metrics()["error"] == 1
 
 
 def test_few_blocks_limit_the_capacity(tiny) -> None:

@@ -10,7 +10,9 @@ from torch import Tensor, nn
 from regard.engine.engine import Engine
 from regard.engine.request import Request, Sampling, TokenHistory
 from regard.engine.sampling import sample
+from regard.engine.stores import STORES
 from regard.engine.stores.paged import Paged
+from regard.layout import TokenLayout
 from regard.models.presets import transformer_2017
 from regard.models.seq2seq import seq2seq
 from tests.engine.pools import small_store
@@ -93,6 +95,7 @@ def test_invalid_sources_are_refused(tiny) -> None:
     for source, message in [
         (None, "an encoder-decoder needs the ids of a source"),
         ([], "the source is empty; at least one token is needed"),
+        (5, "the source is 5, not a sequence of token ids; give a list of integers"),
         ([1] * 9, "the source has 9 tokens, but at most 8 fit; shorten it"),
         ([SOURCE_VOCAB], "the source has id 43; the model's ids are 0 to 42"),
     ]:
@@ -105,8 +108,10 @@ def test_invalid_sources_are_refused(tiny) -> None:
     for wrong in ({"suppress_ids": (1, 61)}, {"forced_bos_id": 61}, {"forced_eos_id": 61}):
         with pytest.raises(ValueError, match="id 61 cannot be suppressed or forced; the ids are 0 to 60"):
             Engine(tiny()).submit([1], Sampling(**wrong))
-    with pytest.raises(ValueError, match="source_capacity=0 must be from 1"):
+    with pytest.raises(ValueError, match="source_capacity=0 must be a positive integer"):
         Engine(MODELS["lstm"].build(seed=0), source_capacity=0)
+    with pytest.raises(ValueError, match="source_capacity=-5 must be a positive integer"):
+        Engine(tiny(), source_capacity=-5)
 
 
 def test_embeddings_replace_those_of_the_prompt(tiny) -> None:
@@ -129,3 +134,25 @@ def test_embeddings_replace_those_of_the_prompt(tiny) -> None:
                 x[0, : len(request.ids)] = request.embeddings
             logits = model(tokens, embeddings=x)[0, len(request.ids) - 1 :]
         assert [token.id for token in request.new] == logits.argmax(-1).tolist()
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("kind", STORES)
+def test_a_row_without_a_source_stays_empty(kind: str) -> None:
+    """Its first tokens are refused without a source, and with one that is too long."""
+    model = MODELS["transformer"].build(seed=0).double().eval()
+    tokens, source = (torch.randint(VOCAB, (2, size), generator=torch.Generator().manual_seed(size)) for size in (8, 5))
+    store = STORES[kind](model.spec.memory(), 2, 16, torch.float64, source=6)
+    assert store.reserve(0, 8) and store.reserve(1, 8)
+
+    def run_chunk(source: Tensor | None, start: int, stop: int) -> Tensor:
+        layout = TokenLayout(torch.arange(start, stop).expand(2, -1))
+        return model(source, tokens[:, start:stop], layout=layout, states=store.begin_forward(layout))
+
+    no_source = r"rows \[0, 1\] start here, but they have no source"
+    for refused, message in [(None, no_source), (tokens, "the source has 8 tokens, but the store holds 6")]:
+        with pytest.raises(ValueError, match=message):
+            run_chunk(refused, 0, 4)
+        assert not store.table.lengths.any()
+    found = torch.cat([run_chunk(source, 0, 4), run_chunk(None, 4, 8)], 1)
+    assert (found - model(source, tokens)).abs().max() < 1e-12

@@ -155,23 +155,6 @@ def test_rows_of_different_lengths_decode_as_each_alone(kind: str, left: bool) -
         assert error(logits[:, 0], torch.stack([alone[r][lengths[r] + step] for r in range(2)])) <= 1e-9
 
 
-@pytest.mark.parametrize("kind", STORES)
-def test_a_row_without_a_source_stays_empty(kind: str) -> None:
-    """Its first tokens are refused without a source, and with one that is too long."""
-    model, source, tokens = build(MODELS["grouped, rope"]), random_ids(2, SOURCE, seed=5), random_ids(2, LENGTH)
-    store = open_store(kind, model.spec, torch.float64)
-    refused = [(None, r"rows \[0, 1\] start here, but they have no source"), (random_ids(2, 99), "has 99 tokens")]
-    for wrong, message in refused:
-        with pytest.raises(ValueError, match=message):
-            forward_cached(model, store, wrong, tokens[:, :4], 0)
-        assert not store.table.lengths.any()
-    found = [
-        forward_cached(model, store, source, tokens[:, :4], 0),
-        forward_cached(model, store, None, tokens[:, 4:], 4),
-    ]
-    assert error(torch.cat(found, 1), model(source, tokens)) <= TOLERANCE[torch.float64]
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_packed_pairs_equal_separate_ones(name: str) -> None:
     """In a row with several pairs, each target attends to the source of its pair only."""

@@ -20,16 +20,24 @@ import torch
 from torch import Tensor, nn
 
 from regard.compat import COMPILE_OPTIONS, cannot_compile
-from regard.engine.inputs import CAPACITY, checked_ids, checked_source, decoder_of, encoder_capacity, pad_ids
+from regard.engine.inputs import (
+    CAPACITY,
+    check_sequence,
+    check_size,
+    checked_ids,
+    checked_source,
+    checked_store,
+    decoder_of,
+    encoder_capacity,
+    pad_ids,
+)
 from regard.engine.request import GenerationError, QueueFull, Request, Sampling, Token, TokenHistory
 from regard.engine.sampling import sample
 from regard.engine.scheduler import ScheduledBatch, Scheduler
-from regard.engine.stores import STORES
 from regard.engine.stores.base import OpenStore, Store
 from regard.layout import TokenLayout
 from regard.models.encoder_decoder import EncoderDecoderModule
 from regard.parts.state import PerSource, declarations, exact_cache_limit
-from regard.spec import suggest_name
 
 # For torch.compile on a CPU: an input of several sums is computed once, not in each; at most two sums share a loop,
 # since two streams read memory fastest; sizes that guards have checked are not asserted again.
@@ -63,8 +71,7 @@ class Engine:
         if capacity is None:
             capacity = min(limit for limit in (context or CAPACITY, exact) if limit is not None)
         for name, size in {"rows": rows, "capacity": capacity, "chunk": chunk, "queue": queue}.items():
-            if size < 1:
-                raise ValueError(f"engine: {name}={size} must be positive")
+            check_size(name, size)
         if context is not None and capacity > context:
             raise ValueError(f"engine: capacity={capacity} exceeds the model's context={context}; choose at most that")
         if exact is not None and capacity > exact:
@@ -83,10 +90,7 @@ class Engine:
                 )
         weight = decoder.embedding.weight
         self.device = weight.device
-        if isinstance(store, str) and store not in STORES:
-            raise ValueError(f"there is no store {store!r}; {suggest_name(store, STORES)}")
-        open_store = STORES[store] if isinstance(store, str) else store
-        self.store = open_store(memory, rows, capacity, weight.dtype, self.device, self.source_capacity)
+        self.store = checked_store(store)(memory, rows, capacity, weight.dtype, self.device, self.source_capacity)
         model.eval()
         self.model, self.capacity, self.queue = decoder, self.store.max_tokens, queue
         self.scheduler = Scheduler(self.store, chunk)
@@ -145,8 +149,11 @@ class Engine:
     @torch.inference_mode()
     def cancel(self, request: Request) -> None:
         """End a request; no effect if it has finished."""
-        if request.finish is None:
-            self.end(request, "cancelled")
+        if request.finish is not None:
+            return
+        if request not in self.scheduler.running and request not in self.scheduler.waiting:
+            raise ValueError("the request was not submitted to this engine; cancel it in the engine that runs it")
+        self.end(request, "cancelled")
 
     @torch.inference_mode()
     def step(self) -> list[tuple[Request, Token]]:
@@ -155,7 +162,12 @@ class Engine:
         A request that fails has finish="error" and a message in `error`.
         """
         produced = []
-        for batch in self.scheduler.plan():
+        batches = self.scheduler.plan()
+        if not batches and self.scheduler.waiting:  # all rows are free, so waiting longer cannot help
+            request = self.scheduler.waiting[0]
+            needed = f"the store has no space for the {len(request.tokens)} tokens of this request"
+            self.end(request, "error", f"{needed}, although no request is running; open a larger store")
+        for batch in batches:
             try:
                 logits = self.forward(batch)
             except (RuntimeError, IndexError) as error:
@@ -280,6 +292,7 @@ class Engine:
         self.scheduler.remove(request)
 
     def checked_prompt(self, ids: TokenIds) -> tuple[int, ...]:
+        check_sequence("prompt", ids)
         if len(ids) >= self.capacity:
             raise ValueError(
                 f"the prompt has {len(ids)} tokens, but prompt and new tokens must fit into {self.capacity}; shorten it"

@@ -7,11 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.engine.stores import STORES
+from regard.engine.stores.base import OpenStore
 from regard.layout import TokenLayout
 from regard.models.decoder import DecoderModule
 from regard.models.encoder_decoder import EncoderDecoderModule
 from regard.models.interleaved import InterleavedModule
 from regard.parts.input import Tokens
+from regard.spec import suggest_name
 
 CAPACITY = 2048  # tokens per request, and per source, if neither the caller nor the model sets a limit
 
@@ -32,14 +35,38 @@ def decoder_of(model: nn.Module) -> DecoderModule:
 def encoder_capacity(model: EncoderDecoderModule | None, requested: int | None) -> int:
     """Tokens per source: as requested, or the encoder's context; 0 for a model without an encoder."""
     if model is None:
+        if requested is not None:
+            check_size("source_capacity", requested)
         return 0
     encoder = model.spec.source
     if not isinstance(encoder.input, Tokens):
         raise ValueError(f"engine: the source is {encoder.input.kind}, not token ids; call the model directly")
     limit = encoder.context or encoder.position.max_positions
-    if requested is not None and not 0 < requested <= (limit or requested):
+    if requested is None:
+        return limit or CAPACITY
+    check_size("source_capacity", requested)
+    if limit is not None and requested > limit:
         raise ValueError(f"engine: source_capacity={requested} must be from 1 to the encoder's context, {limit}")
-    return requested or limit or CAPACITY
+    return requested
+
+
+def check_size(name: str, size: int) -> None:
+    if not hasattr(size, "__index__") or size < 1:
+        raise ValueError(f"engine: {name}={size!r} must be a positive integer")
+
+
+def checked_store(store: str | OpenStore) -> OpenStore:
+    """The constructor of a store, from its name or itself."""
+    if isinstance(store, str):
+        if store not in STORES:
+            raise ValueError(f"there is no store {store!r}; {suggest_name(store, STORES)}")
+        return STORES[store]
+    if not callable(store):
+        raise ValueError(
+            f"engine: store is an object of class {type(store).__name__}; give a name, one of {', '.join(STORES)}, "
+            "or a constructor, such as Paged or partial(Paged, blocks=64): the engine opens the store itself"
+        )
+    return store
 
 
 def checked_ids(name: str, ids: Sequence[int], vocab: int) -> tuple[int, ...]:
@@ -56,6 +83,11 @@ def checked_ids(name: str, ids: Sequence[int], vocab: int) -> tuple[int, ...]:
     return ids
 
 
+def check_sequence(name: str, ids: Sequence[int]) -> None:
+    if not hasattr(ids, "__len__"):
+        raise ValueError(f"the {name} is {ids!r}, not a sequence of token ids; give a list of integers")
+
+
 def checked_source(model: EncoderDecoderModule | None, source: Sequence[int] | None, capacity: int) -> tuple[int, ...]:
     """The ids of the source as a tuple, empty for a model without an encoder."""
     if model is None:
@@ -64,6 +96,7 @@ def checked_source(model: EncoderDecoderModule | None, source: Sequence[int] | N
         return ()
     if source is None:
         raise ValueError("an encoder-decoder needs the ids of a source: submit(ids, sampling, source)")
+    check_sequence("source", source)
     if len(source) > capacity:
         raise ValueError(f"the source has {len(source)} tokens, but at most {capacity} fit; shorten it")
     spec = model.spec.source.input

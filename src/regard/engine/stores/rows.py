@@ -195,7 +195,7 @@ class RowTable:
 def check_sizes(rows: int, capacity: int, slack: int) -> None:
     """Raise ValueError if a store cannot have these sizes."""
     for name, size, smallest in (("rows", rows, 1), ("capacity", capacity, 1), ("slack", slack, 0)):
-        if not isinstance(size, int) or size < smallest:
+        if not hasattr(size, "__index__") or size < smallest:
             raise ValueError(f"store: {name}={size!r} must be an integer of at least {smallest}")
 
 
