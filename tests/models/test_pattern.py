@@ -98,7 +98,7 @@ def test_in_an_encoder_full_and_windows_are_bidirectional() -> None:
 @pytest.mark.parametrize(
     ("pattern", "message"),
     [
-        ("windw(3)", "there is no layer 'windw'; did you mean 'window'?"),
+        ("windw(3)", "there is no mask, position, mixer or feed-forward 'windw'; did you mean 'window'?"),
         ("3*", "expected a term such as window(256) or full, found 'the end'"),
         ("3 window(2)", "expected '*', found 'window'"),
         ("window(3", "expected ')', found 'the end'"),
@@ -118,7 +118,7 @@ def test_in_an_encoder_full_and_windows_are_bidirectional() -> None:
         ("window(3, position=rop)", "there is no kind 'rop'; did you mean 'rope'?"),
         ("full(rmsnorm)", "as in field=rmsnorm"),
         ("full(gate=heads)", "'heads': did you mean 'head'?"),
-        ("adamw", "there is no layer 'adamw'"),
+        ("adamw", "feed-forward 'adamw'"),
         ("experts(2, 4)", "top_k=4 must be from 1 to count=2"),
     ],
 )

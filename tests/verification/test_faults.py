@@ -13,7 +13,7 @@ import torch
 from regard.engine.stores.contiguous import Contiguous
 from regard.engine.stores.paged import Paged
 from regard.engine.stores.ring import RingBuffer
-from regard.engine.stores.rows import RowTable, rows_of
+from regard.engine.stores.rows import CheckedRows, RowTable, rows_of
 from regard.engine.stores.states import FixedStorage
 from regard.kernels.attention import mask as masks
 from regard.kernels.attention.patterns.window import Window
@@ -126,7 +126,7 @@ def test_verify_finds_documents_that_attend_to_each_other(monkeypatch: pytest.Mo
 
 
 def test_verify_finds_packed_documents_that_are_cached(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RowTable, "check", lambda self, layout, capacity: None)
+    monkeypatch.setattr(RowTable, "check", lambda self, layout, capacity: CheckedRows([], []))
     assert breaks(ROPE, "packed is refused by a store")
 
 

@@ -156,7 +156,7 @@ def load_image_processor(folder: str | Path) -> ImageProcessor:
         )
     processor_type, pad = config.value("image_processor_type", (str,), "CLIPImageProcessor"), None
     if not processor_type.startswith("Llava"):
-        config.accept_only("do_pad", False)  # other processors pad last
+        config.accept_only("do_pad", False)  # other processors pad after normalizing, which is not supported
     elif config.flag("do_pad", False):
         pad = tuple(int(255 * mean) for mean in config.numbers("image_mean"))
     resample = config.integer("resample", BICUBIC)

@@ -208,7 +208,7 @@ class Engine:
     def forward(self, batch: ScheduledBatch) -> Tensor:
         """Run a batch; returns the logits (N, V) of the N requests that have no pending tokens after it."""
         batch.sort(key=lambda pair: pair[0].row)
-        reads_source = any(request.unread for request, _ in batch)
+        reads_source = any(request.pending_source for request, _ in batch)
         embeds = any(request.embeddings is not None and request.cached < len(request.ids) for request, _ in batch)
         if self.compiled is not None and all(length == 1 for _, length in batch) and not (reads_source or embeds):
             return self.decode(batch, self.compiled)

@@ -107,7 +107,7 @@ class Request:
         return len(self.tokens) - self.cached
 
     @property
-    def unread(self) -> int:
+    def pending_source(self) -> int:
         """Tokens of the source that are not encoded yet: all before the first forward, then none."""
         return 0 if self.cached else len(self.source)
 

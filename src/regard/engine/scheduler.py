@@ -51,16 +51,16 @@ class Scheduler:
             insort(self.running, request, key=arrival)
 
     def decode_batch(self) -> ScheduledBatch:
-        return isolate([(r, 1) for r in self.running if r.pending == 1 and not r.unread])
+        return isolate([(r, 1) for r in self.running if r.pending == 1 and not r.pending_source])
 
     def prefill_batch(self) -> ScheduledBatch:
-        """Requests with several pending tokens or an unread source, as many as fit into `chunk` tokens with padding."""
+        """Requests with several pending tokens or a pending source, as many as fit into `chunk` tokens with padding."""
         batch: ScheduledBatch = []
         longest = 0
         for request in self.running:
-            if request.pending > 1 or request.unread:
+            if request.pending > 1 or request.pending_source:
                 length = min(request.pending, self.chunk)
-                longest = max(longest, length, request.unread)
+                longest = max(longest, length, request.pending_source)
                 if batch and (len(batch) + 1) * longest > self.chunk:
                     break
                 batch.append((request, length))

@@ -45,8 +45,8 @@ def run(bench: Bench) -> Findings:
                 lines[task][name].append((difficulty, train(bench, task, make, difficulty, name, steps)))
     gap, depth = lines["recall after a gap"], lines["nested clauses"]
     table = [
-        {"mixer": name, "task": task} | {"gap or depth": x, "accuracy": share}
-        for task, found in lines.items() for name, points in found.items() for x, share in points
+        {"mixer": name, "task": task} | {"gap or depth": x, "accuracy": y}
+        for task, found in lines.items() for name, points in found.items() for x, y in points
     ]  # fmt: skip
 
     def observed(points: dict[str, list[tuple[float, float]]], index: int, *names: str) -> str:

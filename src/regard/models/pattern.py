@@ -42,7 +42,7 @@ ModelSpec = TypeVar("ModelSpec", bound=Spec)
 
 @dataclass(frozen=True)
 class Tiled(Spec):
-    """A pattern in a model's `layers`; the model replaces it by the runs of `tile(block, pattern, depth)`."""
+    """A pattern in a model's `layers`; the model replaces it by what `tile(block, pattern, depth)` returns."""
 
     block: Block
     pattern: str
@@ -104,7 +104,7 @@ def layer_class(name: str) -> type[Spec]:
     kinds = {
         kind: kind for kind in (*parts, *REGISTERED) if issubclass(class_of(kind, ""), Mask | Position | Body)
     } | ABBREVIATIONS
-    require(name in kinds, f"there is no layer {name!r}; {suggest_name(name, kinds)}")
+    require(name in kinds, f"there is no mask, position, mixer or feed-forward {name!r}; {suggest_name(name, kinds)}")
     return class_of(kinds[name], "")
 
 
@@ -120,7 +120,7 @@ def sublayer_index(block: Block, cls: type[Spec]) -> int:
 
     indices = [index for index, sublayer in enumerate(block.sublayers) if fits(sublayer)]
     kinds = ", ".join(sublayer.body.kind for sublayer in block.sublayers)
-    missing = f"has a {field}" if field else "mixes tokens" if getattr(cls, "mixes", False) else "works within a token"
+    missing = f"has a {field}" if field else "mixes tokens" if getattr(cls, "mixes", False) else "is a feed-forward"
     require(bool(indices), f"the block has {kinds}, and none {missing}; use a block with such a sublayer")
     return indices[0]
 

@@ -26,8 +26,8 @@ from regard.models.base import Scheme
 from regard.models.decoder import Decoder
 from regard.models.pattern import retile
 from regard.spec import Spec, SpecError, require, suggest_name
-from regard.text import train as tokenizers
 from regard.text.tokenizer import Tokenizer
+from regard.text.train import bpe, byte, character
 from regard.training.optimizer import AdamW
 from regard.training.schedule import Cosine, Schedule
 
@@ -65,7 +65,7 @@ class Training(Spec):
 class Data(Spec):
     source: Literal["world", "pydoc", "text", "folder", "jsonl"] = "world"
     path: str | None = None  # for the sources text, folder and jsonl
-    level: int = 1  # difficulty of the world
+    level: int = 1  # difficulty of the stories of source="world"
     rows: int = 16  # per batch
     length: int = 256  # tokens per row
     held_out: int = 8  # batches per evaluation
@@ -96,7 +96,7 @@ class Data(Spec):
 class Vocabulary(Spec):
     by: Literal["byte", "character", "bpe", "folder"] = "bpe"
     size: int = 512  # vocabulary of bpe, including special tokens and bytes
-    documents: int = 2000  # from which bpe, or the characters of an endless source, are learned
+    documents: int = 2000  # number of documents for training bpe, or for the characters of an endless source
     path: str | None = None  # for by="folder": a folder with a tokenizer.json
 
     def check(self) -> None:
@@ -112,21 +112,21 @@ class Vocabulary(Spec):
         )
         if self.by == "bpe":
             return self.size
-        return (tokenizers.byte() if self.by == "byte" else Tokenizer.load(self.path or "")).vocab_size
+        return (byte() if self.by == "byte" else Tokenizer.load(self.path or "")).vocab_size
 
     def build(self, data: Data) -> Tokenizer:
         if self.by == "byte":
-            return tokenizers.byte()
+            return byte()
         if self.by == "folder":
             return Tokenizer.load(self.path or "")
         if self.by == "bpe":
-            return tokenizers.bpe(texts(map(data.open().document, range(self.documents))), self.size)
+            return bpe(texts(map(data.open().document, range(self.documents))), self.size)
         splits = map(data.open, SPLITS)  # a character may occur only in held-out documents
         documents = (
             split.documents if isinstance(split, ShuffledSource) else map(split.document, range(self.documents))
             for split in splits
         )
-        return tokenizers.character(texts(chain.from_iterable(documents)))
+        return character(texts(chain.from_iterable(documents)))
 
 
 def texts(documents: Iterable[Document]) -> Iterator[str]:
@@ -174,7 +174,7 @@ def resolve(
             key in ("kind", *Recipe.__annotations__),
             f"a recipe has no table {key!r}; {suggest_name(key, Recipe.__annotations__)}",
         )
-    draft = build_recipe(tables, 1, pattern)  # before the tokenizer is trained, which may take minutes
+    draft = build_recipe(tables, 1, pattern)  # reports mistakes before the tokenizer is trained, which may take minutes
     tokenizer = tokenizer or draft.tokenizer.build(draft.data)
     recipe = build_recipe(tables, tokenizer.vocab_size, pattern)
     require(

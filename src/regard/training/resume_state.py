@@ -1,4 +1,4 @@
-"""The state of training as files, so that the steps after a checkpoint are bit-identical.
+"""The state of training as files, so that a resumed run is bit-identical to an uninterrupted one.
 
     model.safetensors …     the model's folder; for an adapted model only its adapters, in PEFT's format
     optimizer.safetensors   the optimizer's moments, by parameter name

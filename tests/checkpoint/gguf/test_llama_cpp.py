@@ -12,9 +12,9 @@ import torch
 from regard.checkpoint import load
 from regard.checkpoint.gguf import export_gguf
 from regard.find_model import locate
-from regard.text.gguf import gguf_metadata
 from regard.text.tokenizer import Tokenizer
 from regard.text.train import bpe
+from regard.text.write_gguf import gguf_metadata
 from tests.checkpoint.gguf.tiny_models import MODELS, build_tiny
 from tests.text.sample_texts import MIXED
 from tests.text.test_gguf import TOKENIZERS, write_gguf

@@ -14,8 +14,8 @@ from regard.engine.engine import Engine
 from regard.engine.request import Sampling
 from regard.find_model import PACKAGED, locate
 from regard.text.chat import encode_chat, render
-from regard.text.gguf import gguf_metadata
 from regard.text.tokenizer import Tokenizer
+from regard.text.write_gguf import gguf_metadata
 from tests.cli.conftest import regard as command
 from tests.laws import error
 from tests.text.sample_texts import MIXED

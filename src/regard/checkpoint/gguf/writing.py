@@ -42,10 +42,10 @@ def export_gguf(
     spec = model.spec
     assert isinstance(spec, Model), f"model.spec must be the spec of a model; found {spec!r:.80}"
     config, metadata, divisors = config_and_metadata(spec, name, find_architecture(name))
-    chain = read_spec_and_table(expected_header(name, metadata, config), divisors)[1]
-    tensors = dict(chain.write(dict(model.named_parameters())))
+    tables = read_spec_and_table(expected_header(name, metadata, config), divisors)[1]
+    tensors = dict(tables.write(dict(model.named_parameters())))
     if divisors is not None:
-        if DIVISORS not in chain.outer.ignored:
+        if DIVISORS not in tables.outer.ignored:
             raise FamilyError(
                 f"a GGUF {name} model cannot express one divisor per RoPE frequency; export a Hugging Face folder"
             )
@@ -63,7 +63,7 @@ def config_and_metadata(
     if architecture.rope:
         head_dim, context = config["head_dim"], config["max_position_embeddings"]
         config["rope_parameters"] = llama3_as_divisors(config["rope_parameters"], head_dim, context)
-        divisors = config["rope_parameters"].get("short_factor")
+        divisors = config["rope_parameters"].get("short_factor")  # LongRoPE's field for divisors
         metadata = rope_metadata(config["rope_parameters"])
     keys = {**architecture.required, **architecture.optional}
     metadata |= {key: config[config_key] for key, config_key in keys.items() if config.get(config_key) is not None}

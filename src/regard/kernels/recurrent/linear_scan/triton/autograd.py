@@ -3,7 +3,8 @@
     states   at the borders of spans, one after the other
     read     the outputs of every token, from the state at the border and from its own span
 
-With D_t = ∂loss/∂S_t = q_t do_tᵀ + exp(log_decay_{t+1}) D_{t+1}, a scan from the end, the gradients are reads as well:
+read (x, y, w) is out_t = Σ_{s≤t} decay(s, t) (x_t · y_s) w_s. With D_t = ∂loss/∂S_t = q_t do_tᵀ + exp(log_decay_{t+1})
+D_{t+1}, a scan from the end, the gradients are reads of other tensors:
 
     dq_t = S_t do_t       read (do, v, k)
     dk_t = D_t v_t        read in reverse (v, do, q)
@@ -46,7 +47,7 @@ def read_tile(w_dim: int, dtype: torch.dtype) -> tuple[int, int]:
 
 
 def scan(inputs: ScanInputs) -> tuple[Tensor, Tensor]:
-    """The scan of linear_scan; out has the dtype of k. P is a power of two, or one more."""
+    """The scan of linear_scan; out has the dtype of k. P is a power of two, or a power of two plus one."""
     v, state = inputs.v, inputs.state
     if v.shape[3] % 2 == 0:
         out, _, last, _ = run_scan(inputs, v, state)
@@ -58,7 +59,7 @@ def scan(inputs: ScanInputs) -> tuple[Tensor, Tensor]:
 def scan_with_total(inputs: ScanInputs) -> tuple[Tensor, Tensor, Tensor]:
     """The outputs of v and of a column of ones (B, H, L, 1), and the last state.
 
-    The state is (B, H, N, P + 1). Without concatenation v and out are not copied.
+    The state is (B, H, N, P + 1). The column of ones is passed separately: concatenating it to v would copy v and out.
     """
     v, state = inputs.v, inputs.state
     out, total, last, z = run_scan(inputs, v, state[..., :-1], torch.ones_like(v[..., :1]), state[..., -1:])
@@ -117,13 +118,14 @@ def scan_backward(
     launch = ScanLaunch.of(k, v, log_decay, documents)
     q, k, v, d_out = (row_major(x) for x in (q, k, v, d_out))
     out = None if out is None else out.contiguous()
-    x, y = (None, None) if extra is None else (d_extra_out.contiguous(), extra.contiguous())
-    S, _, Z = launch.states(k, v, state, y, z)
-    D, d_first, E = launch.states(q, d_out, d_last, x, d_z, reverse=True)
-    dq, _, _ = launch.read(d_out, v, k, S, x, y, Z, transposed=True)
-    dk, _, _ = launch.read(v, d_out, q, D, y, x, E, transposed=True, reverse=True)
+    w, dw = (None, None) if extra is None else (extra.contiguous(), d_extra_out.contiguous())
+    # S and Z: states of v and of the further column; D and E: the gradients of these states.
+    S, _, Z = launch.states(k, v, state, w, z)
+    D, d_first, E = launch.states(q, d_out, d_last, dw, d_z, reverse=True)
+    dq, _, _ = launch.read(d_out, v, k, S, x_extra=dw, y_extra=w, state_row=Z, transposed=True)
+    dk, _, _ = launch.read(v, d_out, q, D, x_extra=w, y_extra=dw, state_row=E, transposed=True, reverse=True)
     dv, d_extra, dots = launch.read(
-        k, q, d_out, D, reverse=True, w_extra=x, state_column=E, dots_of=None if out is None else (v, out)
+        k, q, d_out, D, reverse=True, w_extra=dw, state_column=E, dots_of=None if out is None else (v, out)
     )
     d_log_decay, d_first_z, border_pairs = state.new_empty(0), state.new_empty(0), [(S, D)]
     if extra is None or d_extra is None or Z is None or E is None or z is None:
@@ -228,7 +230,9 @@ class ScanLaunch(NamedTuple):
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """out (B, G, L, P), summed over heads that share w; the output of the further column (B, H, L); dots (B, H, L).
 
-        `transposed`: the borders hold Sᵀ. For `dots_of` (v, forward_out) the dots are forward_out · w - out · v.
+        x_extra, y_extra: a further coordinate of x and y, and state_row its row of the state; w_extra, state_column: a
+        further column of w and of the state. `transposed`: the borders hold Sᵀ. For `dots_of` (v, forward_out) the dots
+        are forward_out · w - out · v.
         """
         (batch, _, length, N), P = x.shape, w.shape[3]
         groups, summed = min(x.shape[1], w.shape[1]), w.shape[1] < self.heads

@@ -119,7 +119,7 @@ def grad_kernel(
 
 @triton.jit
 def program_tile(length, chunks, channels, T: tl.constexpr, BLOCK: tl.constexpr):
-    """The chunk of this program among those of all rows, its row, first token, tokens and channels, and which exist."""
+    """The chunk of this program among those of all rows, its row, first token, tokens and channels, and a mask."""
     chunk = tl.program_id(0).to(tl.int64)
     start = chunk % chunks * T
     t, f = start + tl.arange(0, T), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -133,13 +133,16 @@ def pointers(X, strides, batch, t, f, shift):
 
 @triton.jit
 def load_tokens(X, strides, batch, t, f, shift, exists):
-    """(T, BLOCK) in float32; zeros outside."""
+    """(T, BLOCK) in float32; zeros where `exists` is False."""
     return tl.load(pointers(X, strides, batch, t, f, shift), exists, 0.0).to(tl.float32)
 
 
 @triton.jit
 def load_steps(Delta, strides, Bias, batch, t, f, shift, exists, channels):
-    """The sum of delta and bias, and Δ (T, BLOCK): softplus of the sum with a bias, else delta; Δ is 0 outside."""
+    """delta + bias and Δ, both (T, BLOCK). Δ = softplus(delta + bias) if there is a bias, else delta.
+
+    Δ is 0 where `exists` is False.
+    """
     if Bias is None:
         raw = load_tokens(Delta, strides, batch, t, f, shift, exists)
         delta = raw
@@ -178,7 +181,7 @@ def scan_adjoint(a, g, T: tl.constexpr, BLOCK: tl.constexpr):
     """g_t + a_{t+1} g_{t+1} + a_{t+1} a_{t+2} g_{t+2} + …, (T, BLOCK)."""
     # Reversed by hand: `reverse` would also permute the lanes of the warp, by shuffles.
     one = tl.full((T, BLOCK), 1.0, tl.float32)
-    _, _, g = tl.associative_scan((tl.flip(a, 0), one, tl.flip(g, 0)), 0, adjoint)
+    _, _, g = tl.associative_scan((tl.flip(a, 0), one, tl.flip(g, 0)), 0, compose_adjoint)
     return tl.flip(g, 0)
 
 
@@ -192,13 +195,16 @@ def sum_channels(column, x, ones):
 
 
 @triton.jit
-def compose(a, h, a_next, h_next):
-    """One step h -> a · h + b followed by another."""
-    return a * a_next, h * a_next + h_next
+def compose(a, b, a_next, b_next):
+    """The step h -> a · h + b followed by the next one."""
+    return a * a_next, b * a_next + b_next
 
 
 @triton.jit
-def adjoint(a, between, g, a_before, between_before, g_before):
-    """The composition of the adjoint recurrence, from the end."""
-    passed = between_before * a
-    return a_before, passed * between, g_before + passed * g
+def compose_adjoint(a, rest, g, a_earlier, rest_earlier, g_earlier):
+    """Two adjacent runs of tokens as one; the scan runs from the end, so the later run comes first.
+
+    A run is (a of its first token, the product of a over its other tokens, ∂loss/∂h at its first token).
+    """
+    decay = rest_earlier * a
+    return a_earlier, decay * rest, g_earlier + decay * g
