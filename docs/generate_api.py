@@ -10,7 +10,8 @@ from pathlib import Path
 from types import FunctionType
 
 import regard
-from regard.spec import KINDS, Spec
+from regard.kinds import TABLES
+from regard.spec import Spec
 
 PAGE = Path(__file__).parent / "api.md"
 INTRODUCTION = """# API reference
@@ -69,7 +70,8 @@ def is_inside(module: str, package: str) -> bool:
 def entry(name: str, value: object) -> str:
     lines = [f"### `{name}`\n"]
     if isinstance(value, type) and issubclass(value, Spec) and dataclasses.is_dataclass(value):
-        kinds = [kind for kind, path in KINDS.items() if path == f"{value.__module__}:{value.__qualname__}"]
+        table = TABLES[value.kind_table]
+        kinds = [kind for kind, path in table.items() if path == f"{value.__module__}:{value.__qualname__}"]
         lines += [f"Spec of kind `{kinds[0]}`.\n"] if kinds else []
         lines += [description(value), fields(value)]
     elif isinstance(value, type) and issubclass(value, Exception):

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regard.kernels.attention.mask import Full
+from regard.kinds import TABLES
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention
@@ -22,9 +23,13 @@ from regard.parts.position.learned import Learned
 from regard.parts.position.rope import Rope
 from regard.parts.position.sinusoidal import Sinusoidal
 from regard.parts.short_convolution import ShortConvolution
-from regard.spec import KINDS, Spec, SpecError, class_of, field_types
+from regard.spec import Spec, SpecError, class_of, field_types
+from regard.training.optimizer import Optimizer
+from regard.training.schedule import Schedule
 from tests.laws import MODELS, block, decoder
 
+BASES = {"parts": Spec, "optimizers": Optimizer, "schedules": Schedule}
+KINDS = [(table, kind) for table in TABLES for kind in TABLES[table]]
 sizes = st.integers(1, 10**6)
 scales = st.floats(1e-30, 1e30)
 norms = st.builds(LayerNorm, eps=scales, bias=st.booleans()) | st.builds(RMSNorm, eps=scales)
@@ -81,9 +86,10 @@ def test_specs_of_the_law_tests_round_trip(name: str) -> None:
     assert Spec.from_json(MODELS[name].to_json()) == Spec.from_toml(MODELS[name].to_toml()) == MODELS[name]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_resolves_to_its_class(kind: str) -> None:
-    cls = class_of(kind, "path")
+@pytest.mark.parametrize(("table", "kind"), KINDS)
+def test_every_kind_resolves_to_its_class(table: str, kind: str) -> None:
+    cls = class_of(kind, "path", BASES[table])
+    assert cls.kind_table == table
     assert issubclass(cls, Spec)
     assert dataclasses.fields(cls) is not None
     assert cls.kind.fget(object.__new__(cls)) == kind
@@ -199,10 +205,10 @@ def test_a_spec_is_immutable() -> None:
         Rope().base = 3.0
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_optional_fields_default_to_none(kind: str) -> None:
+@pytest.mark.parametrize(("table", "kind"), KINDS)
+def test_optional_fields_default_to_none(table: str, kind: str) -> None:
     """Files omit None, so an absent key must mean None."""
-    cls = class_of(kind, kind)
+    cls = class_of(kind, kind, BASES[table])
     for field in dataclasses.fields(cls):
         if type(None) in typing.get_args(field_types(cls)[field.name]):
             assert field.default is None, f"{kind}.{field.name} would be read back as {field.default}"

@@ -9,12 +9,13 @@ Every public name is imported on first use, so that `import regard` takes millis
 
 from importlib import import_module
 
-from regard.spec import KINDS
+from regard.kinds import TABLES
 
 __version__ = "0.1.0"
 
 # Every spec class is public under its own name: Decoder, Block, Attention, Rope, Window, AdamW, LoRA ...
-_MODULE_OF = {name: module for module, _, name in (path.partition(":") for path in KINDS.values())} | {
+_SPECS = [path.partition(":") for table in TABLES.values() for path in table.values()]
+_MODULE_OF = {name: module for module, _, name in _SPECS} | {
     # load, use and write models
     "load": "regard.language_model",
     "LanguageModel": "regard.language_model",

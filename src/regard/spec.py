@@ -1,9 +1,9 @@
 """Specs: a model as a tree of small frozen dataclasses, with the same content in Python, JSON and TOML.
 
 The class of a spec selects the part. In a file the class is given by its `kind`, which is looked up in the literal
-table below, so that the meaning of a file depends neither on a registry nor on the order of imports. Values are checked
-against the types of their fields on construction; an unknown key or kind is an error that suggests the nearest one. A
-spec defines the meaning of the weights only: backend, dtype, device and cache are chosen at run time.
+tables of kinds.py. Values are checked against the types of their fields on construction; an unknown key or kind is an
+error that suggests the nearest one. A spec defines the meaning of the weights only: backend, dtype, device and cache
+are chosen at run time.
 """
 
 import dataclasses
@@ -16,103 +16,9 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
-from typing import Any, Literal, Self, TypeVar, Union
+from typing import Any, ClassVar, Literal, Self, TypeVar, Union
 
-KINDS = {
-    "decoder": "regard.models.decoder:Decoder",
-    "encoder": "regard.models.encoder:Encoder",
-    "encoder_decoder": "regard.models.encoder_decoder:EncoderDecoder",
-    "seq2seq": "regard.models.seq2seq:Seq2Seq",
-    "dual_encoder": "regard.models.dual_encoder:DualEncoder",
-    "interleaved": "regard.models.interleaved:Interleaved",
-    "projector": "regard.models.interleaved:Projector",
-    "dense": "regard.models.heads:Dense",
-    "masked_lm": "regard.models.heads:MaskedLM",
-    "classification": "regard.models.heads:Classification",
-    "pretraining": "regard.models.heads:PreTraining",
-    "distilled": "regard.models.heads:Distilled",
-    "pooled": "regard.models.heads:Pooled",
-    "pooler": "regard.models.heads:Pooler",
-    "probe": "regard.parts.pooling:AttentionPooling",
-    "tokens": "regard.parts.input:Tokens",
-    "patches": "regard.parts.patches:Patches",
-    "frames": "regard.parts.frames:Frames",
-    "repeat": "regard.models.stack:Repeat",
-    "tiled": "regard.models.pattern:Tiled",
-    "block": "regard.parts.block:Block",
-    "sublayer": "regard.parts.block:Sublayer",
-    "attention": "regard.parts.attention:Attention",
-    "cross_attention": "regard.parts.cross_attention:CrossAttention",
-    "big_bird_attention": "regard.parts.big_bird_attention:BigBirdAttention",
-    "global_attention": "regard.parts.global_attention:GlobalAttention",
-    "latent_attention": "regard.parts.latent_attention:LatentAttention",
-    "native_sparse": "regard.parts.native_sparse_attention:NativeSparse",
-    "scored_attention": "regard.parts.scored_attention:ScoredAttention",
-    "linear_attention": "regard.parts.linear_attention:LinearAttention",
-    "elu": "regard.parts.linear_attention:EluFeatures",
-    "performer": "regard.parts.linear_attention:PerformerFeatures",
-    "identity": "regard.parts.linear_attention:IdentityFeatures",
-    "retention": "regard.parts.decayed_linear_attention:Retention",
-    "gated_linear": "regard.parts.decayed_linear_attention:GatedLinear",
-    "linformer": "regard.parts.linformer:Linformer",
-    "time_mixing": "regard.parts.rwkv:TimeMixing",
-    "channel_mixing": "regard.parts.rwkv:ChannelMixing",
-    "rg_lru": "regard.parts.rg_lru:RGLRU",
-    "shared_block": "regard.parts.shared_block:SharedBlock",
-    "short_convolution": "regard.parts.short_convolution:ShortConvolution",
-    "s4": "regard.parts.ssm.s4:S4",
-    "s4d": "regard.parts.ssm.s4:S4D",
-    "rnn": "regard.parts.recurrent:RNN",
-    "lstm": "regard.parts.recurrent:LSTM",
-    "gru": "regard.parts.recurrent:GRU",
-    "bidirectional": "regard.parts.bidirectional:Bidirectional",
-    "attentive_recurrence": "regard.parts.attention_rnn:AttentionRNN",
-    "fixed_window": "regard.parts.window_mlp:WindowMLP",
-    "mamba": "regard.parts.ssm.mamba:Mamba",
-    "mamba2": "regard.parts.ssm.mamba2:Mamba2",
-    "feedforward": "regard.parts.feedforward:FeedForward",
-    "gated": "regard.parts.feedforward:Gated",
-    "swiglu": "regard.parts.feedforward:SwiGLU",
-    "experts": "regard.parts.experts:Experts",
-    "router": "regard.parts.router:Router",
-    "layernorm": "regard.parts.norm:LayerNorm",
-    "rmsnorm": "regard.parts.norm:RMSNorm",
-    "no_norm": "regard.parts.norm:NoNorm",
-    "no_position": "regard.parts.position.base:NoPosition",
-    "learned": "regard.parts.position.learned:Learned",
-    "sinusoidal": "regard.parts.position.sinusoidal:Sinusoidal",
-    "rope": "regard.parts.position.rope:Rope",
-    "rope2d": "regard.parts.position.rope2d:Rope2D",
-    "linear": "regard.parts.position.rope_scaling:LinearScaling",
-    "ntk": "regard.parts.position.rope_scaling:NTK",
-    "dynamic_ntk": "regard.parts.position.rope_scaling:DynamicNTK",
-    "yarn": "regard.parts.position.rope_scaling:Yarn",
-    "llama3": "regard.parts.position.rope_scaling:Llama3",
-    "longrope": "regard.parts.position.rope_scaling:LongRope",
-    "t5_buckets": "regard.parts.position.t5:T5Buckets",
-    "alibi": "regard.parts.position.alibi:Alibi",
-    "causal": "regard.kernels.attention.mask:Causal",
-    "full": "regard.kernels.attention.mask:Full",
-    "window": "regard.kernels.attention.patterns.window:Window",
-    "dilated": "regard.kernels.attention.patterns.window:Dilated",
-    "sinks_and_window": "regard.kernels.attention.patterns.window:SinksAndWindow",
-    "strided": "regard.kernels.attention.patterns.sparse_transformer:StridedPattern",
-    "fixed": "regard.kernels.attention.patterns.sparse_transformer:FixedPattern",
-    "block_sparse": "regard.kernels.attention.patterns.block_pattern:BlockSparse",
-    "longformer": "regard.kernels.attention.patterns.longformer:Longformer",
-    "bigbird": "regard.kernels.attention.patterns.bigbird:BigBird",
-    "prefix_lm": "regard.kernels.attention.mask:PrefixLM",
-    "recipe": "regard.training.recipe:Recipe",
-    "data": "regard.training.recipe:Data",
-    "vocabulary": "regard.training.recipe:Vocabulary",
-    "training": "regard.training.recipe:Training",
-    "adamw": "regard.training.optimizer:AdamW",
-    "constant": "regard.training.schedule:Constant",
-    "cosine": "regard.training.schedule:Cosine",
-    "wsd": "regard.training.schedule:WarmupStableDecay",
-    "lora": "regard.adapt.lora:LoRA",
-}
-
+from regard.kinds import TABLES
 
 SpecClass = TypeVar("SpecClass", bound="Spec")
 REGISTERED: dict[str, type["Spec"]] = {}  # kinds of classes outside the package
@@ -128,6 +34,8 @@ class Spec:
 
     A field that accepts None has the default None, because files leave out None.
     """
+
+    kind_table: ClassVar[str] = "parts"  # the table of kinds.py that has the kinds of this class
 
     def __new__(cls, /, *values: Any, **named: Any) -> Self:
         known = [field.name for field in dataclasses.fields(cls)]
@@ -219,7 +127,7 @@ def register(kind: str) -> Callable[[type[SpecClass]], type[SpecClass]]:
         if not (isinstance(cls, type) and issubclass(cls, Spec) and dataclasses.is_dataclass(cls)):
             raise TypeError(f"{cls!r} must be a frozen dataclass that derives from Spec, for example from regard.Body")
         registered = REGISTERED.get(kind)
-        owner = KINDS.get(kind, None if registered is None else import_path(registered))
+        owner = TABLES[cls.kind_table].get(kind, None if registered is None else import_path(registered))
         if owner not in (None, import_path(cls)):
             raise ValueError(f"kind {kind!r} is taken by {owner}; choose another name")
         for field in dataclasses.fields(cls):
@@ -260,7 +168,7 @@ def accepts_none(hint: Any) -> bool:
 
 @cache
 def kind_of(cls: type) -> str:
-    kinds = [kind for kind, path in KINDS.items() if path == import_path(cls)]
+    kinds = [kind for table in TABLES.values() for kind, path in table.items() if path == import_path(cls)]
     kinds += [kind for kind, registered in REGISTERED.items() if registered is cls]
     if not kinds:
         raise SpecError(f"{import_path(cls)} has no kind; decorate the class with @regard.register('a_name')")
@@ -268,52 +176,55 @@ def kind_of(cls: type) -> str:
 
 
 def has_kind(cls: type) -> bool:
-    return import_path(cls) in KINDS.values() or cls in REGISTERED.values()
+    return any(import_path(cls) in table.values() for table in TABLES.values()) or cls in REGISTERED.values()
 
 
 def import_path(cls: type) -> str:
     return f"{cls.__module__}:{cls.__qualname__}"
 
 
-def class_of(kind: str, path: str) -> type[Spec]:
-    """The class of a kind; `path` is the position in the tree, for the error message."""
-    if isinstance(kind, str) and kind in REGISTERED:
-        return REGISTERED[kind]
-    if not isinstance(kind, str) or kind not in KINDS:
+def class_of(kind: str, path: str, base: type[Spec] = Spec) -> type[Spec]:
+    """The class of a kind, from the table of its base class; `path` is the position in the tree, for error messages."""
+    known = TABLES[base.kind_table] | {k: cls for k, cls in REGISTERED.items() if cls.kind_table == base.kind_table}
+    if not isinstance(kind, str) or kind not in known:
         raise SpecError(
-            f"{path}: there is no kind {kind!r}; {suggest_name(str(kind), {**KINDS, **REGISTERED})} "
-            "(a registered part is known once its module was imported)"
+            f"{path}: there is no kind {kind!r}; {suggest_name(str(kind), known)} "
+            "(a registered class is known once its module was imported)"
         )
-    module, name = KINDS[kind].split(":")
+    if isinstance(known[kind], type):
+        return known[kind]
+    module, name = known[kind].split(":")
     return getattr(importlib.import_module(module), name)
 
 
-def parse_spec(data: Any, path: str, hint: Any = None) -> Spec:
+def parse_spec(data: Any, path: str, hint: Any = None, default: "type[Spec] | None" = None) -> Spec:
     """A spec from plain data. `path` is its position in the tree, for error messages.
 
-    `hint` is the type of the field; if it is the class of a kind, the data need not have a `kind`.
+    `hint` is the type of the field. Data without a `kind` have the kind of `hint`, or else of `default`.
     """
     if not isinstance(data, Mapping):
         raise SpecError(f"{path}: expected a table with a 'kind', found {data!r:.80}")
-    if "kind" not in data and not (isinstance(hint, type) and has_kind(hint)):
+    base = hint if isinstance(hint, type) and issubclass(hint, Spec) else Spec
+    cls = class_of(data["kind"], path, base) if "kind" in data else base if has_kind(base) else default
+    if cls is None:
         raise SpecError(f"{path}: expected a table with a 'kind', found only {', '.join(map(str, data)) or 'nothing'}")
-    cls = class_of(data["kind"], path) if "kind" in data else hint
-    expected = field_types(cls)
+    expected, fields = field_types(cls), {field.name: field for field in dataclasses.fields(cls)}
     for key in data:
         if key != "kind" and key not in expected:
             raise SpecError(f"{path}: {kind_of(cls)} has no key {key!r}; {suggest_name(str(key), expected)}")
-    missing = [f.name for f in dataclasses.fields(cls) if default_of(f) is dataclasses.MISSING and f.name not in data]
+    missing = [name for name, field in fields.items() if default_of(field) is dataclasses.MISSING and name not in data]
     if missing:
         raise SpecError(f"{path}: {kind_of(cls)} needs {', '.join(missing)}")
-    return cls(**{k: parse_value(v, f"{path}.{k}", expected[k]) for k, v in data.items() if k != "kind"})
+    values = {key: value for key, value in data.items() if key != "kind"}
+    return cls(**{k: parse_value(v, f"{path}.{k}", expected[k], default_of(fields[k])) for k, v in values.items()})
 
 
-def parse_value(value: Any, path: str, hint: Any) -> Any:
+def parse_value(value: Any, path: str, hint: Any, default: Any = None) -> Any:
     """The value of a field, with tables read as specs and lists as tuples."""
     inner = [h for h in typing.get_args(hint) if h not in (types.NoneType, ...)]
     hint = inner[0] if inner else hint  # Norm, for `Norm | None` and for `tuple[Norm, ...]`
     if isinstance(value, Mapping):
-        return parse_spec(value, path, hint)
+        return parse_spec(value, path, hint, type(default) if isinstance(default, Spec) else None)
     if isinstance(value, list | tuple):
         return tuple(parse_value(v, f"{path}[{i}]", hint) for i, v in enumerate(value))
     return value

@@ -8,6 +8,7 @@ from torch.autograd import gradcheck
 from torch.func import functional_call
 
 from regard.kernels.attention.mask import Mask
+from regard.kinds import KINDS
 from regard.layout import Source, TokenLayout
 from regard.models.base import Model
 from regard.models.decoder import Decoder
@@ -18,7 +19,7 @@ from regard.parts.norm import Norm
 from regard.parts.position.base import Position, PositionModule
 from regard.parts.position.rope_scaling import Scaling
 from regard.parts.state import STATELESS
-from regard.spec import KINDS, class_of
+from regard.spec import class_of
 from regard.verification.trial import randomize_weights
 from tests.laws import WIDTH, build, random_ids
 from tests.matrix import COLUMNS, fits, mixers, model_of, parts_of_type, positions, row, takes_position

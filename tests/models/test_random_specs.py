@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from regard.kernels.attention.mask import Mask
+from regard.kinds import KINDS
 from regard.models.decoder import Decoder, DecoderModule
 from regard.models.outputs import materialize
 from regard.parts.body import Body
@@ -16,7 +17,7 @@ from regard.parts.norm import Norm
 from regard.parts.position.base import Position
 from regard.parts.position.rope_scaling import Scaling
 from regard.parts.position.t5 import T5Buckets
-from regard.spec import KINDS, class_of
+from regard.spec import class_of
 from regard.verification.laws import LAWS
 from regard.verification.report import verify
 from regard.verification.trial import randomize_weights

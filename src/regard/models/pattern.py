@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from regard.kernels.attention.mask import Mask
+from regard.kinds import KINDS
 from regard.models.pattern_parser import LayerTerms, Term, parse
 from regard.models.stack import Repeat, repeat_blocks
 from regard.parts.block import Block, Sublayer
@@ -23,7 +24,6 @@ from regard.parts.body import Body
 from regard.parts.cross_attention import CrossAttention
 from regard.parts.position.base import Position
 from regard.spec import (
-    KINDS,
     REGISTERED,
     Spec,
     SpecError,

@@ -11,6 +11,7 @@ not a weight of a linear map. State is saved by parameter name, so it does not d
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +21,16 @@ from regard.spec import Spec, require
 
 
 @dataclass(frozen=True)
-class AdamW(Spec):
+class Optimizer(Spec):
+    kind_table: ClassVar[str] = "optimizers"
+
+    def build(self, model: nn.Module, lr: float) -> torch.optim.Optimizer:
+        """The optimizer of the model's trainable parameters, which it knows by their names."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class AdamW(Optimizer):
     beta1: float = 0.9
     beta2: float = 0.95
     eps: float = 1e-8

@@ -28,7 +28,7 @@ from regard.models.pattern import retile
 from regard.spec import Spec, SpecError, require, suggest_name
 from regard.text.tokenizer import Tokenizer
 from regard.text.train import bpe, byte, character
-from regard.training.optimizer import AdamW
+from regard.training.optimizer import AdamW, Optimizer
 from regard.training.schedule import Cosine, Schedule
 
 RECIPES = Path(__file__).parents[1] / "recipes"
@@ -43,7 +43,7 @@ class Training(Spec):
     seed: int = 0
     initialize: Scheme = "fan_in"  # the distribution of the initial weights (models/base.py)
     schedule: Schedule = Cosine(warmup=100)
-    optimizer: AdamW = AdamW()
+    optimizer: Optimizer = AdamW()
     accumulate: int = 1  # micro-batches per step, to save memory; the loss does not change
     clip: float = 1.0  # largest norm of the gradient; 0: no clipping
     precision: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 autocast on CUDA, else float32

@@ -11,12 +11,15 @@ only the decay depends on n; Hägele et al. 2024 compared several forms of the d
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from regard.spec import Spec, require
 
 
 @dataclass(frozen=True)
 class Schedule(Spec):
+    kind_table: ClassVar[str] = "schedules"
+
     warmup: int = 0  # steps
 
     def check(self) -> None:
