@@ -41,8 +41,8 @@ PACKAGES = {  # package: the packages that it may import, beside itself
     "data": {"spec", "text"},
     "adapt": MODELS,
     "lens": MODELS,
-    "objectives": MODELS | {"data"},
-    "training": STORED | {"text", "data", "objectives", "adapt"},
+    "objectives": MODELS | {"data", "text"},
+    "training": STORED | FILE_LOOKUP | {"text", "data", "objectives", "adapt"},
     "engine": STORED | {"adapt"},
     "server": BASE | {"engine", "text", "lens"},
     "retrieval": STORED | {"engine", "text"},
@@ -54,7 +54,7 @@ PACKAGES = {  # package: the packages that it may import, beside itself
 }
 PACKAGES["language_model"] = STORED | {"engine", "text", "training", "find_model"}
 PACKAGES["verification"] = PACKAGES["language_model"] | {"language_model", "adapt"}
-PACKAGES["training_run"] = PACKAGES["language_model"] | {"language_model", "data", "objectives"}
+PACKAGES["training_run"] = PACKAGES["language_model"] | {"language_model", "data", "objectives", "adapt"}
 PACKAGES |= {"cli": set(PACKAGES), "__main__": {"cli"}, "__init__": {"kinds", "spec"}}
 
 

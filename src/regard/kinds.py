@@ -90,12 +90,24 @@ KINDS = {
     "bigbird": "regard.kernels.attention.patterns.bigbird:BigBird",
     "prefix_lm": "regard.kernels.attention.mask:PrefixLM",
     "recipe": "regard.training.recipe:Recipe",
-    "data": "regard.training.recipe:Data",
-    "vocabulary": "regard.training.recipe:Vocabulary",
+    "data": "regard.training.data_settings:Data",
+    "vocabulary": "regard.training.data_settings:Vocabulary",
     "training": "regard.training.recipe:Training",
     "lora": "regard.adapt.lora:LoRA",
 }
 
+
+OBJECTIVES = {
+    "next_token": "regard.objectives.next_token:NextToken",
+    "translation": "regard.objectives.translation:Translation",
+    "classification": "regard.objectives.classification:SequenceClassification",
+}
+
+SOURCES = {
+    "world": "regard.data.sources.world:WorldStories",
+    "pydoc": "regard.data.sources.files:Pydoc",
+    "file": "regard.data.sources.files:File",
+}
 
 OPTIMIZERS = {
     "adamw": "regard.training.optimizer:AdamW",
@@ -107,4 +119,10 @@ SCHEDULES = {
     "wsd": "regard.training.schedule:WarmupStableDecay",
 }
 
-TABLES = {"parts": KINDS, "optimizers": OPTIMIZERS, "schedules": SCHEDULES}
+TABLES = {
+    "parts": KINDS,
+    "objectives": OBJECTIVES,
+    "sources": SOURCES,
+    "optimizers": OPTIMIZERS,
+    "schedules": SCHEDULES,
+}

@@ -33,7 +33,6 @@ from regard.checkpoint.image_processor import (
 from regard.engine.engine import Engine
 from regard.engine.inputs import pad_ids
 from regard.engine.request import GenerationError, Request, Sampling, Token
-from regard.find_model import find_model
 from regard.models.decoder import DecoderModule
 from regard.models.encoder import EncoderModule
 from regard.models.encoder_decoder import EncoderDecoderModule
@@ -44,7 +43,7 @@ from regard.text.chat import encode_chat
 from regard.text.detokenizer import TextStream
 from regard.text.tokenizer import Tokenizer
 from regard.text.tokenizer_folder import GenerationConfig
-from regard.training.run import Run
+from regard.training.run import newest_checkpoint
 
 ChatMessages = Sequence[Mapping[str, Any]]  # [{"role": "user", "content": "…"}, …]
 EMBED_BATCH = 32
@@ -345,7 +344,7 @@ def load(
     device: cpu, cuda, cuda:1 …; auto: a GPU if there is one. dtype: None: the stored one, on a CPU at least float32.
     context: maximum number of tokens of prompt and answer; None: the model's context.
     """
-    folder = newest_checkpoint(find_model(name))
+    folder = newest_checkpoint(name)
     model = model_folder.load(folder, resolve_device(device), dtype, checked=folder != Path(name), progress=progress)
     reads_images = isinstance(model, InterleavedModule) and has_image_processor(folder)
     processor = load_image_processor(folder) if reads_images else None
@@ -354,16 +353,6 @@ def load(
         model, Tokenizer.load(folder), context, generation=generation, image_processor=processor,
         extra_files=model_folder.read_extra_files(folder), source_family=model_folder.read_source_family(folder),
     )  # fmt: skip
-
-
-def newest_checkpoint(path: Path) -> Path:
-    """The newest complete checkpoint of a run; any other path is returned unchanged."""
-    if not (path / "checkpoints").is_dir():
-        return path
-    newest = Run.open(path).latest()
-    if newest is None:
-        raise ValueError(f"{path} has no checkpoint yet; continue its training with: regard train --resume {path}")
-    return newest
 
 
 def resolve_device(name: str) -> str:

@@ -1,103 +1,154 @@
 """Training from a recipe: starting a run, resuming it.
 
 regard.train("llama", out="runs/mine", overrides={"train.steps": 500})
+regard.train(start="smollm2", data="chats.jsonl", overrides={"adapter.rank": 16}, out="runs/tuned")
 regard.train(resume="runs/mine")
 """
 
 from collections.abc import Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from torch import nn
 
-from regard.data.packing import tokenize
-from regard.data.sources import DataSource
+from regard.data.loader import Loader
+from regard.data.sources.base import Examples, Splits
 from regard.engine.engine import Engine
 from regard.engine.request import Sampling
 from regard.language_model import resolve_device
 from regard.models.decoder import DecoderModule
-from regard.objectives.next_token import next_token
+from regard.objectives.base import Objective
+from regard.objectives.next_token import NextToken
 from regard.text.tokenizer import Tokenizer
 from regard.training.loop import Trainer, TrainingResult
 from regard.training.progress import Listener, progress_listener
-from regard.training.recipe import Recipe, find_recipe, read_recipe, resolve
+from regard.training.recipe import Recipe, ResolvedRecipe, find_recipe, override, read_recipe, resolve
 from regard.training.run import Run
+from regard.training.start import build_model
+
+FINE_TUNE = "finetune"  # the recipe for a start without one
 
 
 def train(
-    recipe: str | Path | None = None,
+    recipe: str | Path | Recipe | Mapping[str, Any] | None = None,
     out: str | Path | None = None,
     overrides: Mapping[str, Any] | None = None,
     resume: str | Path | None = None,
     device: str = "auto",
+    start: str | Path | None = None,
+    data: str | Path | None = None,
 ) -> TrainingResult:
-    """Train a model from a recipe (a name such as "llama", or a TOML file), or resume a run.
+    """Train a model from a recipe (a name such as "llama", a TOML file, a Recipe, or its tables), or resume a run.
 
-    out: the run's directory; runs/NAME by default. overrides: values of the recipe by their dotted names.
+    out: the run's directory; runs/NAME by default. overrides: values of the recipe by their dotted names. start: the
+    model to fine-tune (a run, a folder or a packaged name); without a recipe, the recipe "finetune" is used. data: a
+    file or folder to train on, instead of the data of the recipe.
     """
-    if (recipe is None) == (resume is None):
-        raise ValueError(f"recipe={recipe!r} and resume={resume!r}; give exactly one of the two")
+    console = Console(stderr=True)
     if resume is not None:
-        if out is not None or overrides:
-            raise ValueError(
-                f"resume={resume!r} uses the directory and recipe of that run; remove the arguments out and overrides"
-            )
-        return resume_run(Path(resume), device, Console(stderr=True))
-    if not isinstance(recipe, str | Path):
-        raise TypeError(
-            f"recipe is a {type(recipe).__name__}, not a recipe's name or TOML file; for a spec, write a file: "
-            'Path("mine.toml").write_text(regard.Recipe(spec, regard.Training(steps=1000)).to_toml())'
-        )
-    file = find_recipe(recipe)
-    path = Path("runs") / file.stem if out is None else Path(out)
+        if any(value is not None for value in (recipe, out, start, data)) or overrides:
+            raise ValueError(f"resume={resume!r} uses the directory and recipe of that run; remove the other arguments")
+        return resume_run(Path(resume), device, console)
+    name, tables = read_tables(recipe, dict(overrides or {}), start, data)
+    path = Path("runs") / name if out is None else Path(out)
     Run(path).check_new()
-    resolved, tokenizer = resolve(read_recipe(file, dict(overrides or {})))
-    return start_run(path, resolved, tokenizer, device, Console(stderr=True))
+    return start_run(path, resolve(tables), device, console)
 
 
-def start_run(path: Path, recipe: Recipe, tokenizer: Tokenizer, device: str, console: Console) -> TrainingResult:
-    # Before the directory is created: an impossible model, or too little text, leaves no directory.
-    model = recipe.model.build(recipe.train.seed, recipe.train.initialize)
-    recipe.data.open("held-out")
+def read_tables(
+    recipe: str | Path | Recipe | Mapping[str, Any] | None,
+    overrides: Mapping[str, Any],
+    start: str | Path | None = None,
+    data: str | Path | None = None,
+) -> tuple[str, dict[str, Any]]:
+    """The name of a recipe, and its tables with the overrides, the model to start from and the path of the data."""
+    if recipe is None and start is None:
+        raise ValueError("give a recipe (regard train llama), a model to start from (--from), or a run to --resume")
+    overrides = dict(overrides) | ({} if data is None else {"data.path": str(data)})
+    overrides |= {} if start is None else {"from": str(start)}
+    if isinstance(recipe, Recipe):
+        return "recipe", override(recipe.to_dict(), overrides)
+    if isinstance(recipe, Mapping):
+        return "recipe", override(recipe, overrides)
+    if not isinstance(recipe, str | Path | None):
+        raise TypeError(
+            f"recipe is a {type(recipe).__name__}, not a recipe's name or TOML file; for a spec, write a recipe: "
+            "regard.Recipe(spec, regard.Training(steps=1000))"
+        )
+    file = find_recipe(recipe or FINE_TUNE)
+    return file.stem, read_recipe(file, overrides)
+
+
+def start_run(path: Path, resolved: ResolvedRecipe, device: str, console: Console) -> TrainingResult:
+    recipe, tokenizer, splits = resolved
+    device = resolve_device(device)
+    model = build_model(recipe)  # before the directory is created: an impossible model leaves no directory
     run = Run.create(path, recipe.to_dict(), tokenizer)
-    return run_training(run, recipe, model, tokenizer, device, progress_listener(console))
+    return run_training(run, recipe, model, tokenizer, splits, device, progress_listener(console))
 
 
 def resume_run(path: Path, device: str, console: Console) -> TrainingResult:
     run = Run.open(path)
-    recipe = Recipe.from_dict(run.config)
-    model = recipe.model.build(recipe.train.seed, recipe.train.initialize)
-    return run_training(run, recipe, model, Tokenizer.load(path / "tokenizer"), device, progress_listener(console))
+    recipe, device = Recipe.from_dict(run.config), resolve_device(device)
+    tokenizer, splits = Tokenizer.load(path / "tokenizer"), recipe.data.open()
+    return run_training(run, recipe, build_model(recipe), tokenizer, splits, device, progress_listener(console))
 
 
 def run_training(
-    run: Run, recipe: Recipe, model: DecoderModule, tokenizer: Tokenizer, device: str, listener: Listener
+    run: Run,
+    recipe: Recipe,
+    model: nn.Module,
+    tokenizer: Tokenizer,
+    splits: Splits,
+    device: str,
+    listener: Listener,
 ) -> TrainingResult:
-    held_out, warmup, steps = recipe.data.open("held-out"), recipe.train.schedule.warmup, recipe.train.steps
+    warmup, steps = recipe.train.schedule.warmup, recipe.train.steps
     if warmup > steps:
         listener.note(
             f"the warm-up of {warmup} steps is longer than the run of {steps}, so the learning rate stays below "
             f"{recipe.train.lr}; lower train.schedule.warmup"
         )
-    trainer = Trainer(
-        model.to(resolve_device(device)),
-        recipe.data.loader(tokenizer),
-        next_token,
+    if recipe.data.held_out and splits.held_out is None:
+        listener.note(f"{splits.train.name}: too few examples to hold some out; there is no evaluation")
+    return build_trainer(run, recipe, model.to(device), tokenizer, splits, listener).train()
+
+
+def build_trainer(
+    run: Run, recipe: Recipe, model: nn.Module, tokenizer: Tokenizer, splits: Splits, listener: Listener
+) -> Trainer:
+    data, objective, held_out = recipe.data, recipe.objective, splits.held_out
+    assert objective is not None, "a resolved recipe has an objective"
+
+    def loader(examples: Examples) -> Loader:
+        return Loader(examples, objective, tokenizer, data.rows, data.length, data.seed)
+
+    can_sample = isinstance(model, DecoderModule) and isinstance(objective, NextToken) and held_out is not None
+    return Trainer(
+        model,
+        loader(splits.train),
+        objective,
         recipe.train,
         run,
-        held_out=recipe.data.evaluation(tokenizer),
-        sample=lambda _: sample_text(model, tokenizer, held_out),
+        held_out=list(islice(loader(held_out), data.held_out)) if held_out is not None else (),
+        sample=(lambda _: sample_text(model, tokenizer, objective, held_out)) if can_sample else None,
         tokenizer=tokenizer,
         listener=listener,
     )
-    return trainer.train()
 
 
 def sample_text(
-    model: DecoderModule, tokenizer: Tokenizer, source: DataSource, prompt_length: int = 32, max_new: int = 48
+    model: DecoderModule,
+    tokenizer: Tokenizer,
+    objective: Objective,
+    examples: Examples,
+    prompt_length: int = 32,
+    max_new: int = 48,
 ) -> str:
-    """The beginning of the first held-out document and the model's greedy continuation."""
+    """The beginning of the first held-out example and the model's greedy continuation."""
     prompt_length = min(prompt_length, (model.spec.context or 2 * prompt_length) // 2)
-    ids = list(tokenize(source.document(0), tokenizer).ids[:prompt_length])
+    ids = objective.tokenize(examples.example(0), tokenizer)["ids"][:prompt_length].tolist()
     tokens = Engine(model, rows=1).generate(ids, Sampling(max_new=max_new, temperature=0))
     return tokenizer.decode(ids + [token.id for token in tokens], special=True)

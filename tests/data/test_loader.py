@@ -6,14 +6,20 @@ import pytest
 import torch
 
 from regard.data.loader import Loader
-from regard.data.sources import ShuffledSource, Span, world
+from regard.data.sources.base import Shuffled
+from regard.data.sources.world import WorldStories
+from regard.objectives.next_token import NextToken
 from regard.text.train import byte
 
 TOKENIZER = byte()
 
 
+def world(level=1):
+    return WorldStories(level=level).open().train
+
+
 def loader(source=None, rows=2, length=512, **ranks):
-    return Loader(source or world(), TOKENIZER, rows, length, **ranks)
+    return Loader(source or world(), NextToken(), TOKENIZER, rows, length, **ranks)
 
 
 def take(source, count):
@@ -26,7 +32,7 @@ def equal(left, right):
 
 def mixed_source():
     texts = ["short", "a little longer than that", "x" * 700, "y" * 90, "", "z"]
-    return ShuffledSource("mixed", [(Span(text), Span("<|end|>", special=True)) for text in texts])
+    return Shuffled("mixed", [{"text": text} for text in texts], "fingerprint")
 
 
 @pytest.mark.parametrize("source", [world(), mixed_source()], ids=["world", "mixed"])
@@ -54,9 +60,9 @@ def test_batches_hold_the_pairs_of_all_documents_read_except_pending_ones():
     source = mixed_source()
     packed_loader = loader(source, rows=1, length=64)
     pairs = sum(int((batch.segments >= 0).sum()) for batch in take(packed_loader, 200))
-    epoch = sum(max(0, sum(len(TOKENIZER.encode(s.text, s.special)) for s in d) - 1) for d in source.documents)
+    epoch = sum(len(TOKENIZER.encode(example["text"])) for example in source.collection)
     # pairs of all documents read so far, including those that are still pending
-    pairs_read = packed_loader._next_document / len(source.documents) * epoch
+    pairs_read = packed_loader._next_example / source.count * epoch
     assert abs(pairs_read - pairs) < 3 * epoch
 
 
@@ -66,7 +72,7 @@ def test_rows_have_little_padding():
 
 
 def test_a_source_of_single_tokens_is_refused():
-    empty = ShuffledSource("empty", [(Span("a"),), (Span(""),)])
+    empty = Shuffled("empty", [{"text": "a", "end": False}, {"text": ""}], "fingerprint")
     with pytest.raises(ValueError, match="fewer than two tokens"):
         next(loader(empty))
 
@@ -90,3 +96,10 @@ def test_the_state_of_another_source_or_length_is_refused():
 def test_invalid_rows_and_ranks_are_refused(wrong, message):
     with pytest.raises(ValueError, match=message):
         loader(**wrong)
+
+
+def test_changed_data_are_refused():
+    state = loader(mixed_source()).state_dict()
+    changed = Shuffled("mixed", [{"text": "other"}], "another fingerprint")
+    with pytest.raises(ValueError, match="the data of mixed changed after the checkpoint was saved"):
+        loader(changed).load_state_dict(state)

@@ -1,5 +1,6 @@
 """Packing: every pair of consecutive tokens occurs once, documents stay separate, and padding has no weight."""
 
+import numpy as np
 import pytest
 import tokenizers
 import torch
@@ -8,21 +9,28 @@ from hypothesis import strategies as st
 from tokenizers import models
 
 from regard.data.batch import Batch
-from regard.data.packing import PADDING_SEGMENT, DocumentSlice, best_fit, collate, slice_document, tokenize
-from regard.data.sources import Span
+from regard.data.packing import PADDING_SEGMENT, best_fit, pack, pad_items
+from regard.data.spans import Span, tokenize_spans
+from regard.objectives.next_token import NextToken
 from regard.text.tokenizer import Tokenizer
 from regard.text.train import byte
 
 documents = st.lists(st.lists(st.integers(1, 99), min_size=0, max_size=30), min_size=1, max_size=8)
 
 
-@given(ids=st.lists(st.integers(0, 99), max_size=50), length=st.integers(1, 12))
+def item(ids):
+    ids = np.array(ids)
+    return {"tokens": ids[:-1], "targets": ids[1:], "weights": ids[1:] / 100}
+
+
+@given(ids=st.lists(st.integers(1, 99), max_size=50), length=st.integers(1, 12))
 def test_slices_keep_every_pair_once_in_order(ids, length):
-    slices = slice_document(DocumentSlice(ids, [float(id) for id in ids]), length)
-    pairs = [pair for slice in slices for pair in zip(slice.ids[:-1], slice.ids[1:], strict=True)]
+    columns = {"ids": np.array(ids, int), "weights": np.array(ids, float)}
+    items = NextToken().sample(columns, byte(), length, np.random.default_rng(0))
+    pairs = [pair for item in items for pair in zip(item["tokens"], item["targets"], strict=True)]
     assert pairs == list(zip(ids[:-1], ids[1:], strict=True))
-    assert all(1 <= len(slice) <= length for slice in slices)
-    assert all(list(slice.ids) == list(slice.weights) for slice in slices)
+    assert all(1 <= len(item["tokens"]) <= length for item in items)
+    assert all(item["targets"].tolist() == item["weights"].tolist() for item in items)
 
 
 @given(lengths=st.lists(st.integers(1, 20), min_size=1, max_size=20))
@@ -38,35 +46,41 @@ def test_best_fit_takes_the_oldest_and_leaves_none_that_fits(lengths):
 @given(rows=st.lists(documents, min_size=1, max_size=4))
 def test_rows_hold_their_documents_and_padding(rows):
     length = 240
-    slices = [[DocumentSlice(ids, [id / 100 for id in ids]) for ids in row if len(ids) > 1] for row in rows]
-    batch = collate(slices, length, pad=0)
+    packed = [[item(ids) for ids in row if len(ids) > 1] or [item([1, 2])] for row in rows]
+    batch = pack(packed, length, pad=0)
     assert batch.fields == ("tokens", "targets", "weights", "positions", "segments")
     assert all(tensor.shape == (len(rows), length) for tensor in batch.values())
-    for row, expected in enumerate(slices):
-        for segment, slice in enumerate(expected):
+    for row, expected in enumerate(packed):
+        for segment, found in enumerate(expected):
             in_segment = batch.segments[row] == segment
-            assert batch.tokens[row][in_segment].tolist() == list(slice.ids[:-1])
-            assert batch.targets[row][in_segment].tolist() == list(slice.ids[1:])
-            assert batch.positions[row][in_segment].tolist() == list(range(len(slice)))
-            torch.testing.assert_close(batch.weights[row][in_segment], torch.tensor(slice.weights[1:]))
+            assert batch.tokens[row][in_segment].tolist() == found["tokens"].tolist()
+            assert batch.targets[row][in_segment].tolist() == found["targets"].tolist()
+            assert batch.positions[row][in_segment].tolist() == list(range(len(found["tokens"])))
+            torch.testing.assert_close(batch.weights[row][in_segment], torch.tensor(found["weights"]).float())
         padding = batch.segments[row] == PADDING_SEGMENT
-        assert padding.sum() == length - sum(map(len, expected))
+        assert padding.sum() == length - sum(len(found["tokens"]) for found in expected)
         assert not batch.weights[row][padding].any()
 
 
 def test_tokens_have_the_weight_of_their_span():
     tokenizer = byte()
-    document = tokenize((Span("ab", 0.5), Span("<|end|>", 2.0, special=True), Span("<|", 0.0)), tokenizer)
-    assert document.ids == [*tokenizer.encode("ab"), tokenizer.eos, *tokenizer.encode("<|")]
-    assert document.weights == [0.5, 0.5, 2.0, 0.0, 0.0]
+    columns = tokenize_spans((Span("ab", 0.5), Span("<|end|>", 2.0, special=True), Span("<|", 0.0)), tokenizer)
+    assert columns["ids"].tolist() == [*tokenizer.encode("ab"), tokenizer.eos, *tokenizer.encode("<|")]
+    assert columns["weights"].tolist() == [0.5, 0.5, 2.0, 0.0, 0.0]
 
 
 def test_a_special_token_is_one_id_or_an_error():
     word_level = tokenizers.Tokenizer(models.WordLevel({"?": 0, "a": 1, "</s>": 2}, unk_token="?"))
     tokenizer = Tokenizer(word_level, eos="</s>")
-    assert tokenize((Span("a"), Span("<|end|>", special=True)), tokenizer).ids == [1, 2]
+    assert tokenize_spans((Span("a"), Span("<|end|>", special=True)), tokenizer)["ids"].tolist() == [1, 2]
     with pytest.raises(ValueError, match=r"the special token <\|user\|>, which is not in this"):
-        tokenize((Span("<|user|>", special=True), Span("a")), tokenizer)
+        tokenize_spans((Span("<|user|>", special=True), Span("a")), tokenizer)
+
+
+def test_items_are_padded_on_the_right():
+    padded, valid = pad_items([{"x": np.array([1, 2, 3])}, {"x": np.array([4])}], "x", pad=9)
+    assert padded.tolist() == [[1, 2, 3], [4, 9, 9]]
+    assert valid.tolist() == [[True] * 3, [True, False, False]]
 
 
 def test_a_batch_is_immutable():

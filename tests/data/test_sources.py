@@ -1,58 +1,81 @@
-"""Sources are infinite, deterministic and split by content; invalid files are refused."""
+"""Sources are endless, deterministic and split by content; invalid files are refused."""
 
 import json
+from collections import Counter
 from itertools import pairwise
 
 import pytest
 
-from regard.data.sources import WorldSource, folder, jsonl, pydoc, split_lines, text_file, world
+from regard.data.sources.base import Generated, read_examples
+from regard.data.sources.files import File, Pydoc, split_lines
+from regard.data.sources.mixture import BLOCK, Mixture, open_sources
+from regard.data.sources.world import WorldStories
 from regard.data.world import story
+from regard.spec import SpecError
 from regard.text.chat import DEFAULT_TEMPLATE, render
 
 
-def text_of(document):
-    return "".join(span.text for span in document)
+def text_of(example):
+    return "".join(span.text for span in example["spans"])
 
 
-def epoch(source, number=0):
-    size = len(source.documents)
-    return [text_of(source.document(index)) for index in range(number * size, (number + 1) * size)]
+def epoch(examples, number=0):
+    count = examples.count
+    return [examples.example(index)["text"] for index in range(number * count, (number + 1) * count)]
+
+
+def all_examples(source):
+    return [example for split in source.open() if split is not None for example in read_examples(split, 0)]
 
 
 def test_a_story_equals_the_conversation_of_the_chat_template():
     expected = story(0, 1, "held-out")
-    document = WorldSource(split="held-out").document(0)
+    example = WorldStories().open().held_out.example(0)
     messages = []
     for number, question in enumerate(expected.questions):
         content = f"{expected.text} {question.text}" if number == 0 else question.text
         messages += [{"role": "user", "content": content}, {"role": "assistant", "content": question.answer}]
-    assert text_of(document) == render(DEFAULT_TEMPLATE, messages, add_generation_prompt=False)
+    assert text_of(example) == render(DEFAULT_TEMPLATE, messages, add_generation_prompt=False)
 
 
 def test_only_answers_and_their_end_tokens_have_weight_one():
-    document = world().document(3)
-    for previous, span in pairwise(document):
+    example = WorldStories().open().train.example(3)
+    for previous, span in pairwise(example["spans"]):
         assert (span.weight == 1.0) == (previous.text == "<|assistant|>" or span.text == "<|end|>")
 
 
 def test_different_seeds_have_different_stories():
-    assert world(seed=1).document(0) != world(seed=2).document(0)
-    assert world(seed=1).document(5) == world(seed=1).document(5)
+    first, second = (WorldStories().open(seed).train for seed in (1, 2))
+    assert first.example(0) != second.example(0)
+    assert first.example(5) == WorldStories().open(1).train.example(5)
 
 
 def test_the_splits_of_pydoc_are_disjoint():
-    parts = {split: set(epoch(pydoc(split))) for split in ("train", "held-out")}
-    assert not parts["train"] & parts["held-out"]
-    assert len(parts["train"]) > 4 * len(parts["held-out"]) > 0
-    assert all(text.endswith("<|end|>") for text in parts["train"])
+    train, held_out = map(set, map(epoch, Pydoc().open()))
+    assert not train & held_out
+    assert len(train) > 4 * len(held_out) > 0
 
 
 def test_each_epoch_has_every_document_in_a_new_order():
-    source = pydoc()
+    source = Pydoc().open().train
     first, second = epoch(source), epoch(source, 1)
     assert sorted(first) == sorted(second)
     assert first != second
     assert epoch(source) == first
+
+
+def test_transformed_examples_keep_their_order_and_are_computed_once():
+    calls = Counter()
+
+    def count(example):
+        calls[example["text"]] += 1
+        return {"size": len(example["text"])}
+
+    source = Pydoc().open().train
+    counted = source.map(count)
+    for index in range(2 * source.count):
+        assert counted.example(index) == {"size": len(source.example(index)["text"])}
+    assert calls == Counter(epoch(source))  # copies of a document are computed once each
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000])
@@ -68,51 +91,94 @@ def test_chunks_concatenate_to_the_text_and_end_with_lines(size):
 def test_text_files_and_folders_are_read_completely(tmp_path):
     lines = [f"line {number} of the text\n" * 300 for number in range(40)]
     (tmp_path / "all.txt").write_text("".join(lines))
-    whole = epoch(text_file(tmp_path / "all.txt")) + epoch(text_file(tmp_path / "all.txt", "held-out"))
-    assert sum(map(len, whole)) == len("".join(lines))
+    examples = all_examples(File(path=str(tmp_path / "all.txt")))
+    assert sum(len(example["text"]) for example in examples) == len("".join(lines))
+    assert all(example["end"] is False for example in examples)
     for number, line in enumerate(lines):
         (tmp_path / f"{number}.md").write_text(line)
-    files = epoch(folder(tmp_path, pattern="*.md")) + epoch(folder(tmp_path, "held-out", pattern="*.md"))
-    assert sorted(files) == sorted(f"{line}<|end|>" for line in lines)
+    examples = all_examples(File(path=str(tmp_path), pattern="*.md"))
+    assert sorted(example["text"] for example in examples) == sorted(lines)
 
 
-def test_jsonl_reads_text_and_messages(tmp_path):
+@pytest.mark.parametrize("characters", [2_000, 5_000, 16_000])
+def test_a_short_text_has_a_training_and_a_held_out_part(tmp_path, characters):
+    (tmp_path / "short.txt").write_text("".join(f"line {n}\n" for n in range(characters))[:characters])
+    train, held_out = File(path=str(tmp_path / "short.txt")).open()
+    assert 1 <= held_out.count <= train.count / 3
+    assert not set(epoch(train)) & set(epoch(held_out))
+
+
+def test_one_line_has_no_held_out_part(tmp_path):
+    (tmp_path / "line.txt").write_text("a single line")
+    train, held_out = File(path=str(tmp_path / "line.txt")).open()
+    assert epoch(train) == ["a single line"] and held_out is None
+
+
+def test_without_a_held_out_part_every_example_is_trained_on(tmp_path):
+    (tmp_path / "short.txt").write_text("".join(f"line {n}\n" for n in range(1000)))
+    source = File(path=str(tmp_path / "short.txt"))
+    whole, none = source.open(hold_out=False)
+    assert none is None
+    assert whole.count == sum(split.count for split in source.open())
+
+
+def test_the_tail_of_a_text_can_be_held_out(tmp_path):
+    text = "".join(f"line {n}\n" for n in range(10_000))
+    (tmp_path / "text.txt").write_text(text)
+    held_out = File(path=str(tmp_path / "text.txt"), tail=True).open().held_out
+    assert text.endswith("".join(sorted(epoch(held_out), key=lambda chunk: int(chunk.split()[1]))))
+
+
+def test_jsonl_lines_are_examples(tmp_path):
     path = tmp_path / "rows.jsonl"
-    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
-    rows = [{"text": f"text {number}"} for number in range(20)] + [{"messages": messages}] * 3
+    rows = [{"text": f"text {number}", "label": "a"} for number in range(20)] + [{"messages": [{"role": "user"}]}]
     path.write_text("\n".join(map(json.dumps, rows)) + "\n\n")
-    documents = jsonl(path).documents + jsonl(path, "held-out").documents
-    assert len(documents) == 23
-    chat = next(document for document in documents if document[0].text == "<|user|>")
-    assert [(span.text, span.weight) for span in chat if not span.special] == [(" hi", 0.0), (" yes", 1.0)]
+    assert sorted(map(str, all_examples(File(path=str(path))))) == sorted(map(str, rows))
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("{", "line 2: not valid JSON"),
-        ("[1]", "line 2: expected an object"),
-        ('{"text": 5}', "line 2: expected an object"),
-        ('{"messages": [{"role": "wizard", "content": "x"}]}', "line 2: a message needs `role`"),
-    ],
-)
+@pytest.mark.parametrize(("line", "message"), [("{", "line 2: not valid JSON"), ("[1]", "line 2: expected an object")])
 def test_an_invalid_line_is_reported_with_its_number(tmp_path, line, message):
     path = tmp_path / "rows.jsonl"
     path.write_text(f'{{"text": "good"}}\n{line}\n')
     with pytest.raises(ValueError, match=message):
-        jsonl(path)
+        File(path=str(path)).open()
 
 
-def test_unreadable_files_and_empty_splits_are_refused(tmp_path):
+def test_unreadable_files_are_refused(tmp_path):
     (tmp_path / "latin.txt").write_bytes("é".encode("latin-1"))
     with pytest.raises(ValueError, match="not UTF-8"):
-        text_file(tmp_path / "latin.txt")
+        File(path=str(tmp_path / "latin.txt")).open()
     with pytest.raises(FileNotFoundError, match="check the path"):
-        text_file(tmp_path / "none.txt")
-    with pytest.raises(ValueError, match="no file that matches .* other files are not read"):
-        folder(tmp_path / "empty")
-    (tmp_path / "tiny.txt").write_text("x")
-    with pytest.raises(ValueError, match="none of its 1 documents"):
-        text_file(tmp_path / "tiny.txt", "held-out")
-    with pytest.raises(ValueError, match="choose one of train, held-out"):
-        text_file(tmp_path / "tiny.txt", "test")
+        File(path=str(tmp_path / "none.txt")).open()
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match=r"no file that matches .* other files are not read"):
+        File(path=str(tmp_path / "empty")).open()
+    (tmp_path / "empty.txt").write_text(" \n")
+    with pytest.raises(SpecError, match="has no examples"):
+        File(path=str(tmp_path / "empty.txt")).open()
+
+
+def test_the_fingerprint_changes_with_any_word(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text("".join(f"line {n}\n" for n in range(1000)))
+    before = File(path=str(path)).open().train.fingerprint
+    assert File(path=str(path)).open().train.fingerprint == before
+    path.write_text(path.read_text().replace("line 500", "lime 500"))
+    assert File(path=str(path)).open().train.fingerprint != before
+
+
+def test_a_mixture_has_exact_shares_and_takes_the_examples_of_each_source_once():
+    sources = tuple(Generated(name, lambda index, name=name: {"text": f"{name} {index}"}) for name in "abc")
+    mixture = Mixture(sources, (3.0, 1.0, 1.0), seed=5)
+    for block in range(2):
+        found = [mixture.example(index)["text"] for index in range(block * BLOCK, (block + 1) * BLOCK)]
+        for name, count in zip("abc", (600, 200, 200), strict=True):
+            assert {text for text in found if text[0] == name} == {f"{name} {block * count + i}" for i in range(count)}
+        assert len({text[0] for text in found[:20]}) > 1  # mixed, not concatenated
+    assert mixture.example(3) == mixture.example(3)
+
+
+def test_a_mixture_of_sources_has_a_held_out_mixture():
+    train, held_out = open_sources((WorldStories(), Pydoc(weight=0.5)), seed=5, hold_out=True)
+    assert held_out is not None and "pydoc" in held_out.name and train.fingerprint != held_out.fingerprint
+    assert {frozenset(train.example(index)) for index in range(20)} == {frozenset({"spans"}), frozenset({"text"})}

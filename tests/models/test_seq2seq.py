@@ -10,7 +10,7 @@ from regard.models.decoder import Decoder
 from regard.models.encoder import Encoder
 from regard.models.seq2seq import Seq2Seq, Seq2SeqModule, seq2seq
 from regard.models.stack import Repeat
-from regard.objectives.next_token import translation, translation_batch
+from regard.objectives.translation import translation, translation_batch
 from regard.parts.attention_rnn import AttentionRNN
 from regard.parts.block import Block, Sublayer
 from regard.parts.body import Body

@@ -10,8 +10,22 @@ from torch import Tensor, nn
 import regard
 from regard.data.batch import Batch
 from regard.models.presets import clip
-from regard.objectives import OBJECTIVES
+from regard.objectives.classification import classification, relevance
+from regard.objectives.contrastive import Contrastive
+from regard.objectives.masked import masked
+from regard.objectives.next_token import image_text, next_token
+from regard.objectives.translation import translation
 
+OBJECTIVES = {
+    "next_token": next_token,
+    "image_text": image_text,
+    "masked": masked,
+    "translation": translation,
+    "classification": classification,
+    "relevance": relevance,
+    "contrastive": Contrastive("softmax"),
+    "sigmoid_contrastive": Contrastive("sigmoid"),
+}
 VOCAB, ROWS, LENGTH, WIDTH = 23, 4, 6, 16
 
 

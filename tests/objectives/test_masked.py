@@ -6,13 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.data import sources
 from regard.data.batch import Batch
 from regard.data.loader import Loader
+from regard.data.sources.world import WorldStories
 from regard.layout import TokenLayout
 from regard.models.heads import MaskedLM
 from regard.models.presets import BERT_DENSE, bert
 from regard.objectives.masked import Masking, masked
+from regard.objectives.next_token import NextToken
 from regard.text import train as tokenizers
 from regard.training.optimizer import AdamW
 from regard.training.step import take_step
@@ -105,7 +106,7 @@ def test_the_loss_equals_that_of_bert() -> None:
 def test_an_encoder_learns_to_predict_masked_tokens() -> None:
     """The data are stories of the simulated world, encoded as bytes."""
     tokenizer = tokenizers.byte()
-    loader = iter(Loader(sources.world(1, "train", 0), tokenizer, rows=8, length=64))
+    loader = iter(Loader(WorldStories().open().train, NextToken(), tokenizer, rows=8, length=64))
     vocab = tokenizer.vocab_size + 1
     spec = bert(vocab, 48, 4, 96, 1, 64, MaskedLM(BERT_DENSE), dropout=0.0)
     model, generator = spec.build(0), torch.Generator().manual_seed(0)

@@ -2,12 +2,13 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from regard.data.batch import Batch
-from regard.data.packing import DocumentSlice, collate
+from regard.data.packing import Item, pack
 from regard.kernels.attention.mask import Causal
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
@@ -39,10 +40,14 @@ MODELS = {
 }
 
 
-def documents(*lengths: int) -> list[DocumentSlice]:
+def documents(*lengths: int) -> list[Item]:
     generator = torch.Generator().manual_seed(3)
     ids = [torch.randint(VOCAB, (n + 1,), generator=generator).tolist() for n in lengths]
-    return [DocumentSlice(i, torch.rand(len(i), generator=generator, dtype=torch.float64).tolist()) for i in ids]
+    weights = [torch.rand(len(i), generator=generator, dtype=torch.float64).numpy() for i in ids]
+    return [
+        {"tokens": np.array(i[:-1]), "targets": np.array(i[1:]), "weights": w[1:]}
+        for i, w in zip(ids, weights, strict=True)
+    ]
 
 
 def to_float64(batch: Batch) -> Batch:
@@ -63,7 +68,7 @@ def gradients(model: nn.Module, batches: list[Batch]) -> tuple[Tensor, list[Tens
 
 def test_the_loss_equals_a_loop() -> None:
     model = model_of(*MODELS["rope"])
-    batch = to_float64(collate([documents(5, 3), documents(4)], 10))
+    batch = to_float64(pack([documents(5, 3), documents(4)], 10))
     loss, count, metrics = next_token(model, batch)
     log_p = model(batch.tokens, layout_of(batch)).log_softmax(-1)
     expected, correct = 0.0, 0.0
@@ -81,8 +86,8 @@ def test_the_loss_equals_a_loop() -> None:
 def test_packed_equals_separate_equals_micro_batches(name: str) -> None:
     model = model_of(*MODELS[name])
     sequences = documents(5, 3, 7, 2, 6, 4, 3, 8)
-    packed = to_float64(collate([sequences[0:2], sequences[2:4], sequences[4:6], sequences[6:8]], 16))
-    separate = [to_float64(collate([[sequence]], len(sequence))) for sequence in sequences]
+    packed = to_float64(pack([sequences[0:2], sequences[2:4], sequences[4:6], sequences[6:8]], 16))
+    separate = [to_float64(pack([[sequence]], len(sequence["tokens"]))) for sequence in sequences]
     expected, expected_grads = gradients(model, separate)
     for parts in (1, 2, 4):
         found, grads = gradients(model, [packed.rows(slice(i, i + 4 // parts)) for i in range(0, 4, 4 // parts)])
@@ -95,21 +100,21 @@ def test_packed_equals_separate_equals_micro_batches(name: str) -> None:
 def test_rows_of_padding_do_not_change_the_loss(name: str) -> None:
     model = model_of(*MODELS[name])
     sequences = documents(5, 3)
-    expected, expected_grads = gradients(model, [to_float64(collate([sequences], 9))])
-    found, grads = gradients(model, [to_float64(collate([sequences, []], 12))])
+    expected, expected_grads = gradients(model, [to_float64(pack([sequences], 9))])
+    found, grads = gradients(model, [to_float64(pack([sequences, []], 12))])
     assert abs(found - expected) <= 1e-12
     for grad, expected_grad in zip(grads, expected_grads, strict=True):
         assert (grad - expected_grad).abs().max() <= 1e-12
 
 
 def test_layout_is_ordered_only_if_every_row_is_one_unpadded_document() -> None:
-    assert layout_of(collate([documents(6), documents(6)], 6)).ordered
-    assert not layout_of(collate([documents(6), documents(5)], 6)).ordered
-    assert not layout_of(collate([documents(6), documents(2, 4)], 6)).ordered
+    assert layout_of(pack([documents(6), documents(6)], 6)).ordered
+    assert not layout_of(pack([documents(6), documents(5)], 6)).ordered
+    assert not layout_of(pack([documents(6), documents(2, 4)], 6)).ordered
 
 
 def test_losses_under_autocast_are_summed_in_float32() -> None:
-    model, batch = model_of(*MODELS["rope"]).float(), collate([documents(6)], 6)
+    model, batch = model_of(*MODELS["rope"]).float(), pack([documents(6)], 6)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         loss, count, metrics = next_token(model, batch)
         log_p = model(batch.tokens, layout_of(batch)).float().log_softmax(-1)
@@ -120,7 +125,7 @@ def test_losses_under_autocast_are_summed_in_float32() -> None:
 
 def test_losses_of_half_precision_logits_are_float32() -> None:
     model = model_of(*MODELS["rope"]).bfloat16()
-    loss, count, metrics = next_token(model, collate([documents(6)], 6))
+    loss, count, metrics = next_token(model, pack([documents(6)], 6))
     assert {loss.dtype, count.dtype, metrics["accuracy"].dtype} == {torch.float32}
 
 
@@ -136,7 +141,7 @@ def test_perplexity_is_the_effective_number_of_choices() -> None:
     model = Decoder(1000, 8, (Repeat((Block((Sublayer(FeedForward(8)),)),)),), tied=False).build(seed=0)
     torch.nn.init.zeros_(model.head.weight)
     with torch.no_grad():
-        loss, count, _ = next_token(model, collate([documents(6)], 6))
+        loss, count, _ = next_token(model, pack([documents(6)], 6))
     assert (loss / count).item() == pytest.approx(6.908, abs=5e-4)
     assert math.exp(loss / count) == pytest.approx(1000, rel=1e-5)
 
@@ -145,7 +150,7 @@ def test_perplexity_is_the_effective_number_of_choices() -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_one_forward_equals_a_forward_per_prefix(name: str) -> None:
     model = model_of(*MODELS[name])
-    batch = to_float64(collate([documents(7)], 7))
+    batch = to_float64(pack([documents(7)], 7))
     whole = model(batch.tokens)
     found, grads = gradients(model, [batch])
     model.zero_grad()

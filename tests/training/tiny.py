@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from regard.data import sources
 from regard.data.loader import Loader
+from regard.data.sources.world import WorldStories
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
-from regard.objectives.next_token import next_token
+from regard.objectives.next_token import NextToken, next_token
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
 from regard.parts.feedforward import SwiGLU
@@ -36,7 +36,8 @@ SPEC = Decoder(
 
 
 def loader(split: str = "train") -> Loader:
-    return Loader(sources.world(1, split, 0), TOKENIZER, rows=4, length=24)
+    train, held_out = WorldStories().open()
+    return Loader(train if split == "train" else held_out, NextToken(), TOKENIZER, rows=4, length=24)
 
 
 def trainer(path: Path, settings: Training = SETTINGS, **overrides: Any) -> Trainer:

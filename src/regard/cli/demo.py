@@ -58,9 +58,9 @@ def train(out: Path, steps: int | None, console: "Console") -> "TrainingResult":
         console.print(f"resuming {out}" + ("; --steps has no effect on a run that was started" if steps else ""))
         return resume_run(out, "cpu", console)
     overrides = {} if steps is None else {"train.steps": str(steps)}
-    recipe, tokenizer = resolve(read_recipe(find_recipe("demo"), overrides))
+    resolved = resolve(read_recipe(find_recipe("demo"), overrides))
     console.print("training on stories of a small world in which people move and carry things")
-    return start_run(out, recipe, tokenizer, "cpu", console)
+    return start_run(out, resolved, "cpu", console)
 
 
 def evaluate(out: Path, questions: int, console: "Console") -> None:

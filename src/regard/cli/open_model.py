@@ -60,9 +60,9 @@ def require_decoder(name: Path, llm: "LanguageModel") -> None:
 
 def model_folder(name: str | Path) -> Path:
     """The folder or GGUF file of a model; for a run, its newest complete checkpoint."""
-    from regard.language_model import newest_checkpoint
+    from regard.training.run import newest_checkpoint
 
-    return newest_checkpoint(find_model(name))
+    return newest_checkpoint(name)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""`regard train`: train a model from a recipe, or resume a run."""
+"""`regard train`: train a model from a recipe, fine-tune a model, or resume a run."""
 
 from pathlib import Path
 from typing import Annotated
@@ -14,6 +14,12 @@ def train(
         str | None, typer.Argument(metavar="RECIPE", help="The name of a recipe (demo, gpt, hybrid …), or a TOML file.")
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="The run's directory; runs/NAME by default.")] = None,
+    start: Annotated[
+        str | None, typer.Option("--from", metavar="MODEL", help="Fine-tune this run, folder or packaged model.")
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Train on this file or folder: text, .jsonl (text, messages, labels …).")
+    ] = None,
     pattern: PatternOption = None,
     resume: Annotated[Path | None, typer.Option(help="Continue this run from its last checkpoint.")] = None,
     device: DeviceOption = "auto",
@@ -23,37 +29,45 @@ def train(
     \b
     Examples:
       regard train demo --out runs/mine --train.steps=500 --model.width=96
+      regard train llama --data my.txt --train.steps=2000
+      regard train --from smollm2 --data chats.jsonl --adapter.rank=16 --out runs/tuned
       regard train llama --pattern "3*window(64), full(no_position)"
       regard train --resume runs/mine
     """
     from rich.console import Console
 
-    from regard.training.recipe import find_recipe, parse_overrides, read_recipe, resolve
+    from regard.training.recipe import parse_overrides, resolve
     from regard.training.run import Run
-    from regard.training_run import resume_run, start_run
+    from regard.training_run import read_tables, resume_run, start_run
 
     console, overrides = Console(stderr=True), list(context.args)
-    if recipe is not None and recipe.startswith("--"):  # an override before the recipe, or without one
+    if recipe is not None and recipe.startswith("--"):  # an override was read as the recipe
         overrides.insert(0, recipe)
-        recipe = None
-        if resume is None:
-            raise typer.BadParameter(f"the recipe comes first: regard train llama {overrides[0]}")
-    if (recipe is None) == (resume is None):
-        raise typer.BadParameter("give either a recipe or --resume RUN")
+        recipe = find_positional(overrides)
     if resume is not None:
-        if out is not None:
-            raise typer.BadParameter("a run is resumed in its own directory; omit --out")
+        given = {"RECIPE": recipe, "--out": out, "--from": start, "--data": data, "--pattern": pattern}
+        for name, value in given.items():
+            if value is not None:
+                raise typer.BadParameter(f"a run is resumed with its own directory and recipe; omit {name}")
         if overrides:
             raise typer.BadParameter(f"a run is resumed with its own recipe; omit {overrides[0]}")
-        if pattern is not None:
-            raise typer.BadParameter("a run is resumed with its own recipe; omit --pattern")
-        result = resume_run(resume, device, console)
-    else:
-        assert recipe is not None
-        file = find_recipe(recipe)
-        path = out or Path("runs") / file.stem
-        Run(path).check_new()  # before the tokenizer is trained, which may take minutes
-        resolved, tokenizer = resolve(read_recipe(file, parse_overrides(overrides)), pattern=pattern)
-        console.print(resolved.to_toml(), highlight=False, markup=False)
-        result = start_run(path, resolved, tokenizer, device, console)
-    raise typer.Exit(result.exit_code)
+        raise typer.Exit(resume_run(resume, device, console).exit_code)
+    if recipe is None and start is None:
+        raise typer.BadParameter(
+            "give a recipe, a model to fine-tune (--from MODEL), or a run to continue (--resume RUN)"
+        )
+    name, tables = read_tables(recipe, parse_overrides(overrides), start, data)
+    path = out or Path("runs") / name
+    Run(path).check_new()  # before the tokenizer is trained, which may take minutes
+    resolved = resolve(tables, pattern=pattern)
+    console.print(resolved.recipe.to_toml(), highlight=False, markup=False)
+    raise typer.Exit(start_run(path, resolved, device, console).exit_code)
+
+
+def find_positional(arguments: list[str]) -> str | None:
+    """Remove and return the first argument that is neither an override nor the value of one."""
+    for index, argument in enumerate(arguments):
+        is_value = index > 0 and arguments[index - 1].startswith("--") and "=" not in arguments[index - 1]
+        if not argument.startswith("--") and not is_value:
+            return arguments.pop(index)
+    return None

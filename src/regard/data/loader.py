@@ -1,77 +1,128 @@
-"""The loader: documents of a source, tokenized and packed into batches, with a state that can be saved.
+"""The loader: examples of a source, encoded for an objective and collated into batches, with a state that can be saved.
 
-The state is the index of the next document and the list of pending document slices, each identified by the index of
-its document and its own index in that document. These are a few integers, and a loader that restores them continues
-with bit-identical batches.
-Every rank packs the whole batch and keeps its share of the rows, so batches do not depend on the number of ranks, and
-all ranks have the same state.
+An objective turns an example into items. If it packs them, a row holds several, else one. Random choices, such as
+masked tokens, are drawn from a generator that is seeded with the index of the example.
+
+The state is the index of the next example and the list of pending items, each identified by the index of its example
+and its own index among the items of that example. These are a few integers, and a loader that restores them continues
+with bit-identical batches. Every rank prepares the whole batch and keeps its share of the rows, so batches do not
+depend on the number of ranks, and all ranks have the same state.
 """
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
 
 from regard.data.batch import Batch
-from regard.data.packing import DocumentSlice, best_fit, collate, slice_document, tokenize
-from regard.data.sources import DataSource
+from regard.data.packing import Item, best_fit, item_length
+from regard.data.sources.base import Example, Examples
 from regard.text.tokenizer import Tokenizer
 
-MAX_EMPTY_DOCUMENTS = 10_000  # consecutive documents without a (token, target) pair
-MAX_PENDING = 32  # slices to choose from; with more, rows are fuller and documents further out of order
+MAX_EMPTY_EXAMPLES = 10_000  # consecutive examples without an item
+MAX_PENDING = 32  # items to choose from; with more, rows are fuller and documents further out of order
+
+
+class ExampleEncoder(Protocol):
+    """How an objective turns examples into batches."""
+
+    packed: bool  # several items per row
+
+    def tokenize(self, example: Example, tokenizer: Tokenizer) -> Mapping[str, np.ndarray]: ...
+
+    def sample(
+        self, columns: Mapping[str, np.ndarray], tokenizer: Tokenizer, length: int, rng: np.random.Generator
+    ) -> list[Item]: ...
+
+    def collate(self, rows: Sequence[Sequence[Item]], tokenizer: Tokenizer, length: int) -> Batch: ...
 
 
 class Loader:
-    """An endless iterator of batches. `rows` is the global batch size; each rank gets `rows / ranks`."""
+    """An endless iterator of batches. `rows` is the global batch size; each rank gets `rows / ranks`.
 
-    def __init__(self, source: DataSource, tokenizer: Tokenizer, rows: int, length: int, rank: int = 0, ranks: int = 1):
+    length: the largest number of tokens per row.
+    """
+
+    def __init__(
+        self,
+        examples: Examples,
+        objective: ExampleEncoder,
+        tokenizer: Tokenizer,
+        rows: int,
+        length: int,
+        seed: int = 0,
+        rank: int = 0,
+        ranks: int = 1,
+    ):
         if rows < 1 or length < 1:
             raise ValueError(f"rows={rows} and length={length} must be at least 1")
         if not 0 <= rank < ranks:
             raise ValueError(f"rank={rank} must be from 0 to {ranks - 1}, because ranks={ranks}")
         if rows % ranks:
             raise ValueError(f"rows={rows} is not divisible by ranks={ranks}; use a multiple of {ranks}")
-        self.source, self.tokenizer, self.rows, self.length = source, tokenizer, rows, length
-        self.rank, self.ranks = rank, ranks
-        self._next_document = 0
-        self._pending: list[tuple[int, int, DocumentSlice]] = []  # (document, index of the slice, slice)
+        self.examples = examples.map(partial(objective.tokenize, tokenizer=tokenizer))
+        self.objective, self.tokenizer, self.rows, self.length = objective, tokenizer, rows, length
+        self.seed, self.rank, self.ranks = seed, rank, ranks
+        self._next_example = 0
+        self._pending: list[tuple[int, int, Item]] = []  # (example, index of the item, item)
 
     def __iter__(self) -> Iterator[Batch]:
         return self
 
     def __next__(self) -> Batch:
-        packed = [self._pack_row() for _ in range(self.rows)]
+        rows = [self._next_row() for _ in range(self.rows)]
         share = self.rows // self.ranks
-        local = packed[self.rank * share : (self.rank + 1) * share]
-        return collate(local, self.length, self.tokenizer.pad or 0)
+        local = rows[self.rank * share : (self.rank + 1) * share]
+        return self.objective.collate(local, self.tokenizer, self.length)
 
     def state_dict(self) -> dict[str, Any]:
-        pending = [[document, index] for document, index, _ in self._pending]
-        return {"source": self.source.name, "length": self.length, "next": self._next_document, "waiting": pending}
+        pending = [[example, index] for example, index, _ in self._pending]
+        return {
+            "source": self.examples.name,
+            "fingerprint": self.examples.fingerprint,
+            "length": self.length,
+            "next": self._next_example,
+            "waiting": pending,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name, current in (("source", self.source.name), ("length", self.length)):
+        for name, current in (("source", self.examples.name), ("length", self.length)):
             if state[name] != current:
                 raise ValueError(
                     f"the saved loader has {name}={state[name]!r}, this one {current!r}; resume with the same data"
                 )
-        self._next_document = state["next"]
-        self._pending = [(document, index, self._slices(document)[index]) for document, index in state["waiting"]]
+        if state["fingerprint"] != self.examples.fingerprint:
+            raise ValueError(
+                f"the data of {self.examples.name} changed after the checkpoint was saved; restore the files to "
+                "resume, or start a new run from the checkpoint (regard train --from RUN)"
+            )
+        self._next_example = state["next"]
+        self._pending = [(example, index, self._items(example)[index]) for example, index in state["waiting"]]
 
-    def _pack_row(self) -> list[DocumentSlice]:
-        empty = 0
-        while len(self._pending) < MAX_PENDING:
-            slices = self._slices(self._next_document)
-            empty = 0 if slices else empty + 1
-            if empty == MAX_EMPTY_DOCUMENTS:
-                raise ValueError(
-                    f"{self.source.name}: {empty} documents in a row have fewer than two tokens; use longer documents"
-                )
-            self._pending += [(self._next_document, index, slice) for index, slice in enumerate(slices)]
-            self._next_document += 1
-        indices = best_fit([len(slice) for _, _, slice in self._pending], self.length)
+    def _next_row(self) -> list[Item]:
+        self._fill(MAX_PENDING if self.objective.packed else 1)
+        lengths = [item_length(item) for _, _, item in self._pending] if self.objective.packed else []
+        indices = best_fit(lengths, self.length) if self.objective.packed else [0]
         row = [self._pending[index][2] for index in indices]
-        packed = set(indices)
-        self._pending = [entry for index, entry in enumerate(self._pending) if index not in packed]
+        taken = set(indices)
+        self._pending = [entry for index, entry in enumerate(self._pending) if index not in taken]
         return row
 
-    def _slices(self, document: int) -> list[DocumentSlice]:
-        return slice_document(tokenize(self.source.document(document), self.tokenizer), self.length)
+    def _fill(self, count: int) -> None:
+        """Read examples until `count` items are pending."""
+        empty = 0
+        while len(self._pending) < count:
+            items = self._items(self._next_example)
+            empty = 0 if items else empty + 1
+            if empty == MAX_EMPTY_EXAMPLES:
+                raise ValueError(
+                    f"{self.examples.name}: {empty} examples in a row have nothing to train on (fewer than two tokens, "
+                    "or no token with a loss); use other examples"
+                )
+            self._pending += [(self._next_example, index, item) for index, item in enumerate(items)]
+            self._next_example += 1
+
+    def _items(self, index: int) -> list[Item]:
+        rng = np.random.default_rng((self.seed, index))
+        return self.objective.sample(self.examples.example(index), self.tokenizer, self.length, rng)

@@ -1,67 +1,28 @@
-"""Packing: documents of any length in rows of one length, each attending only to itself.
+"""Packing: sequences of any length in rows of one length, each attending only to itself.
 
-A document of n tokens has n-1 pairs (token, next token). A row holds several document slices, each a segment with
-positions from 0; the rest of the row is padding, with segment -1 and weight 0. A document with more pairs than a row
-is sliced; no pair is lost, and each slice is treated like a document: its positions start at 0, and it does not attend
-to the previous slice.
+An item is a mapping of arrays of one length, such as `tokens`, `targets` and `weights`. A row holds several items, each
+a segment with positions from 0; the rest of the row is padding, with segment -1 and weight 0.
 
-Rows are filled best-fit: first the oldest pending slice, then repeatedly the longest one that fits.
+Rows are filled best-fit: first the oldest pending item, then repeatedly the longest one that fits.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 
 from regard.data.batch import Batch
-from regard.data.sources import Document
-from regard.text.chat import END
-from regard.text.tokenizer import Tokenizer
 
 PADDING_SEGMENT = -1
+Item = Mapping[str, np.ndarray]  # the arrays of one sequence, or of one example of a batch
 
 
-@dataclass(frozen=True)
-class DocumentSlice:
-    """`ids[i + 1]` is predicted from `ids[: i + 1]`, and its loss is multiplied by `weights[i + 1]`."""
-
-    ids: Sequence[int]
-    weights: Sequence[float]
-
-    def __len__(self) -> int:
-        """The number of (token, next token) pairs."""
-        return max(0, len(self.ids) - 1)
-
-
-def tokenize(document: Document, tokenizer: Tokenizer) -> DocumentSlice:
-    ids: list[int] = []
-    weights: list[float] = []
-    for span in document:
-        new = [special_token_id(span.text, tokenizer)] if span.special else tokenizer.encode(span.text)
-        ids += new
-        weights += [span.weight] * len(new)
-    return DocumentSlice(ids, weights)
-
-
-def special_token_id(token: str, tokenizer: Tokenizer) -> int:
-    """The id of a special token; `<|end|>` is the tokenizer's eos, if it has one."""
-    id = tokenizer.eos if token == END and tokenizer.eos is not None else tokenizer.core.token_to_id(token)
-    if id is None:
-        raise ValueError(
-            f"the data has the special token {token}, which is not in this tokenizer's vocabulary; train a tokenizer "
-            "(tokenizer.by='bpe'), or use plain text and a tokenizer with an eos token"
-        )
-    return id
-
-
-def slice_document(document: DocumentSlice, length: int) -> list[DocumentSlice]:
-    """Slices of at most `length` pairs. The last target of a slice is the first token of the next one."""
-    starts = range(0, len(document), length)
-    return [DocumentSlice(document.ids[i : i + length + 1], document.weights[i : i + length + 1]) for i in starts]
+def item_length(item: Item) -> int:
+    return len(item["tokens"])
 
 
 def best_fit(lengths: Sequence[int], capacity: int) -> list[int]:
-    """The indices of the slices that fill a row: the oldest, then the longest that fit; `lengths` is oldest first."""
+    """The indices of the items that fill a row: the oldest, then the longest that fit; `lengths` is oldest first."""
     indices = [0]
     remaining = capacity - lengths[0]
     for index in sorted(range(1, len(lengths)), key=lambda index: -lengths[index]):  # stable: ties keep their order
@@ -71,20 +32,34 @@ def best_fit(lengths: Sequence[int], capacity: int) -> list[int]:
     return indices
 
 
-def collate(rows: Sequence[Sequence[DocumentSlice]], length: int, pad: int = 0) -> Batch:
-    """A batch of (B, L) tensors from rows of slices."""
-    return Batch(
-        tokens=_tensor(rows, lambda slice, segment: slice.ids[:-1], length, pad, torch.long),
-        targets=_tensor(rows, lambda slice, segment: slice.ids[1:], length, pad, torch.long),
-        weights=_tensor(rows, lambda slice, segment: slice.weights[1:], length, 0.0, torch.float32),
-        positions=_tensor(rows, lambda slice, segment: range(len(slice)), length, 0, torch.long),
-        segments=_tensor(rows, lambda slice, segment: [segment] * len(slice), length, PADDING_SEGMENT, torch.long),
-    )
+def pack(rows: Sequence[Sequence[Item]], length: int, pad: int = 0) -> Batch:
+    """A batch of (B, L) tensors: the arrays of the items, and their `positions` and `segments`."""
+    names = [*rows[0][0], "positions", "segments"]
+    arrays = {
+        name: np.full((len(rows), length), padding_value(name, pad), np.float32 if name == "weights" else np.int64)
+        for name in names
+    }
+    for row, items in enumerate(rows):
+        start = 0
+        for segment, item in enumerate(items):
+            end = start + item_length(item)
+            for name, array in item.items():
+                arrays[name][row, start:end] = array
+            arrays["positions"][row, start:end] = np.arange(end - start)
+            arrays["segments"][row, start:end] = segment
+            start = end
+    return Batch(**{name: torch.from_numpy(array) for name, array in arrays.items()})
 
 
-def _tensor(rows, values, length: int, padding: float, dtype: torch.dtype) -> torch.Tensor:
-    padded = []
-    for row in rows:
-        flat = [value for segment, slice in enumerate(row) for value in values(slice, segment)]
-        padded.append(flat + [padding] * (length - len(flat)))
-    return torch.tensor(padded, dtype=dtype)  # (B, L)
+def padding_value(name: str, pad: int) -> int:
+    return {"tokens": pad, "targets": pad, "segments": PADDING_SEGMENT}.get(name, 0)
+
+
+def pad_items(items: Sequence[Item], name: str, pad: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """One array of all items, padded on the right to the longest (B, L), and False for padding (B, L)."""
+    lengths = np.array([len(item[name]) for item in items])
+    dtype = np.float32 if items[0][name].dtype.kind == "f" else np.int64
+    padded = np.full((len(items), max(1, lengths.max())), pad, dtype)
+    for row, item in enumerate(items):
+        padded[row, : lengths[row]] = item[name]
+    return torch.from_numpy(padded), torch.from_numpy(np.arange(padded.shape[1]) < lengths[:, None])

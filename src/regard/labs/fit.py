@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from regard.data.batch import Batch
 from regard.labs.experiment import Bench
-from regard.objectives.base import Objective, layout_of
+from regard.objectives.base import LossFunction, layout_of
 from regard.objectives.next_token import next_token
 from regard.training.step import take_step
 
@@ -30,7 +30,7 @@ def fit(
     learning_rate: float = 3e-3,
     clip: float = 1.0,
     stop_below: float = 0.0,
-    objective: Objective = next_token,
+    objective: LossFunction = next_token,
 ) -> dict[str, list[float]]:
     """Train the model in place. Returns the loss, accuracy and seconds of every step.
 

@@ -35,7 +35,8 @@ from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.seq2seq import seq2seq
 from regard.models.stack import Repeat
 from regard.objectives.base import LossResult
-from regard.objectives.next_token import next_token, translation
+from regard.objectives.next_token import next_token
+from regard.objectives.translation import translation
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
 from regard.parts.cross_attention import CrossAttention

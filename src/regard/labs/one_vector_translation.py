@@ -18,7 +18,7 @@ from regard.labs.experiment import Bench, Check, Findings, Plot
 from regard.labs.fit import exact_match, fit, generator
 from regard.labs.tasks import FIRST, draw_symbols, encoder_decoder_batch
 from regard.models.seq2seq import seq2seq
-from regard.objectives.next_token import translation
+from regard.objectives.translation import translation
 
 SYMBOLS, WIDTH = 16, 64
 SCORES: dict[str, Literal["none", "general"]] = {"last state only": "none", "with attention": "general"}

@@ -1,8 +1,11 @@
 """The interface of an objective, and the functions that several objectives share.
 
+An objective is a spec. It says how an example of the data becomes a row of a batch, and it is a function of a model and
+a batch that returns the loss as two sums:
+
     loss = Σ_t w_t · -log p(target_t)  /  Σ_t w_t
 
-An objective returns the two sums separately. The training step divides once, over the whole step, so the loss does not
+The training step divides once, over the whole step, so the loss does not
 depend on how a batch is split for accumulation, how documents are packed into rows, or how rows are distributed over
 ranks. Metrics are sums too and are divided by the same count. Padding has weight 0.
 
@@ -10,19 +13,80 @@ Auxiliary losses of the bodies (load balancing of experts) are means over one mi
 are multiplied by the count, so a step averages them over its micro-batches, weighted by their counts.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Self
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.data.batch import Batch
+from regard.data.packing import Item
+from regard.data.sources.base import Example, Examples
 from regard.layout import TokenLayout
+from regard.models.base import Model
 from regard.models.outputs import LazyLogits, Outputs
 from regard.parts.block import Losses
+from regard.spec import Spec, SpecError
+from regard.text.tokenizer import Tokenizer
 
-Objective = Callable[[nn.Module, Batch], tuple[Tensor, Tensor, Mapping[str, Tensor]]]
+LossFunction = Callable[[nn.Module, Batch], tuple[Tensor, Tensor, Mapping[str, Tensor]]]
 LossResult = tuple[Tensor, Tensor, dict[str, Tensor]]  # loss_sum, count, metrics
+Columns = Mapping[str, np.ndarray]  # an example as arrays
+
+
+@dataclass(frozen=True)
+class Objective(Spec):
+    """Examples are tokenized once, deterministically, and may be stored. Items are drawn from them in every epoch."""
+
+    kind_table: ClassVar[str] = "objectives"
+    packed: ClassVar[bool] = False  # several items per row
+    scope: ClassVar[Literal["token", "batch"]] = "token"  # batch: the loss compares all rows, so no micro-batches
+
+    def check_model(self, model: Model) -> None:
+        """Raise SpecError if this model cannot be trained with this objective."""
+        raise NotImplementedError
+
+    def fit(self, examples: Examples) -> Self:
+        """The objective with the settings that depend on the data, such as the names of the labels."""
+        return self
+
+    @property
+    def head_options(self) -> Mapping[str, Any]:
+        """Options of the model's head that depend on the data; used if the recipe has none."""
+        return {}
+
+    def tokenize(self, example: Example, tokenizer: Tokenizer) -> Columns:
+        """The arrays of an example."""
+        raise NotImplementedError
+
+    def sample(self, columns: Columns, tokenizer: Tokenizer, length: int, rng: np.random.Generator) -> list[Item]:
+        """The items of an example, each at most `length` tokens long; none if there is nothing to train on."""
+        return [columns]
+
+    def collate(self, rows: Sequence[Sequence[Item]], tokenizer: Tokenizer, length: int) -> Batch:
+        """A batch of rows of items. Rows have one item each unless the objective is `packed`."""
+        raise NotImplementedError
+
+    def __call__(self, model: nn.Module, batch: Batch) -> LossResult:
+        raise NotImplementedError
+
+
+def require_model(objective: Objective, model: Model, *expected: type[Model]) -> None:
+    """Raise SpecError if the model is not of one of these classes."""
+    if not isinstance(model, expected):
+        names = " or ".join(cls.__name__ for cls in expected)
+        raise SpecError(f"objective {objective.kind} trains models of the class {names}, not {type(model).__name__}")
+
+
+def require_keys(objective: Objective, example: Example, *keys: str) -> None:
+    missing = [key for key in keys if key not in example]
+    if missing:
+        raise ValueError(
+            f"objective {objective.kind} needs examples with {', '.join(keys)}; this one has {', '.join(example)}"
+        )
 
 
 def token_loss(outputs: Outputs, batch: Batch) -> LossResult:

@@ -1,19 +1,96 @@
-"""Next-token prediction: the objective of autoregressive models, also with images or a source sequence as input.
+"""Next-token prediction: the objective of autoregressive models, from pretraining to supervised fine-tuning.
 
-    next_token, image_text   loss = Σ_t w_t · -log p(token_{t+1} | tokens up to t)
-    translation              loss = Σ_t w_t · -log p(target_t | earlier targets, source)       Sutskever et al. 2014
+    loss = Σ_t w_t · -log p(token_{t+1} | tokens up to t)
 
-Teacher forcing: the input of the decoder is the true target, shifted right by one after a start token, so one forward
-predicts every token.
+An example is a `text`, of which every token counts; a `prompt` with its `completion`, or `messages`, of which only the
+completion and the assistant's messages count, with their end tokens. A document of n tokens has n - 1 pairs (token,
+next token); one with more pairs than a row is sliced, and each slice is treated like a document: its positions start at
+0, and it does not attend to the previous slice.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
-import torch
-from torch import Tensor, nn
+import numpy as np
+from torch import nn
 
 from regard.data.batch import Batch
-from regard.objectives.base import LossResult, layout_of, padded_layout, token_loss
+from regard.data.packing import Item, pack
+from regard.data.sources.base import Example
+from regard.data.spans import tokenize_spans
+from regard.models.base import Model
+from regard.models.decoder import Decoder
+from regard.objectives.base import Columns, LossResult, Objective, layout_of, require_model, token_loss
+from regard.objectives.chat import tokenize_chat
+from regard.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class NextToken(Objective):
+    packed: ClassVar[bool] = True
+
+    train_on: Literal["answers", "all"] = "answers"  # of prompts and conversations: the tokens that count
+
+    def check_model(self, model: Model) -> None:
+        require_model(self, model, Decoder)
+
+    def tokenize(self, example: Example, tokenizer: Tokenizer) -> Columns:
+        columns = tokenize_document(example, tokenizer)
+        if self.train_on == "all":
+            return {"ids": columns["ids"]}
+        if "weights" in columns and not columns["weights"].any():
+            raise ValueError(f"this example has no token to train on: {example!r:.200}; add an answer of the assistant")
+        return columns
+
+    def sample(self, columns: Columns, tokenizer: Tokenizer, length: int, rng: np.random.Generator) -> list[Item]:
+        slices = (slice_columns(columns, start, length) for start in range(0, len(columns["ids"]) - 1, length))
+        return [item for item in slices if item["weights"].any()]
+
+    def collate(self, rows: Sequence[Sequence[Item]], tokenizer: Tokenizer, length: int) -> Batch:
+        return pack(rows, length, tokenizer.pad or 0)
+
+    def __call__(self, model: nn.Module, batch: Batch) -> LossResult:
+        return next_token(model, batch)
+
+
+def tokenize_document(example: Example, tokenizer: Tokenizer) -> dict[str, np.ndarray]:
+    """`ids`, and `weights` unless all of them are 1."""
+    if "spans" in example:
+        return tokenize_spans(example["spans"], tokenizer)
+    if "messages" in example:
+        return tokenize_chat(example["messages"], tokenizer)
+    if "completion" in example:
+        prompt = [*tokenizer.prefix_ids, *tokenizer.encode(text_of(example, "prompt"))]
+        completion = [*tokenizer.encode(text_of(example, "completion")), end_id(tokenizer)]
+        weights = np.repeat(np.array([0, 1], np.float32), [len(prompt), len(completion)])
+        return {"ids": np.array(prompt + completion, np.int64), "weights": weights}
+    if "text" not in example:
+        raise ValueError(
+            f"an example needs `text`, `messages`, or `prompt` and `completion`; this one has {', '.join(example)}"
+        )
+    end = [end_id(tokenizer)] if example.get("end", True) else []
+    ids = [*tokenizer.prefix_ids, *tokenizer.encode(text_of(example, "text")), *end]
+    return {"ids": np.array(ids, np.int64)}
+
+
+def text_of(example: Example, key: str) -> str:
+    if not isinstance(example.get(key), str):
+        raise ValueError(f"`{key}` of an example must be a string, found {example.get(key)!r:.60}")
+    return example[key]
+
+
+def end_id(tokenizer: Tokenizer) -> int:
+    if tokenizer.eos is None:
+        raise ValueError("this tokenizer has no eos token to end a document with; use another tokenizer")
+    return tokenizer.eos
+
+
+def slice_columns(columns: Columns, start: int, length: int) -> Item:
+    """`length` pairs (token, next token) from `start` on; the last target is the first token of the next slice."""
+    ids = columns["ids"][start : start + length + 1]
+    weights = columns["weights"][start + 1 : start + length + 1] if "weights" in columns else np.ones(len(ids) - 1)
+    return {"tokens": ids[:-1], "targets": ids[1:], "weights": weights}
 
 
 def next_token(model: nn.Module, batch: Batch) -> LossResult:
@@ -27,35 +104,3 @@ def image_text(model: nn.Module, batch: Batch) -> LossResult:
     The markers that images replace are not targets: their weight is 0.
     """
     return token_loss(model(batch.tokens, layout_of(batch), images=batch.images.flatten(0, 1), outputs=True), batch)
-
-
-def translation(model: nn.Module, batch: Batch) -> LossResult:
-    """Needs source and source_valid (B, S), and the fields of next_token."""
-    layout, source_layout = layout_of(batch), padded_layout(batch.get("source_valid"))
-    return token_loss(model(batch.source, batch.tokens, source_layout, layout, outputs=True), batch)
-
-
-def translation_batch(
-    sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], start: int, end: int
-) -> Batch:
-    """A padded batch of sources and targets: the input starts with token `start`, the target ends with `end`."""
-    source, source_valid = pad(sources)
-    tokens, valid = pad([[start, *target] for target in targets])
-    positions = torch.arange(tokens.shape[1]).expand_as(tokens)
-    return Batch(
-        source=source,
-        source_valid=source_valid,
-        tokens=tokens,
-        targets=pad([[*target, end] for target in targets])[0],
-        weights=valid.float(),
-        positions=positions.where(valid, 0),
-        segments=valid.long() - 1,
-    )
-
-
-def pad(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-    """The rows padded with 0 on the right (B, L), and False for padding (B, L)."""
-    lengths = torch.tensor([len(row) for row in rows])
-    longest = int(lengths.max())
-    tokens = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows])
-    return tokens, torch.arange(longest) < lengths.unsqueeze(-1)

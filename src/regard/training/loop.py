@@ -20,7 +20,7 @@ from torch import nn
 from regard.checkpoint.model_folder import SavesFiles
 from regard.data.batch import Batch
 from regard.models.decoder import DecoderModule
-from regard.objectives.base import Objective
+from regard.objectives.base import LossFunction
 from regard.training.log import Log
 from regard.training.progress import Listener
 from regard.training.recipe import Training
@@ -78,7 +78,7 @@ class Trainer:
 
     model: DecoderModule
     loader: StatefulLoader
-    objective: Objective
+    objective: LossFunction
     settings: Training
     run: Run
     held_out: Iterable[Batch] = ()

@@ -1,37 +1,50 @@
 """A recipe: the complete description of a training run, in one TOML file.
 
-    [data]       the source of the documents, and the size of the batches
-    [tokenizer]  the tokenizer, and how it is trained
-    [model]      the spec; `vocab` is by default that of the tokenizer
+    from         the model to start from: a run, a folder, or the name of a packaged model; or
+    [model]      the spec of a new model; the size of its vocabulary is by default that of the tokenizer
+    [head]       a new head for the model of `from`
+    [adapter]    train low-rank adapters instead of all weights
+    [objective]  what is learned; by default what fits the model
+    [data]       the sources of the examples, and the size of the batches
+    [tokenizer]  the tokenizer, and how it is trained; with `from`, that of the model
     [train]      steps, learning rate, schedule, optimizer
 
 Values can be overridden by dotted names (`train.lr=3e-4`, `model.layers.0.times=6`). The resolved recipe is saved with
 the run.
 """
 
+import dataclasses
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from regard.data import sources
-from regard.data.batch import Batch
-from regard.data.loader import Loader
-from regard.data.sources import DataSource, Document, ShuffledSource
-from regard.data.world import SPLITS
-from regard.models.base import Scheme
-from regard.models.decoder import Decoder
+from regard.adapt.lora import LoRA
+from regard.checkpoint.model_folder import read_spec_and_table
+from regard.data.sources.base import Splits
+from regard.models.base import Model, Scheme
 from regard.models.pattern import retile
+from regard.objectives.base import Objective
+from regard.objectives.defaults import default_objective
 from regard.spec import Spec, SpecError, require, suggest_name
 from regard.text.tokenizer import Tokenizer
-from regard.text.train import bpe, byte, character
+from regard.training.data_settings import Data, Vocabulary, read_data_table, with_absolute_paths, without_source
 from regard.training.optimizer import AdamW, Optimizer
+from regard.training.run import newest_checkpoint
 from regard.training.schedule import Cosine, Schedule
 
 RECIPES = Path(__file__).parents[1] / "recipes"
+# The fields of a model's spec that hold the size of the vocabulary, by its kind.
+VOCAB_FIELDS = {
+    "decoder": ("vocab",),
+    "encoder": ("input.vocab",),
+    "encoder_decoder": ("source.input.vocab", "target.vocab"),
+    "seq2seq": ("source.input.vocab", "target.vocab"),
+    "dual_encoder": ("text.input.vocab",),
+    "interleaved": ("decoder.vocab",),
+}
 
 
 @dataclass(frozen=True)
@@ -62,83 +75,31 @@ class Training(Spec):
 
 
 @dataclass(frozen=True)
-class Data(Spec):
-    source: Literal["world", "pydoc", "text", "folder", "jsonl"] = "world"
-    path: str | None = None  # for the sources text, folder and jsonl
-    level: int = 1  # difficulty of the stories of source="world"
-    rows: int = 16  # per batch
-    length: int = 256  # tokens per row
-    held_out: int = 8  # batches per evaluation
-    seed: int = 0
-
-    def check(self) -> None:
-        needs_path = self.source in ("text", "folder", "jsonl")
-        require(not needs_path or self.path is not None, f"data: source={self.source!r} needs a path; set data.path")
-        for name in ("rows", "length", "held_out"):
-            require(getattr(self, name) > 0, f"data: {name}={getattr(self, name)} must be positive")
-
-    def open(self, split: str = "train") -> DataSource:
-        if self.source == "world":
-            return sources.world(self.level, split, self.seed)
-        if self.source == "pydoc":
-            return sources.pydoc(split, self.seed)
-        files = {"text": sources.text_file, "folder": sources.folder, "jsonl": sources.jsonl}
-        return files[self.source](self.path or "", split, self.seed)
-
-    def loader(self, tokenizer: Tokenizer, split: str = "train") -> Loader:
-        return Loader(self.open(split), tokenizer, self.rows, self.length)
-
-    def evaluation(self, tokenizer: Tokenizer) -> list[Batch]:
-        return list(islice(self.loader(tokenizer, "held-out"), self.held_out))
-
-
-@dataclass(frozen=True)
-class Vocabulary(Spec):
-    by: Literal["byte", "character", "bpe", "folder"] = "bpe"
-    size: int = 512  # vocabulary of bpe, including special tokens and bytes
-    documents: int = 2000  # number of documents for training bpe, or for the characters of an endless source
-    path: str | None = None  # for by="folder": a folder with a tokenizer.json
-
-    def check(self) -> None:
-        require(self.by != "folder" or self.path is not None, "tokenizer: by='folder' needs a path; set tokenizer.path")
-        require(self.documents > 0, f"tokenizer: documents={self.documents} must be positive")
-
-    @property
-    def expected_size(self) -> int:
-        """The vocabulary size before any data is read; bpe may find fewer tokens."""
-        require(
-            self.by != "character",
-            "tokenizer: the size of by='character' depends on the data and is not known here; set model.vocab",
-        )
-        if self.by == "bpe":
-            return self.size
-        return (byte() if self.by == "byte" else Tokenizer.load(self.path or "")).vocab_size
-
-    def build(self, data: Data) -> Tokenizer:
-        if self.by == "byte":
-            return byte()
-        if self.by == "folder":
-            return Tokenizer.load(self.path or "")
-        if self.by == "bpe":
-            return bpe(texts(map(data.open().document, range(self.documents))), self.size)
-        splits = map(data.open, SPLITS)  # a character may occur only in held-out documents
-        documents = (
-            split.documents if isinstance(split, ShuffledSource) else map(split.document, range(self.documents))
-            for split in splits
-        )
-        return character(texts(chain.from_iterable(documents)))
-
-
-def texts(documents: Iterable[Document]) -> Iterator[str]:
-    return (span.text for document in documents for span in document if not span.special)
-
-
-@dataclass(frozen=True)
 class Recipe(Spec):
-    model: Decoder
+    model: Model
     train: Training
     data: Data = Data()
     tokenizer: Vocabulary = Vocabulary()
+    objective: Objective | None = None  # None: what fits the model
+    start: str | None = None  # `from` in files: the folder of the initial weights
+    adapter: LoRA | None = None  # None: all weights are trained
+
+    def to_dict(self) -> dict[str, Any]:
+        return rename(super().to_dict(), "start", "from")
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "Recipe":
+        return super().from_dict(rename(data, "from", "start"))
+
+
+def rename(table: Mapping[str, Any], old: str, new: str) -> dict[str, Any]:
+    return {new if key == old else key: value for key, value in table.items()}
+
+
+class ResolvedRecipe(NamedTuple):
+    recipe: Recipe
+    tokenizer: Tokenizer
+    splits: Splits
 
 
 def find_recipe(name: str | Path) -> Path:
@@ -153,7 +114,7 @@ def find_recipe(name: str | Path) -> Path:
     return packaged
 
 
-def read_recipe(path: Path, overrides: Mapping[str, str] | None = None) -> dict[str, Any]:
+def read_recipe(path: Path, overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The tables of a recipe file, with the overrides applied."""
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -164,44 +125,116 @@ def read_recipe(path: Path, overrides: Mapping[str, str] | None = None) -> dict[
 
 def resolve(
     tables: Mapping[str, Any], tokenizer: Tokenizer | None = None, pattern: str | None = None
-) -> tuple[Recipe, Tokenizer]:
-    """The checked recipe and its tokenizer. If none is given, it is trained.
+) -> ResolvedRecipe:
+    """The checked recipe with its tokenizer and its data. If no tokenizer is given, it is trained.
 
     pattern: replaces the layers of the model (models/pattern.py).
     """
+    known = ("kind", "from", "head", *(field.name for field in dataclasses.fields(Recipe)))
     for key in tables:
-        require(
-            key in ("kind", *Recipe.__annotations__),
-            f"a recipe has no table {key!r}; {suggest_name(key, Recipe.__annotations__)}",
-        )
-    draft = build_recipe(tables, 1, pattern)  # reports mistakes before the tokenizer is trained, which may take minutes
-    tokenizer = tokenizer or draft.tokenizer.build(draft.data)
-    recipe = build_recipe(tables, tokenizer.vocab_size, pattern)
-    require(
-        recipe.model.vocab >= tokenizer.vocab_size,
-        f"model.vocab={recipe.model.vocab} is smaller than the tokenizer's {tokenizer.vocab_size}; leave it out",
+        require(key in known, f"a recipe has no table {key!r}; {suggest_name(key, known)}")
+    tables = dict(tables)
+    if isinstance(tables.get("data"), Mapping):
+        tables["data"] = read_data_table(tables["data"])
+    start = tables.get("from", tables.get("start"))
+    if start is not None:
+        tables = tables_from(Path(start), tables)
+    require("head" not in tables, "[head] is a new head for the model of `from`; set model.head of a new model")
+    # mistakes are reported before the data are read and the tokenizer is trained, which may take minutes
+    draft = build_recipe(tables, vocab=1, pattern=pattern)
+    splits = draft.data.open()
+    if tokenizer is None:
+        tokenizer = draft.tokenizer.build(splits)
+    assert draft.objective is not None
+    objective = draft.objective.fit(splits.train)
+    recipe = build_recipe(
+        tables | {"objective": objective.to_dict()}, tokenizer.vocab_size, pattern, objective.head_options
     )
-    return recipe, tokenizer
+    check_vocabulary(recipe.model, tokenizer)
+    return ResolvedRecipe(replace(recipe, data=with_absolute_paths(recipe.data)), tokenizer, splits)
 
 
-def build_recipe(tables: Mapping[str, Any], vocab: int, pattern: str | None = None) -> Recipe:
-    """The checked recipe. `vocab` is used if the model's table has none."""
+def tables_from(start: Path, tables: Mapping[str, Any]) -> dict[str, Any]:
+    """The tables with the spec and the tokenizer of the model to start from."""
+    for key in ("model", "tokenizer"):
+        require(key not in tables, f"the recipe has both `from` and [{key}], but it comes with the model; remove one")
+    folder = newest_checkpoint(start)
+    spec = read_spec_and_table(folder)[0].to_dict()
+    head = tables.get("head")
+    if head is not None:
+        require("input" in spec, f"[head] replaces the head of an encoder; the model of {start} is a {spec['kind']}")
+        spec["head"] = head
+    return {key: value for key, value in tables.items() if key not in ("from", "head")} | {
+        "start": str(folder.absolute()),
+        "model": spec,
+        "tokenizer": {"by": "folder", "path": str(folder.absolute())},
+    }
+
+
+def build_recipe(
+    tables: Mapping[str, Any], vocab: int, pattern: str | None = None, head: Mapping[str, Any] | None = None
+) -> Recipe:
+    """The checked recipe. `vocab`, and `head` with its number of labels, are used if the model's table has none."""
     model = tables.get("model", {})
-    recipe = Recipe.from_dict({**tables, "model": {"vocab": vocab, **model} if isinstance(model, Mapping) else model})
+    if isinstance(model, Mapping):
+        model = fill_model({"kind": "decoder"} | dict(model), vocab, head or {"labels": 1})
+    recipe = Recipe.from_dict({**tables, "model": model})
     if pattern is not None:
         recipe = replace(recipe, model=retile(recipe.model, pattern))
-    context = recipe.model.context
+    objective = recipe.objective or default_objective(recipe.model)
+    objective.check_model(recipe.model)
+    context = context_of(recipe.model)
     require(
         context is None or recipe.data.length <= context,
         f"data.length={recipe.data.length} is longer than model.context={context}; lower data.length or raise the "
         "context",
     )
-    return recipe
+    return replace(recipe, objective=objective)
 
 
-def override(tables: Mapping[str, Any], values: Mapping[str, str]) -> dict[str, Any]:
-    """Set values by dotted names, in which a number is an index of a list. A value that is not TOML is a string."""
+def fill_model(model: Mapping[str, Any], vocab: int, head: Mapping[str, Any]) -> dict[str, Any]:
+    """The table of a model with the values that depend on the data."""
+    filled = deepcopy(dict(model))
+    for name in VOCAB_FIELDS.get(filled["kind"], ()):
+        table = filled
+        for key in name.split(".")[:-1]:
+            table = table.setdefault(key, {"kind": "tokens"} if key == "input" else {})
+        if isinstance(table, dict) and table.get("kind") not in ("patches", "frames"):
+            table.setdefault("vocab", vocab)
+    if isinstance(filled.get("head"), dict) and filled["head"].get("kind") == "classification":
+        filled["head"] = {**head, **filled["head"]} if "labels" not in filled["head"] else filled["head"]
+    return filled
+
+
+def check_vocabulary(model: Model, tokenizer: Tokenizer) -> None:
+    data = model.to_dict()
+    for name in VOCAB_FIELDS.get(model.kind, ()):
+        table = data
+        for key in name.split("."):
+            table = table.get(key) if isinstance(table, Mapping) else None
+        require(
+            table is None or table >= tokenizer.vocab_size,
+            f"model.{name}={table} is smaller than the tokenizer's {tokenizer.vocab_size}; leave it out",
+        )
+
+
+def context_of(model: Any) -> int | None:
+    """The largest number of tokens of a sequence that the model supports; None: any number."""
+    parts = [getattr(model, name) for name in ("source", "target", "text", "decoder") if hasattr(model, name)] or [
+        model
+    ]
+    limits = [part.context or part.position.max_positions for part in parts]
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def override(tables: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Set values by dotted names, in which a number is an index of a list. A value that is not TOML is a string.
+
+    A new source of data replaces that of the tables with all its options.
+    """
     tables = deepcopy(dict(tables))
+    if {"data.path", "data.source", "data.sources"} & values.keys() and isinstance(tables.get("data"), Mapping):
+        tables["data"] = without_source(tables["data"])
     for name, value in values.items():
         *path, last = name.split(".")
         table: Any = tables
@@ -220,7 +253,11 @@ def index(items: list, key: str, name: str) -> int:
     return int(key)
 
 
-def parse_value(text: str) -> Any:
+def parse_value(text: Any) -> Any:
+    if not isinstance(text, str):
+        return text
+    if text in ("True", "False"):
+        return text == "True"
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.checkpoint.atomic_folder import CheckpointError, check_folder, remove_folder, write_folder
+from regard.find_model import find_model
 from regard.text.tokenizer import Tokenizer
 
 
@@ -121,3 +122,14 @@ class Run:
             stream.write(f"{os.getpid()}\n")
             stream.flush()
             yield
+
+
+def newest_checkpoint(name: str | Path) -> Path:
+    """The newest complete checkpoint of a run; the path of any other file, folder or packaged model."""
+    path = find_model(name)
+    if not (path / "checkpoints").is_dir():
+        return path
+    newest = Run.open(path).latest()
+    if newest is None:
+        raise ValueError(f"{path} has no checkpoint yet; continue its training with: regard train --resume {path}")
+    return newest

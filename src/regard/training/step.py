@@ -17,7 +17,7 @@ from torch.nn.utils import get_total_norm
 
 from regard.compat import cannot_compile
 from regard.data.batch import Batch
-from regard.objectives.base import Objective
+from regard.objectives.base import LossFunction
 
 Precision = Callable[[], AbstractContextManager]
 
@@ -28,7 +28,7 @@ class NonFinite(ArithmeticError):
 
 def take_step(
     model: nn.Module,
-    objective: Objective,
+    objective: LossFunction,
     batch: Batch,
     optimizer: torch.optim.Optimizer,
     clip: float = 0.0,
@@ -84,7 +84,7 @@ def require_finite(means: dict[str, float], losses: list[float], rows: int) -> N
 
 @torch.no_grad()
 def evaluate(
-    model: nn.Module, objective: Objective, batches: Iterable[Batch], precision: Precision = nullcontext
+    model: nn.Module, objective: LossFunction, batches: Iterable[Batch], precision: Precision = nullcontext
 ) -> dict[str, float]:
     """`loss` and the objective's metrics over all batches, in eval mode; the model's mode is restored."""
     device, mode = next(model.parameters()).device, model.training

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from regard.checkpoint.model_folder import load
-from regard.find_model import find_model
 from regard.kernels.attention.mask import Mask
-from regard.language_model import LanguageModel, newest_checkpoint, resolve_device
+from regard.language_model import LanguageModel, resolve_device
 from regard.models.base import Model
+from regard.training.run import newest_checkpoint
 from regard.verification.laws import LAWS
 from regard.verification.length import MIN_LENGTH, ineffective_masks, sufficient_length
 from regard.verification.outcome import TOLERANCE, Outcome, Verdict, broken, judge, name_of, within_tolerance
@@ -115,7 +115,7 @@ def as_module(model: AnyModel, seed: int, device: str) -> nn.Module:
         module = model.build(seed)
         randomize_weights(module, seed)
         return module.to(device)
-    folder = newest_checkpoint(find_model(model))
+    folder = newest_checkpoint(model)
     return load(folder, device, checked=folder != Path(model))
 
 

@@ -1,0 +1,69 @@
+"""A mixture of sources: each contributes examples in proportion to its weight.
+
+Examples come in blocks of 1000. In every block each source has its exact share, in a random order, so that the source
+of example i and its index in that source are pure functions of i.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate
+from random import Random
+
+from regard.data.sources.base import DataSource, Example, Examples, Splits, Transform
+
+BLOCK = 1000  # examples
+
+
+@dataclass(frozen=True)
+class Mixture:
+    sources: tuple[Examples, ...]
+    weights: tuple[float, ...]
+    seed: int = 0
+    _blocks: dict[int, list[int]] = field(default_factory=dict, repr=False)
+
+    @property
+    def name(self) -> str:
+        return " + ".join(source.name for source in self.sources)
+
+    @property
+    def fingerprint(self) -> str:
+        return " + ".join(f"{w} {source.fingerprint}" for w, source in zip(self.weights, self.sources, strict=True))
+
+    @property
+    def count(self) -> int | None:
+        return None
+
+    @cached_property
+    def shares(self) -> list[int]:
+        """Examples of each source per block, rounded so that they add up to BLOCK."""
+        bounds = [round(BLOCK * total / sum(self.weights)) for total in accumulate(self.weights, initial=0.0)]
+        return [end - start for start, end in zip(bounds, bounds[1:], strict=False)]
+
+    def example(self, index: int) -> Example:
+        block, position = divmod(index, BLOCK)
+        if block not in self._blocks:
+            order = list(range(BLOCK))
+            Random(f"{self.seed}/{block}").shuffle(order)
+            self._blocks.clear()
+            self._blocks[block] = order
+        starts = list(accumulate(self.shares, initial=0))
+        slot = self._blocks[block][position]
+        source = bisect_right(starts, slot) - 1
+        return self.sources[source].example(block * self.shares[source] + slot - starts[source])
+
+    def map(self, transform: Transform) -> "Mixture":
+        return Mixture(tuple(source.map(transform) for source in self.sources), self.weights, self.seed)
+
+
+def open_sources(sources: Sequence[DataSource], seed: int, hold_out: bool) -> Splits:
+    """The splits of one source, or of the mixture of several."""
+    opened = [source.open(seed, hold_out) for source in sources]
+    if len(opened) == 1:
+        return opened[0]
+    train = Mixture(tuple(splits.train for splits in opened), tuple(source.weight for source in sources), seed)
+    held_out = [
+        (splits.held_out, source.weight) for splits, source in zip(opened, sources, strict=True) if splits.held_out
+    ]
+    return Splits(train, Mixture(*map(tuple, zip(*held_out, strict=True)), seed) if held_out else None)

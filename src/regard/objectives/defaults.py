@@ -1,0 +1,23 @@
+"""The objective that a model is trained with if its recipe names none."""
+
+from regard.models.base import Model
+from regard.models.decoder import Decoder
+from regard.models.encoder import Encoder
+from regard.models.encoder_decoder import EncoderDecoder
+from regard.models.heads import Classification, Distilled
+from regard.objectives.base import Objective
+from regard.objectives.classification import SequenceClassification
+from regard.objectives.next_token import NextToken
+from regard.objectives.translation import Translation
+from regard.spec import SpecError
+
+
+def default_objective(model: Model) -> Objective:
+    match model:
+        case Decoder():
+            return NextToken()
+        case EncoderDecoder():
+            return Translation()
+        case Encoder(head=Classification() | Distilled()):
+            return SequenceClassification()
+    raise SpecError(f"there is no default objective for this {model.kind}; set objective.kind")

@@ -1,0 +1,140 @@
+"""The tables [data] and [tokenizer] of a recipe: where examples come from, the size of the batches, the vocabulary.
+
+A recipe with one source may name it on one line and set its options beside it:
+
+    [data]                          [data]
+    source = "world"                rows = 16
+    level = 2
+    rows = 16                       [[data.sources]]
+                                    kind = "world"
+                                    level = 2
+
+A `path` alone selects the source `file`.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, Literal
+
+from regard.data.sources.base import DataSource, Example, Splits, read_examples
+from regard.data.sources.files import File
+from regard.data.sources.mixture import open_sources
+from regard.data.sources.world import WorldStories
+from regard.spec import Spec, class_of, require, suggest_name
+from regard.text.tokenizer import Tokenizer
+from regard.text.train import bpe, byte, character
+
+
+@dataclass(frozen=True)
+class Data(Spec):
+    sources: tuple[DataSource, ...] = (WorldStories(),)
+    rows: int = 16  # per batch
+    length: int = 256  # largest number of tokens per row
+    held_out: int = 8  # batches per evaluation; 0: no examples are held out
+    seed: int = 0
+
+    def check(self) -> None:
+        require(len(self.sources) > 0, "data: sources is empty; add one, or set data.path")
+        for name in ("rows", "length"):
+            require(getattr(self, name) > 0, f"data: {name}={getattr(self, name)} must be positive")
+        require(self.held_out >= 0, f"data: held_out={self.held_out} must not be negative")
+
+    def open(self) -> Splits:
+        return open_sources(self.sources, self.seed, self.held_out > 0)
+
+
+def read_data_table(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The table [data] with its source and the options of that source under `sources`."""
+    table = dict(table)
+    known = [field.name for field in dataclasses.fields(Data)]
+    options = {key: table.pop(key) for key in list(table) if key not in (*known, "kind", "source")}
+    source = table.pop("source", None)
+    if "sources" in table:
+        extra = ["source"] if source is not None else list(options)
+        require(
+            not extra, f"data: {', '.join(extra)} cannot be combined with data.sources; set it in one of the sources"
+        )
+        return table
+    if source is None and not options:
+        return table
+    kind = source if source is not None else "file" if "path" in options else "world"
+    chosen = dict(kind) if isinstance(kind, Mapping) else {"kind": kind}
+    cls = class_of(chosen.get("kind", "world"), "data.source", DataSource)
+    fields = [field.name for field in dataclasses.fields(cls)]
+    for key in options:
+        hint = "; leave out data.source to train on a file" if key == "path" else ""
+        require(
+            key in fields,
+            f"data: {chosen.get('kind')} has no option {key!r}; {suggest_name(key, [*known, *fields])}{hint}",
+        )
+    return table | {"sources": [chosen | options]}
+
+
+def without_source(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The table [data] without its sources and their options."""
+    known = {field.name for field in dataclasses.fields(Data)} - {"sources"}
+    return {key: value for key, value in table.items() if key in known or key == "kind"}
+
+
+def with_absolute_paths(data: Data) -> Data:
+    """The same data from any working directory."""
+    sources = (
+        dataclasses.replace(source, path=str(Path(source.path).absolute())) if isinstance(source, File) else source
+        for source in data.sources
+    )
+    return dataclasses.replace(data, sources=tuple(sources))
+
+
+@dataclass(frozen=True)
+class Vocabulary(Spec):
+    by: Literal["byte", "character", "bpe", "folder"] = "bpe"
+    size: int = 512  # vocabulary of bpe, including special tokens and bytes
+    documents: int = 2000  # number of examples for training bpe, or for the characters of an endless source
+    path: str | None = None  # for by="folder": a folder with a tokenizer.json
+
+    def check(self) -> None:
+        require(self.by != "folder" or self.path is not None, "tokenizer: by='folder' needs a path; set tokenizer.path")
+        require(self.documents > 0, f"tokenizer: documents={self.documents} must be positive")
+
+    @property
+    def expected_size(self) -> int:
+        """The vocabulary size before any data is read; bpe may find fewer tokens."""
+        require(
+            self.by != "character",
+            "tokenizer: the size of by='character' depends on the data and is not known here; set model.vocab",
+        )
+        if self.by == "bpe":
+            return self.size
+        return (byte() if self.by == "byte" else Tokenizer.load(self.path or "")).vocab_size
+
+    def build(self, splits: Splits) -> Tokenizer:
+        if self.by == "byte":
+            return byte()
+        if self.by == "folder":
+            return Tokenizer.load(self.path or "")
+        if self.by == "bpe":
+            return bpe(strings(islice(read_examples(splits.train, self.documents), self.documents)), self.size)
+        # a character may occur only in held-out examples
+        parts = [read_examples(split, self.documents) for split in splits if split is not None]
+        return character(strings(chain.from_iterable(parts)))
+
+
+def strings(examples: Iterable[Example]) -> Iterator[str]:
+    """All strings of examples, except special tokens and roles."""
+    for example in examples:
+        for value in example.values():
+            yield from strings_of(value)
+
+
+def strings_of(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from (text for key, item in value.items() if key != "role" for text in strings_of(item))
+    elif hasattr(value, "special"):
+        yield from () if value.special else (value.text,)
+    elif isinstance(value, list | tuple):
+        yield from (text for item in value for text in strings_of(item))
