@@ -1,9 +1,11 @@
 """The English of the simulated world: names of people, places and things, and events as sentences.
 
 Places are used after "in the", things after "the". All names are distinct, so that a name in a story is unambiguous.
-Each event becomes one sentence, in one of several wordings chosen at random.
+Each event becomes one sentence, in one of several wordings chosen at random; `read_sentence` is the inverse.
 """
 
+import re
+from functools import cache
 from random import Random
 from typing import NamedTuple
 
@@ -85,9 +87,16 @@ def write_sentences(events: list[Event], rng: Random) -> list[str]:
 
 
 def write_sentence(event: Event, rng: Random) -> str:
-    wordings = WITH_MOTIVE if event.why else WORDINGS[event.verb]
+    return fill_wording(event, rng.choice(wordings_of(event)))
+
+
+def wordings_of(event: Event) -> tuple[str, ...]:
+    return WITH_MOTIVE if event.why else WORDINGS[event.verb]
+
+
+def fill_wording(event: Event, wording: str) -> str:
     verb, who, what, where, why = event
-    return rng.choice(wordings).format(
+    return wording.format(
         who=who,
         what=what,
         where=where,
@@ -95,3 +104,26 @@ def write_sentence(event: Event, rng: Random) -> str:
         a_what=with_article(what) if what else "",
         pronoun=PRONOUN.get(who, ""),
     )
+
+
+def read_sentence(sentence: str) -> tuple[Event, int]:
+    """The event of a sentence and the index of its wording."""
+    for verb, wording, pattern in _patterns():
+        if match := pattern.fullmatch(sentence):
+            fields = match.groupdict()
+            fields.pop("pronoun", None)
+            return Event(verb, **fields), wording
+    raise ValueError(f"{sentence!r} is no sentence of the world; write it as in regard.data.world.english.WORDINGS")
+
+
+@cache
+def _patterns() -> list[tuple[str, int, re.Pattern[str]]]:
+    """(verb, index of the wording, regular expression) of all wordings; at most one matches a sentence."""
+    wordings = [(verb, number, text) for verb in WORDINGS for number, text in enumerate(WORDINGS[verb])]
+    wordings += [("move", number, text) for number, text in enumerate(WITH_MOTIVE)]
+    return [(verb, number, re.compile(_as_pattern(text))) for verb, number, text in wordings]
+
+
+def _as_pattern(wording: str) -> str:
+    text = wording.replace("{a_what}", "an? {what}").replace(".", r"\.")
+    return re.sub(r"{(\w+)}", r"(?P<\1>\\w+)", text)
