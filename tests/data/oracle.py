@@ -112,6 +112,10 @@ def answer(question: str, events: list[Event]) -> str:
         return NUMBERS[sum(person_place(events, person) == names[0] for person in people(events))]
     if names := match_groups(r"Is (\w+) in the (\w+)\?"):
         return yes_or_no(person_place(events, names[0]) == names[1])
+    if names := match_groups(r"Is the (\w+) in the (\w+)\?"):
+        return yes_or_no(thing_place(events, names[0]) == names[1])
+    if names := match_groups(r"Does (\w+) have the (\w+)\?"):
+        return yes_or_no(holder(events, names[1]) == names[0])
     if names := match_groups(r"Who is with (\w+)\?"):
         place = person_place(events, names[0])
         others = [who for who in people(events) if who != names[0] and person_place(events, who) == place]

@@ -2,7 +2,7 @@
 
 `story(seed, level, split)` is a pure function. The split of a story depends on a hash of its events, not of its
 wording: attempts are drawn until the events belong to the requested split, so that no held-out story can occur in
-training in other words.
+training in other words. `regard.data.world.tasks` has examples of the same worlds for each kind of training.
 """
 
 from collections.abc import Iterator
@@ -14,9 +14,9 @@ from random import Random
 from regard.data.world.english import Event, write_sentences
 from regard.data.world.levels import LEVELS
 from regard.data.world.questions import Question, draw_questions
-from regard.data.world.simulation import simulate
+from regard.data.world.simulation import World, simulate
 
-__all__ = ["LEVELS", "SPLITS", "Event", "Question", "Story", "split_of", "stories", "story"]
+__all__ = ["LEVELS", "SPLITS", "Event", "Question", "Story", "draw_worlds", "split_of", "stories", "story"]
 
 SPLITS = ("train", "held-out")
 
@@ -38,19 +38,23 @@ def split_of(events: list[Event]) -> str:
     return "held-out" if blake2b(lines.encode(), digest_size=1).digest()[0] < 32 else "train"
 
 
-def story(seed: int, level: int = 1, split: str = "train") -> Story:
+def draw_worlds(seed: int, level: int = 1, split: str = "train") -> Iterator[tuple[World, Random]]:
+    """An endless iterator of the worlds of this seed in this split, each with the generator that drew it."""
     if level not in LEVELS:
         raise ValueError(f"level={level} is not a level of the world; choose one of {', '.join(map(str, LEVELS))}")
     if split not in SPLITS:
         raise ValueError(f"split={split!r} is not a split; choose one of {', '.join(SPLITS)}")
-    config = LEVELS[level]
     for attempt in count():
         rng = Random(f"{level}/{seed}/{attempt}")
-        world = simulate(config, rng)
+        world = simulate(LEVELS[level], rng)
         if split_of(world.events) == split:
-            sentences = write_sentences(world.events, rng)
-            return Story(tuple(world.events), tuple(sentences), tuple(draw_questions(world, config, rng)))
-    raise AssertionError("unreachable: one story in eight is held out")
+            yield world, rng
+
+
+def story(seed: int, level: int = 1, split: str = "train") -> Story:
+    world, rng = next(draw_worlds(seed, level, split))
+    sentences = write_sentences(world.events, rng)
+    return Story(tuple(world.events), tuple(sentences), tuple(draw_questions(world, LEVELS[level], rng)))
 
 
 def stories(level: int = 1, split: str = "train", start: int = 0) -> Iterator[Story]:
