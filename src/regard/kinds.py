@@ -115,7 +115,9 @@ OPTIMIZERS = {
 
 SCHEDULES = {
     "constant": "regard.training.schedule:Constant",
+    "linear": "regard.training.schedule:LinearDecay",
     "cosine": "regard.training.schedule:Cosine",
+    "inverse_sqrt": "regard.training.schedule:InverseSqrt",
     "wsd": "regard.training.schedule:WarmupStableDecay",
 }
 
