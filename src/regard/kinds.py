@@ -93,6 +93,7 @@ KINDS = {
     "data": "regard.training.data_settings:Data",
     "vocabulary": "regard.training.data_settings:Vocabulary",
     "training": "regard.training.recipe:Training",
+    "lr_scale": "regard.training.parameter_groups:LRScale",
     "lora": "regard.adapt.lora:LoRA",
 }
 
@@ -111,6 +112,10 @@ SOURCES = {
 
 OPTIMIZERS = {
     "adamw": "regard.training.optimizer:AdamW",
+    "adamw8bit": "regard.training.optimizer:AdamW8bit",
+    "muon": "regard.training.muon:Muon",
+    "adafactor": "regard.training.adafactor:Adafactor",
+    "sgd": "regard.training.optimizer:SGD",
 }
 
 SCHEDULES = {

@@ -16,7 +16,7 @@ from regard.parts.ssm.mamba2 import Mamba2
 from regard.parts.ssm.s4 import S4, S4D
 from regard.parts.state import FixedSize
 from regard.spec import SpecError
-from regard.training.optimizer import decay_groups
+from regard.training.parameter_groups import decay_groups
 from tests.laws import MODELS, WIDTH
 
 L, CHANNELS, N = 9, 3, 2

@@ -18,7 +18,7 @@ from regard.parts.block import Block, Sublayer
 from regard.parts.ssm.s4 import S4, S4D
 from regard.parts.ssm.time_invariant import TimeInvariantSSM, TimeInvariantSSMModule
 from regard.spec import SpecError
-from regard.training.optimizer import decay_groups
+from regard.training.parameter_groups import decay_groups
 from regard.verification.trial import randomize_weights
 from tests.laws import error
 

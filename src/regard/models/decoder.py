@@ -111,6 +111,7 @@ class Decoder(Model["DecoderModule"]):
 
 class DecoderModule(nn.Module):
     training_only = ("ahead.",)
+    no_muon = ("head",)
 
     def __init__(self, spec: Decoder, scheme: Scheme = "fan_in"):
         super().__init__()

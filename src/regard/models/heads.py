@@ -88,6 +88,8 @@ class MaskedLM(Head):
 
 
 class MaskedLMModule(nn.Module):
+    no_muon = ("vocab",)
+
     def __init__(self, width: int, spec: MaskedLM, table: nn.Embedding):
         super().__init__()
         table_dim = table.embedding_dim
@@ -118,6 +120,8 @@ class Classification(Head):
 
 
 class ClassificationModule(nn.Module):
+    no_muon = ("labels",)
+
     def __init__(self, width: int, spec: Classification):
         super().__init__()
         width = width if spec.pool == "none" else pooled_dim(width, spec.pool)
@@ -177,6 +181,8 @@ class Distilled(Head):
 
 
 class DistilledModule(nn.Module):
+    no_muon = ("labels", "teacher")
+
     def __init__(self, width: int, spec: Distilled):
         super().__init__()
         self.labels, self.teacher = nn.Linear(width, spec.labels), nn.Linear(width, spec.labels)
@@ -206,6 +212,8 @@ class Pooled(Head):
 
 
 class PooledModule(nn.Module):
+    no_muon = ("proj",)
+
     def __init__(self, width: int, spec: Pooled):
         super().__init__()
         self.pool = Pooling(spec.pool) if spec.probe is None else spec.probe.build(width)

@@ -117,6 +117,8 @@ class ExpertsModule(nn.Module):
 class GroupedLinear(nn.Module):
     """One linear layer per expert, applied to rows that are sorted by expert."""
 
+    weight_decay = ("weight",)
+
     def __init__(self, count: int, columns: int, rows: int, bias: bool):
         super().__init__()
         bound = columns**-0.5  # as nn.Linear

@@ -105,6 +105,7 @@ class LatentAttention(Body):
 class LatentAttentionModule(nn.Module):
     attention_taps: tuple[str, ...] = ("q", "k")
     adaptable_parameters = ("k_up", "v_up")
+    weight_decay = ("k_up", "v_up")
     reads_source = False
 
     def __init__(self, width: int, spec: LatentAttention):

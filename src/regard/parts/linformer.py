@@ -61,6 +61,7 @@ class Linformer(Body):
 
 class LinformerModule(nn.Module):
     no_attention_map = "its keys are learned combinations of tokens, not tokens"
+    weight_decay = ("k_length", "v_length")
 
     def __init__(self, width: int, spec: Linformer):
         super().__init__()

@@ -78,6 +78,8 @@ class Patches(Input):
 
 
 class PatchesModule(nn.Module):
+    no_muon = ("proj",)
+
     def __init__(self, width: int, spec: Patches):
         super().__init__()
         self.spec = spec

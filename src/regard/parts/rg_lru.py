@@ -97,6 +97,8 @@ class RGLRUModule(nn.Module):
 class BlockDiagonal(nn.Module):
     """A block-diagonal linear layer, one block per head."""
 
+    weight_decay = ("weight",)
+
     def __init__(self, heads: int, size: int):
         super().__init__()
         bound = size**-0.5

@@ -39,6 +39,8 @@ class ShortConvolution(Body):
 
 
 class ShortConvolutionModule(nn.Module):
+    weight_decay = no_muon = ("weight",)
+
     def __init__(self, width: int, taps: int):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(taps, width).normal_())

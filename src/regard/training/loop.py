@@ -22,6 +22,7 @@ from regard.data.batch import Batch
 from regard.models.decoder import DecoderModule
 from regard.objectives.base import LossFunction
 from regard.training.log import Log
+from regard.training.optimizer import set_learning_rate
 from regard.training.progress import Listener
 from regard.training.recipe import Training
 from regard.training.resume_state import StatefulLoader, TrainingPosition, load_state, write_state
@@ -126,7 +127,7 @@ class Trainer:
         torch.manual_seed(settings.seed)
         self.device = next(self.model.parameters()).device
         self.precision = autocast(settings.precision, self.device)
-        self.optimizer = settings.optimizer.build(self.model, settings.lr)
+        self.optimizer = settings.build_optimizer(self.model)
         self.forward_model = (
             compile_model(self.model, self.device, self.listener.note) if settings.compile else self.model
         )
@@ -138,8 +139,7 @@ class Trainer:
         batch = next(batches)
         tokens = batch.token_count
         lr = settings.lr * settings.schedule.factor(position.step, settings.steps)
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
+        set_learning_rate(self.optimizer, lr)
         position = TrainingPosition(position.step + 1, position.tokens + tokens)
         batch = batch.to(self.device)
         try:

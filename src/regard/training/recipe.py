@@ -21,6 +21,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import torch
+from torch import nn
+
 from regard.adapt.lora import LoRA
 from regard.checkpoint.model_folder import read_spec_and_table
 from regard.data.sources.base import Splits
@@ -32,6 +35,7 @@ from regard.spec import Spec, SpecError, require, suggest_name
 from regard.text.tokenizer import Tokenizer
 from regard.training.data_settings import Data, Vocabulary, read_data_table, with_absolute_paths, without_source
 from regard.training.optimizer import AdamW, Optimizer
+from regard.training.parameter_groups import LRScale, freeze, learning_rate_scales
 from regard.training.run import newest_checkpoint
 from regard.training.schedule import Cosine, Schedule
 
@@ -57,6 +61,9 @@ class Training(Spec):
     initialize: Scheme = "fan_in"  # the distribution of the initial weights (models/base.py)
     schedule: Schedule = Cosine(warmup=100)
     optimizer: Optimizer = AdamW()
+    layer_decay: float = 1.0  # factor of the learning rate per layer, from the last one down; 1: the same in all
+    lr_scales: tuple[LRScale, ...] = ()  # factors of the learning rate by patterns of parameter names
+    freeze: tuple[str, ...] = ()  # patterns of the names of parameters that are not trained
     accumulate: int = 1  # micro-batches per step, to save memory; the loss does not change
     clip: float = 1.0  # largest norm of the gradient; 0: no clipping
     precision: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 autocast on CUDA, else float32
@@ -72,6 +79,13 @@ class Training(Spec):
         for name in ("clip", "evaluate_every", "save_every"):
             require(getattr(self, name) >= 0, f"training: {name}={getattr(self, name)} must not be negative")
         require(self.lr > 0, f"training: lr={self.lr} must be positive")
+        require(0 < self.layer_decay <= 1, f"training: layer_decay={self.layer_decay} must be in (0, 1]")
+
+    def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """Freeze the parameters that are not trained; returns the optimizer of the others."""
+        freeze(model, self.freeze)
+        scales = learning_rate_scales(model, self.layer_decay, self.lr_scales)
+        return self.optimizer.build(model, self.lr, scales)
 
 
 @dataclass(frozen=True)

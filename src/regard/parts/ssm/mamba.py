@@ -59,8 +59,6 @@ class Mamba(Body):
 
 
 class MambaModule(nn.Module):
-    no_weight_decay = ("A_log",)
-
     def __init__(self, width: int, spec: Mamba):
         super().__init__()
         channels, rank = spec.sizes(width)

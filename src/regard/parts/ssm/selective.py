@@ -40,6 +40,8 @@ def filled(values: Tensor, *shape: int) -> nn.Parameter:
 class ConvWeights(nn.Module):
     """The weights of a short convolution (kernels/convolution.py): (k, channels), the newest token's tap first."""
 
+    weight_decay = no_muon = ("weight",)
+
     def __init__(self, taps: int, channels: int, bias: bool):
         super().__init__()
         bound = taps**-0.5

@@ -61,7 +61,7 @@ class TimeInvariantSSM(Body):
 
 
 class TimeInvariantSSMModule(nn.Module):
-    no_weight_decay = ("log_step", "log_decay", "turn")
+    weight_decay = no_muon = ("C", "C_back")  # one row per channel, not a matrix
 
     def __init__(self, width: int, spec: TimeInvariantSSM):
         super().__init__()
