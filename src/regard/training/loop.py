@@ -17,15 +17,17 @@ from typing import Any
 import torch
 from torch import nn
 
+from regard.checkpoint.atomic_folder import write_folder
 from regard.checkpoint.model_folder import SavesFiles
 from regard.data.batch import Batch
 from regard.models.decoder import DecoderModule
 from regard.objectives.base import LossFunction
+from regard.training.ema import MovingAverage
 from regard.training.log import Log
 from regard.training.optimizer import set_learning_rate
 from regard.training.progress import Listener
 from regard.training.recipe import Training
-from regard.training.resume_state import StatefulLoader, TrainingPosition, load_state, write_state
+from regard.training.resume_state import StatefulLoader, TrainingPosition, load_state, write_state, write_weights
 from regard.training.run import Run
 from regard.training.step import NonFinite, autocast, compile_model, evaluate, take_step
 
@@ -120,6 +122,9 @@ class Trainer:
                 saved = self.save(position, log)
         if saved != position:
             self.save(position, log)
+        if position.step >= steps and self.ema.average:
+            with self.ema.applied(), write_folder(self.run.path / "ema") as folder:
+                write_weights(folder, self.model, self.tokenizer)
         return TrainingResult(position.step, position.step >= steps, record, evaluation)
 
     def prepare(self) -> None:
@@ -128,6 +133,7 @@ class Trainer:
         self.device = next(self.model.parameters()).device
         self.precision = autocast(settings.precision, self.device)
         self.optimizer = settings.build_optimizer(self.model)
+        self.ema = MovingAverage(self.model, settings.ema)
         self.forward_model = (
             compile_model(self.model, self.device, self.listener.note) if settings.compile else self.model
         )
@@ -147,6 +153,7 @@ class Trainer:
                 self.forward_model, self.objective, batch, self.optimizer,
                 settings.clip, settings.accumulate, self.precision,
             )  # fmt: skip
+            self.ema.update()
         except NonFinite as error:
             values = {"loss": None, "skipped": self.skip(position, error)}
         seconds = time.perf_counter() - start
@@ -167,7 +174,7 @@ class Trainer:
     def evaluate(self, position: TrainingPosition, log: Log) -> dict[str, Any]:
         """Evaluate the held-out batches and log a sample; the random generators are left unchanged."""
         record: dict[str, Any] = {"step": position.step}
-        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []), self.ema.applied():
             values = evaluate(self.forward_model, self.objective, self.held_out, self.precision)
             if values:
                 record |= {f"held_out_{name}": value for name, value in values.items()}
@@ -183,6 +190,7 @@ class Trainer:
         log.sync()
         with self.run.saving(position.step, self.settings.keep) as folder:
             write_state(folder, position, self.model, self.optimizer, self.loader, self.tokenizer)
+            self.ema.save(folder)
         self.listener.saved(self.run.checkpoint(position.step))
         return position
 
@@ -190,6 +198,8 @@ class Trainer:
         """Load the newest complete checkpoint; returns its position, or the start if there is none."""
         folder = self.run.latest(self.listener.note)
         position = load_state(folder, self.model, self.optimizer, self.loader) if folder else TrainingPosition()
+        if folder:
+            self.ema.load(folder)
         self.run.discard_after(position.step)
         return position
 

@@ -64,6 +64,7 @@ class Training(Spec):
     layer_decay: float = 1.0  # factor of the learning rate per layer, from the last one down; 1: the same in all
     lr_scales: tuple[LRScale, ...] = ()  # factors of the learning rate by patterns of parameter names
     freeze: tuple[str, ...] = ()  # patterns of the names of parameters that are not trained
+    ema: float = 0.0  # decay of the moving average of the weights, e.g. 0.999; 0: none
     accumulate: int = 1  # micro-batches per step, to save memory; the loss does not change
     clip: float = 1.0  # largest norm of the gradient; 0: no clipping
     precision: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 autocast on CUDA, else float32
@@ -80,6 +81,7 @@ class Training(Spec):
             require(getattr(self, name) >= 0, f"training: {name}={getattr(self, name)} must not be negative")
         require(self.lr > 0, f"training: lr={self.lr} must be positive")
         require(0 < self.layer_decay <= 1, f"training: layer_decay={self.layer_decay} must be in (0, 1]")
+        require(0 <= self.ema < 1, f"training: ema={self.ema} must be in [0, 1)")
 
     def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """Freeze the parameters that are not trained; returns the optimizer of the others."""
