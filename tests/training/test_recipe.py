@@ -26,7 +26,7 @@ def test_settings_are_read_from_toml() -> None:
         ({"steps": 3, "optimizer": {"weight_deca": 0.1}}, "did you mean 'weight_decay'"),
         ({"steps": 3, "schedule": {"kind": "cosin"}}, "did you mean 'cosine'"),
         ({"steps": 3, "schedule": {"kind": "yarn"}}, "choose one of constant, cosine"),
-        ({"steps": 3, "optimizer": {"kind": "wsd"}}, "there is no kind 'wsd'; choose one of adafactor, adamw"),
+        ({"steps": 3, "optimizer": {"kind": "yarn"}}, "there is no kind 'yarn'; choose one of adafactor, adamw"),
         ({"steps": 3, "nonfinite": "ignore"}, "stop"),
         ({"steps": 0}, "steps=0 must be at least 1"),
         ({"steps": 3, "lr": -1.0}, "lr=-1.0 must be positive"),
