@@ -5,11 +5,30 @@ Exit codes: 0 success, 1 failure (an invalid value, a missing file), 2 wrong usa
 
 import os
 import sys
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
 from regard import __version__
-from regard.cli import chat, demo, doctor, export, generate, import_model, lab, lens, models, plan, serve, train, verify
+from regard.cli import (
+    chat,
+    demo,
+    doctor,
+    export,
+    generate,
+    import_model,
+    lab,
+    lens,
+    models,
+    plan,
+    plan_train,
+    runs,
+    serve,
+    sweep,
+    train,
+    verify,
+)
 
 HELP = """Build, train, adapt, serve and inspect transformers.
 
@@ -20,12 +39,23 @@ Examples:
   regard serve runs/demo                         serve it, with a web page on 127.0.0.1:8000
   regard plan llama-3.1-8b --context 8192        count parameters, FLOPs and bytes
   regard train llama --out runs/mine             train a model from a recipe
+  regard runs compare runs/mine runs/demo        compare the losses and recipes of runs
 
 `regard COMMAND --help` shows the options and examples of a command.
 """
 
+
+class Commands(TyperGroup):
+    """Commands of one or two words: `regard runs`, `regard runs compare`."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        two_words = " ".join(args[:2])
+        return super().resolve_command(ctx, [two_words, *args[2:]] if two_words in self.commands else args)
+
+
 app = typer.Typer(
     name="regard",
+    cls=Commands,
     help=HELP,
     no_args_is_help=True,
     add_completion=False,
@@ -37,12 +67,17 @@ ACCEPT_OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 app.command("demo")(demo.demo)
 app.command("train", context_settings=ACCEPT_OVERRIDES)(train.train)
+app.command("sweep", context_settings=ACCEPT_OVERRIDES)(sweep.sweep)
+app.command("runs")(runs.runs)
+app.command("runs show")(runs.show)
+app.command("runs compare")(runs.compare)
 app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
 app.command("serve")(serve.serve)
 app.command("lens")(lens.lens)
 app.command("lab")(lab.lab)
 app.command("plan", context_settings=ACCEPT_OVERRIDES)(plan.plan)
+app.command("plan train", context_settings=ACCEPT_OVERRIDES)(plan_train.plan_train)
 app.command("verify", context_settings=ACCEPT_OVERRIDES)(verify.verify)
 app.command("models")(models.models)
 app.command("import")(import_model.import_)

@@ -7,7 +7,8 @@
 Speculation (Leviathan et al. 2023) verifies k draft tokens in one pass of the target, which generates one more token.
 The speed-up assumes that a pass over k + 1 tokens costs as much as over one, as it does while decoding is memory-bound.
 Devices: NVIDIA's architecture whitepapers (A100 2020, H100 2022, Ada 2023, Blackwell RTX 2025), data sheets, and the
-CUDA C++ Programming Guide's table of compute capabilities. FLOP/s are of dense bfloat16 matrix products.
+CUDA C++ Programming Guide's table of compute capabilities. FLOP/s are of dense bfloat16 matrix products. Links are
+NVLink 3 and 4, or PCI Express 4.0 and 5.0 with 16 lanes, in one direction.
 """
 
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ class Device:
     flops: int  # per second
     l1_cache: int  # bytes of L1 cache and shared memory per multiprocessor
     shared_memory: int  # bytes of these that one thread block can use as shared memory
+    link: int  # bytes per second to another device
 
     def seconds(self, flops: float, bytes_read: float) -> float:
         """A lower bound on the time: that of computing or that of reading, whichever is longer."""
@@ -31,12 +33,12 @@ class Device:
 
 
 DEVICES = {
-    "a100": Device(80 * GB, 2039 * GB, 312_000 * GB, 192 * KIB, 163 * KIB),
-    "h100": Device(80 * GB, 3350 * GB, 989_000 * GB, 256 * KIB, 227 * KIB),
-    "h200": Device(141 * GB, 4800 * GB, 989_000 * GB, 256 * KIB, 227 * KIB),
-    "rtx4090": Device(24 * GB, 1008 * GB, 165_000 * GB, 128 * KIB, 99 * KIB),
-    "rtx5090": Device(32 * GB, 1792 * GB, 209_000 * GB, 128 * KIB, 99 * KIB),
-    "rtx6000ada": Device(48 * GB, 960 * GB, 364_000 * GB, 128 * KIB, 99 * KIB),
+    "a100": Device(80 * GB, 2039 * GB, 312_000 * GB, 192 * KIB, 163 * KIB, 300 * GB),
+    "h100": Device(80 * GB, 3350 * GB, 989_000 * GB, 256 * KIB, 227 * KIB, 450 * GB),
+    "h200": Device(141 * GB, 4800 * GB, 989_000 * GB, 256 * KIB, 227 * KIB, 450 * GB),
+    "rtx4090": Device(24 * GB, 1008 * GB, 165_000 * GB, 128 * KIB, 99 * KIB, 32 * GB),
+    "rtx5090": Device(32 * GB, 1792 * GB, 209_000 * GB, 128 * KIB, 99 * KIB, 64 * GB),
+    "rtx6000ada": Device(48 * GB, 960 * GB, 364_000 * GB, 128 * KIB, 99 * KIB, 32 * GB),
 }
 
 
