@@ -54,7 +54,7 @@ PACKAGES = {  # package: the packages that it may import, beside itself
 }
 PACKAGES["language_model"] = STORED | {"engine", "text", "training", "find_model"}
 PACKAGES["verification"] = PACKAGES["language_model"] | {"language_model", "adapt"}
-PACKAGES["training_run"] = PACKAGES["language_model"] | {"language_model", "data", "objectives", "adapt"}
+PACKAGES["training_run"] = PACKAGES["language_model"] | {"language_model", "data", "objectives", "adapt", "planning"}
 PACKAGES |= {"cli": set(PACKAGES), "__main__": {"cli"}, "__init__": {"kinds", "spec"}}
 
 

@@ -21,6 +21,7 @@ from regard.language_model import resolve_device
 from regard.models.decoder import DecoderModule
 from regard.objectives.base import Objective
 from regard.objectives.next_token import NextToken
+from regard.planning.machine import check_memory
 from regard.text.tokenizer import Tokenizer
 from regard.training.loop import Trainer, TrainingResult
 from regard.training.progress import Listener, progress_listener
@@ -84,6 +85,8 @@ def read_tables(
 def start_run(path: Path, resolved: ResolvedRecipe, device: str, console: Console) -> TrainingResult:
     recipe, tokenizer, splits = resolved
     device = resolve_device(device)
+    trained = None if recipe.adapter is None else 0  # adapters are too small to matter here
+    check_memory(recipe.model, recipe.train, device, recipe.data.rows, recipe.data.length, trained)
     model = build_model(recipe)  # before the directory is created: an impossible model leaves no directory
     run = Run.create(path, recipe.to_dict(), tokenizer)
     return run_training(run, recipe, model, tokenizer, splits, device, progress_listener(console))
