@@ -50,7 +50,8 @@ COMMANDS = [
 @pytest.mark.parametrize("line", COMMANDS)
 def test_commands_and_their_options_exist(line: str) -> None:
     arguments = shlex.split(line, comments=True)
-    command = get_command(app).commands[arguments[1]]  # type: ignore[attr-defined]
+    commands = get_command(app).commands  # type: ignore[attr-defined]
+    command = commands.get(" ".join(arguments[1:3])) or commands[arguments[1]]  # such as `runs show`, or `train`
     known = {option for parameter in command.params for option in parameter.opts}
     for option in (argument for argument in arguments if argument.startswith("--") and "." not in argument):
         assert option in known
