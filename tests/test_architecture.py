@@ -52,7 +52,7 @@ PACKAGES = {  # package: the packages that it may import, beside itself
     "labs": STORED
     | {"lens", "planning", "evals", "text", "data", "adapt", "objectives", "training", "engine", "report"},
 }
-PACKAGES["language_model"] = STORED | {"engine", "text", "training", "find_model"}
+PACKAGES["language_model"] = STORED | {"adapt", "engine", "text", "training", "find_model"}
 PACKAGES["verification"] = PACKAGES["language_model"] | {"language_model", "adapt"}
 PACKAGES["training_run"] = PACKAGES["language_model"] | {"language_model", "data", "objectives", "adapt", "planning"}
 PACKAGES |= {"cli": set(PACKAGES), "__main__": {"cli"}, "__init__": {"kinds", "spec"}}

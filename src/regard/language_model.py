@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.adapt.peft import adapter_base, load_adapter
 from regard.checkpoint import model_folder
 from regard.checkpoint.image_processor import (
     ImageProcessor,
@@ -341,10 +342,16 @@ def load(
 ) -> LanguageModel:
     """The model of a run, a folder (regard or Hugging Face), a GGUF file, or an installed model such as "smollm2".
 
+    A folder with an adapter names its model, which is loaded with the adapter.
+
     device: cpu, cuda, cuda:1 …; auto: a GPU if there is one. dtype: None: the stored one, on a CPU at least float32.
     context: maximum number of tokens of prompt and answer; None: the model's context.
     """
     folder = newest_checkpoint(name)
+    if (base := adapter_base(folder)) is not None:
+        llm = load(base, device, dtype, context, progress)
+        load_adapter(llm.model, folder)
+        return llm
     model = model_folder.load(folder, resolve_device(device), dtype, checked=folder != Path(name), progress=progress)
     reads_images = isinstance(model, InterleavedModule) and has_image_processor(folder)
     processor = load_image_processor(folder) if reads_images else None

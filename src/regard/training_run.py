@@ -138,6 +138,7 @@ def build_trainer(
         held_out=list(islice(loader(held_out), data.held_out)) if held_out is not None else (),
         sample=(lambda _: sample_text(model, tokenizer, objective, held_out)) if can_sample else None,
         tokenizer=tokenizer,
+        base=recipe.start,
         listener=listener,
     )
 

@@ -12,7 +12,10 @@ from transformers.models.llama import modeling_llama as llama
 from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen
 
 from regard.layout import TokenLayout
+from regard.models.decoder import Decoder
+from regard.models.stack import Repeat
 from regard.parts.attention import Attention
+from regard.parts.block import Block, Sublayer
 from regard.parts.position.rope import Rope
 from regard.parts.position.rope2d import Rope2D
 from regard.parts.position.rope_scaling import LinearScaling
@@ -242,3 +245,19 @@ def test_patches_equal_qwen2_vl() -> None:
     theirs = qwen.apply_rotary_pos_emb_vision(q, q, cos, sin)[0].transpose(0, 1)
     ours = Rope2D(columns=4).build(head_dim, 2).rotate(*[q.transpose(0, 1)[None]] * 2, layout_at(*range(12)))[0][0]
     assert (ours - theirs).abs().max() < 2e-6
+
+
+def test_a_compiled_model_computes_the_angles_once() -> None:
+    """As one operator for all layers; fused into the rotations, the float64 sines are computed again in each."""
+    layer = Block((Sublayer(Attention(2, position=Rope())),))
+    model = Decoder(11, 16, (Repeat((layer,), 3),)).build(seed=0)
+    tokens, graphs = torch.randint(11, (2, 7)), []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
+    assert (compiled(tokens) - model(tokens)).abs().max() < 1e-6
+    calls = [node for node in graphs[0].graph.nodes if "cos_sin" in str(node.target)]
+    assert len(graphs) == 1 and len(calls) == 1

@@ -44,9 +44,16 @@ def identity(path: str) -> str:
 
 
 def save_adapter(
-    model: nn.Module, folder: Path | str, names: Callable[[str], str] = identity, name: str | None = None
+    model: nn.Module,
+    folder: Path | str,
+    names: Callable[[str], str] = identity,
+    name: str | None = None,
+    base: str | None = None,
 ) -> None:
-    """Write one adapter, by default the active one; the model itself is not in the files."""
+    """Write one adapter, by default the active one; the model itself is not in the files.
+
+    base: the path or name of the model, from which `regard.load(folder)` loads it.
+    """
     name = resolve_adapter(model, name, "save")
     weights = adapted_weights(model, name)
     lora = next(layer.loras[name] for layer in adapters(model).values() if name in layer.loras)
@@ -63,7 +70,7 @@ def save_adapter(
         "target_modules": list(dict.fromkeys(linears)) if by_path else [*lora.targets],
         "target_parameters": stacked or None,
         "bias": "none",
-        "base_model_name_or_path": None,
+        "base_model_name_or_path": base,
         "inference_mode": True,
         "task_type": "CAUSAL_LM",
     }
@@ -87,6 +94,19 @@ def load_adapter(
     added = add_lora_to(model, weights, lora, name=name)
     copy_tensors(model, name, tensors, names)
     return added
+
+
+def adapter_base(folder: Path) -> str | None:
+    """The path or name of the model that the adapter in a folder belongs to; None if the folder has no adapter."""
+    if not (folder / CONFIG).is_file() or (folder / "config.json").is_file():
+        return None
+    base = read_options(folder / CONFIG).get("base_model_name_or_path")
+    if not isinstance(base, str):
+        raise AdapterError(
+            f"{folder} holds an adapter, and its {CONFIG} does not name the model that it belongs to; load the model, "
+            "then the adapter: regard.load_adapter(llm.model, folder)"
+        )
+    return base
 
 
 def restore_adapter(model: nn.Module, folder: Path) -> None:
@@ -187,7 +207,7 @@ def tensor_name(path: str, side: str) -> str:
     return f"base_model.model.{path}.{side}.weight"
 
 
-def read_config(path: Path) -> LoRA:
+def read_options(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
             text = file.read(MAX_CONFIG + 1)
@@ -196,6 +216,11 @@ def read_config(path: Path) -> LoRA:
         raise AdapterError(f"{path} cannot be read: {error}") from error
     if not isinstance(config, dict) or config.get("peft_type") != "LORA":
         raise AdapterError(f"{path} is not the config of a LoRA adapter: expected an object with peft_type 'LORA'")
+    return config
+
+
+def read_config(path: Path) -> LoRA:
+    config = read_options(path)
     for name, value in config.items():
         if not is_supported(name, value):
             raise AdapterError(f"{path}: {name}={value!r:.80} is not supported; use a LoRA adapter without this option")

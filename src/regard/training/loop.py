@@ -76,7 +76,7 @@ class Trainer:
     """A model, its data and its settings.
 
     held_out: the batches of every evaluation; sample: returns a generated text, which every evaluation logs;
-    tokenizer: saved with the model.
+    tokenizer: saved with the model. base: the folder of the model that adapters belong to.
     """
 
     model: DecoderModule
@@ -87,6 +87,7 @@ class Trainer:
     held_out: Iterable[Batch] = ()
     sample: Callable[[nn.Module], str] | None = None
     tokenizer: SavesFiles | None = None
+    base: str | None = None
     listener: Listener = field(default_factory=Listener)
 
     def train(self) -> TrainingResult:
@@ -189,7 +190,7 @@ class Trainer:
     def save(self, position: TrainingPosition, log: Log) -> TrainingPosition:
         log.sync()
         with self.run.saving(position.step, self.settings.keep) as folder:
-            write_state(folder, position, self.model, self.optimizer, self.loader, self.tokenizer)
+            write_state(folder, position, self.model, self.optimizer, self.loader, self.tokenizer, self.base)
             self.ema.save(folder)
         self.listener.saved(self.run.checkpoint(position.step))
         return position

@@ -54,8 +54,10 @@ def write_state(
     optimizer: torch.optim.Optimizer,
     loader: StatefulLoader,
     tokenizer: SavesFiles | None = None,
+    base: str | None = None,
 ) -> None:
-    write_weights(folder, model, tokenizer)
+    """base: the folder of the model that adapters belong to."""
+    write_weights(folder, model, tokenizer, base)
     save_file(optimizer_state(optimizer), folder / "optimizer.safetensors")
     save_file(rng_states(), folder / "rng.safetensors")
     saved = {"step": position.step, "tokens": position.tokens, "loader": loader.state_dict()}
@@ -76,9 +78,9 @@ def load_state(
     return TrainingPosition(saved["step"], saved["tokens"])
 
 
-def write_weights(folder: Path, model: DecoderModule, tokenizer: SavesFiles | None) -> None:
+def write_weights(folder: Path, model: DecoderModule, tokenizer: SavesFiles | None, base: str | None) -> None:
     if adapters(model):
-        save_adapter(model, folder)
+        save_adapter(model, folder, base=base)
     else:
         write_model(model, folder, tokenizer)
 

@@ -1,0 +1,96 @@
+"""`regard train --from`: all weights or adapters of a run or folder are trained on the user's examples."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from regard.language_model import load
+from regard.training.run import Run
+from regard.training_run import train
+from tests.cli.conftest import regard
+
+SMALL = ("--data.rows=2", "--data.length=48", "--data.held_out=1", "--train.steps=3", "--train.save_every=2")
+MODEL = ("--model.width=24", "--tokenizer.documents=50", "--train.steps=2")
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("base") / "run"
+    assert regard("train", "demo", "--out", path, *MODEL, *SMALL[:3]).exit_code == 0
+    return path
+
+
+@pytest.fixture
+def chats(tmp_path: Path) -> Path:
+    rows = [
+        {"messages": [{"role": "user", "content": f"Where is {n}?"}, {"role": "assistant", "content": f"At {n}."}]}
+        for n in range(30)
+    ]
+    (tmp_path / "chats.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return tmp_path / "chats.jsonl"
+
+
+def test_adapters_are_trained_saved_and_loaded_with_their_model(base: Path, chats: Path, tmp_path: Path) -> None:
+    out = tmp_path / "tuned"
+    options = ("--from", base, "--data", chats, "--adapter.rank=2", "--train.lr=0.01", "--train.schedule.warmup=1")
+    result = regard("train", *options, "--out", out, *SMALL)
+    assert result.exit_code == 0, result.exception
+    newest = Run.open(out).latest()
+    tensors = load_file(newest / "adapter_model.safetensors")
+    assert all(".lora_" in name for name in tensors) and not (newest / "model.safetensors").exists()
+    assert any(tensor.abs().max() > 0 for name, tensor in tensors.items() if ".lora_B." in name)
+    before, tuned = load(base, "cpu"), load(out, "cpu")
+    ids = torch.tensor([before.tokenizer.encode("Where is Anna?")])
+    assert (tuned.model(ids) - before.model(ids)).abs().max() > 1e-4
+    assert isinstance(tuned.chat([{"role": "user", "content": "Where is 3?"}], max_new=3), str)
+    assert json.loads((newest / "adapter_config.json").read_text())["base_model_name_or_path"].startswith(str(base))
+
+
+def test_a_fine_tuned_run_resumes_bit_identically(base: Path, chats: Path, tmp_path: Path) -> None:
+    for adapter in ({}, {"adapter.rank": 2}):
+        name = "adapter" if adapter else "all"
+        overrides = {"data.rows": 2, "data.length": 48, "data.held_out": 1, "train.steps": 4, "train.save_every": 2}
+        whole, cut = tmp_path / f"{name}-whole", tmp_path / f"{name}-cut"
+        for out in (whole, cut):
+            train(start=base, data=chats, out=out, overrides=overrides | adapter, device="cpu")
+        last = Path("checkpoints") / "step-000004"
+        for file in (cut / last).iterdir():
+            file.unlink()
+        (cut / last).rmdir()
+        assert train(resume=cut, device="cpu").finished
+        weights = last / ("adapter_model.safetensors" if adapter else "model.safetensors")
+        assert (whole / weights).read_bytes() == (cut / weights).read_bytes()
+
+
+def test_all_weights_start_from_those_of_the_model(base: Path, chats: Path, tmp_path: Path) -> None:
+    overrides = {"data.rows": 2, "data.length": 48, "data.held_out": 1, "train.steps": 1, "train.lr": 1e-9}
+    assert train(start=base, data=chats, out=tmp_path / "run", overrides=overrides, device="cpu").finished
+    before, after = load(base, "cpu").model.state_dict(), load(tmp_path / "run", "cpu").model.state_dict()
+    assert before.keys() == after.keys()
+    assert all((before[name] - after[name]).abs().max() < 1e-7 for name in before)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--model.width=32",), "both `from` and [model]"),
+        (("--adapter.rnk=2",), "did you mean 'rank'"),
+        (("--objective.kind=classification",), "trains models of the class Encoder, not Decoder"),
+        (("--head.kind=classification",), "[head] replaces the head of an encoder"),
+        (("--data.length=100000",), "longer than model.context"),
+    ],
+)
+def test_wrong_options_are_refused_and_leave_no_directory(
+    base: Path, chats: Path, tmp_path: Path, options: tuple[str, ...], message: str
+) -> None:
+    result = regard("train", "--from", base, "--data", chats, "--out", tmp_path / "run", *SMALL, *options)
+    assert message in str(result.exception)
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_unknown_model_to_start_from_is_refused(chats: Path, tmp_path: Path) -> None:
+    result = regard("train", "--from", "smolm2", "--data", chats, "--out", tmp_path / "run")
+    assert "did you mean 'smollm2'" in str(result.exception)
