@@ -191,9 +191,10 @@ def class_of(kind: str, path: str, base: type[Spec] = Spec) -> type[Spec]:
             f"{path}: there is no kind {kind!r}; {suggest_name(str(kind), known)} "
             "(a registered class is known once its module was imported)"
         )
-    if isinstance(known[kind], type):
-        return known[kind]
-    module, name = known[kind].split(":")
+    found = known[kind]
+    if isinstance(found, type):
+        return found
+    module, name = found.split(":")
     return getattr(importlib.import_module(module), name)
 
 

@@ -220,7 +220,7 @@ def read_options(path: Path) -> dict[str, Any]:
 
 
 def read_config(path: Path) -> LoRA:
-    config = read_options(path)
+    config: Any = read_options(path)
     for name, value in config.items():
         if not is_supported(name, value):
             raise AdapterError(f"{path}: {name}={value!r:.80} is not supported; use a LoRA adapter without this option")

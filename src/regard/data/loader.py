@@ -27,7 +27,10 @@ MAX_PENDING = 32  # items to choose from; with more, rows are fuller and documen
 class ExampleEncoder(Protocol):
     """How an objective turns examples into batches."""
 
-    packed: bool  # several items per row
+    @property
+    def packed(self) -> bool:
+        """Whether a row holds several items."""
+        ...
 
     def tokenize(self, example: Example, tokenizer: Tokenizer) -> Mapping[str, np.ndarray]: ...
 

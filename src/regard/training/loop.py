@@ -20,7 +20,6 @@ from torch import nn
 from regard.checkpoint.atomic_folder import write_folder
 from regard.checkpoint.model_folder import SavesFiles
 from regard.data.batch import Batch
-from regard.models.decoder import DecoderModule
 from regard.objectives.base import LossFunction
 from regard.training.ema import MovingAverage
 from regard.training.log import Log
@@ -79,7 +78,7 @@ class Trainer:
     tokenizer: saved with the model. base: the folder of the model that adapters belong to.
     """
 
-    model: DecoderModule
+    model: nn.Module
     loader: StatefulLoader
     objective: LossFunction
     settings: Training
@@ -125,7 +124,7 @@ class Trainer:
             self.save(position, log)
         if position.step >= steps and self.ema.average:
             with self.ema.applied(), write_folder(self.run.path / "ema") as folder:
-                write_weights(folder, self.model, self.tokenizer)
+                write_weights(folder, self.model, self.tokenizer, self.base)
         return TrainingResult(position.step, position.step >= steps, record, evaluation)
 
     def prepare(self) -> None:

@@ -225,12 +225,12 @@ def fill_model(model: Mapping[str, Any], vocab: int, head: Mapping[str, Any]) ->
 def check_vocabulary(model: Model, tokenizer: Tokenizer) -> None:
     data = model.to_dict()
     for name in VOCAB_FIELDS.get(model.kind, ()):
-        table = data
+        value: Any = data
         for key in name.split("."):
-            table = table.get(key) if isinstance(table, Mapping) else None
+            value = value.get(key) if isinstance(value, Mapping) else None
         require(
-            table is None or table >= tokenizer.vocab_size,
-            f"model.{name}={table} is smaller than the tokenizer's {tokenizer.vocab_size}; leave it out",
+            value is None or value >= tokenizer.vocab_size,
+            f"model.{name}={value} is smaller than the tokenizer's {tokenizer.vocab_size}; leave it out",
         )
 
 

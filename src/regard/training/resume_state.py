@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.adapt.adapters import adapters
 from regard.adapt.peft import restore_adapter, save_adapter
@@ -24,7 +24,6 @@ from regard.adapt.targets import AdapterError
 from regard.checkpoint.atomic_folder import CheckpointError
 from regard.checkpoint.model_folder import SavesFiles, write_model
 from regard.data.batch import Batch
-from regard.models.decoder import DecoderModule
 from regard.spec import Spec
 from regard.training.optimizer import load_optimizer_state, optimizer_state
 
@@ -50,7 +49,7 @@ class TrainingPosition:
 def write_state(
     folder: Path,
     position: TrainingPosition,
-    model: DecoderModule,
+    model: nn.Module,
     optimizer: torch.optim.Optimizer,
     loader: StatefulLoader,
     tokenizer: SavesFiles | None = None,
@@ -65,7 +64,7 @@ def write_state(
 
 
 def load_state(
-    folder: Path, model: DecoderModule, optimizer: torch.optim.Optimizer, loader: StatefulLoader
+    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, loader: StatefulLoader
 ) -> TrainingPosition:
     """Restore model, optimizer, loader and random generators from a folder whose checksums were verified."""
     load_weights(folder, model)
@@ -78,7 +77,7 @@ def load_state(
     return TrainingPosition(saved["step"], saved["tokens"])
 
 
-def write_weights(folder: Path, model: DecoderModule, tokenizer: SavesFiles | None, base: str | None) -> None:
+def write_weights(folder: Path, model: nn.Module, tokenizer: SavesFiles | None, base: str | None) -> None:
     if adapters(model):
         save_adapter(model, folder, base=base)
     else:
@@ -86,7 +85,7 @@ def write_weights(folder: Path, model: DecoderModule, tokenizer: SavesFiles | No
 
 
 @torch.no_grad()
-def load_weights(folder: Path, model: DecoderModule) -> None:
+def load_weights(folder: Path, model: nn.Module) -> None:
     """Copy the saved weights or adapters into the model, which must have the same spec and adapters."""
     mismatch = f"{folder} holds another model than the one that is trained; use the config of the run"
     if adapters(model):

@@ -63,7 +63,8 @@ def open_sources(sources: Sequence[DataSource], seed: int, hold_out: bool) -> Sp
     if len(opened) == 1:
         return opened[0]
     train = Mixture(tuple(splits.train for splits in opened), tuple(source.weight for source in sources), seed)
-    held_out = [
+    with_held_out = [
         (splits.held_out, source.weight) for splits, source in zip(opened, sources, strict=True) if splits.held_out
     ]
-    return Splits(train, Mixture(*map(tuple, zip(*held_out, strict=True)), seed) if held_out else None)
+    held_out = Mixture(tuple(part for part, _ in with_held_out), tuple(weight for _, weight in with_held_out), seed)
+    return Splits(train, held_out if with_held_out else None)
