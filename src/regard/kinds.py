@@ -102,12 +102,19 @@ OBJECTIVES = {
     "next_token": "regard.objectives.next_token:NextToken",
     "translation": "regard.objectives.translation:Translation",
     "classification": "regard.objectives.classification:SequenceClassification",
+    "token_classification": "regard.objectives.classification:TokenClassification",
+    "regression": "regard.objectives.scores:Regression",
+    "relevance": "regard.objectives.scores:Relevance",
+    "embeddings": "regard.objectives.embeddings:SentenceEmbeddings",
+    "contrastive": "regard.objectives.contrastive:Contrastive",
 }
 
 SOURCES = {
     "world": "regard.data.sources.world:WorldStories",
     "pydoc": "regard.data.sources.files:Pydoc",
     "file": "regard.data.sources.files:File",
+    "digits": "regard.data.sources.images:Digits",
+    "images": "regard.data.sources.images:ImageFolder",
 }
 
 OPTIMIZERS = {

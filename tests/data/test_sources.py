@@ -11,6 +11,7 @@ from regard.data.sources.files import File, Pydoc, split_lines
 from regard.data.sources.mixture import BLOCK, Mixture, open_sources
 from regard.data.sources.world import WorldStories
 from regard.data.world import story
+from regard.data.world.tasks import TASKS, example
 from regard.spec import SpecError
 from regard.text.chat import DEFAULT_TEMPLATE, render
 
@@ -48,6 +49,19 @@ def test_different_seeds_have_different_stories():
     first, second = (WorldStories().open(seed).train for seed in (1, 2))
     assert first.example(0) != second.example(0)
     assert first.example(5) == WorldStories().open(1).train.example(5)
+
+
+@pytest.mark.parametrize("task", [task for task in TASKS if task != "chat"])
+def test_every_task_of_the_world_is_a_source(task):
+    train, held_out = WorldStories(task=task, level=2).open(seed=3)
+    assert train.example(4) == example(task, (3 << 40) + 4, 2, "train")
+    assert held_out.example(4) == example(task, (3 << 40) + 4, 2, "held-out")
+    assert train.name == f"world {task} level 2, train, seed 3"
+
+
+def test_unknown_tasks_of_the_world_are_refused():
+    with pytest.raises(SpecError, match="task='pair' is not a task; did you mean 'pairs'"):
+        WorldStories(task="pair")
 
 
 def test_the_splits_of_pydoc_are_disjoint():

@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 from regard.data.sources.base import DataSource, Example, Splits, read_examples
 from regard.data.sources.files import File
+from regard.data.sources.images import ImageFolder
 from regard.data.sources.mixture import open_sources
 from regard.data.sources.world import WorldStories
 from regard.spec import Spec, class_of, require, suggest_name
@@ -82,7 +83,9 @@ def without_source(table: Mapping[str, Any]) -> dict[str, Any]:
 def with_absolute_paths(data: Data) -> Data:
     """The same data from any working directory."""
     sources = (
-        dataclasses.replace(source, path=str(Path(source.path).absolute())) if isinstance(source, File) else source
+        dataclasses.replace(source, path=str(Path(source.path).absolute()))
+        if isinstance(source, File | ImageFolder)
+        else source
         for source in data.sources
     )
     return dataclasses.replace(data, sources=tuple(sources))

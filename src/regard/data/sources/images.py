@@ -1,0 +1,78 @@
+"""Labelled images: the handwritten digits of scikit-learn, and folders of image files.
+
+    Digits        1,797 gray images of 8 x 8 pixels, ten classes; needs scikit-learn       Alpaydin & Kaynak 1998
+    ImageFolder   FOLDER/LABEL/file.png; needs Pillow
+
+An image is an array (channels, height, width) with values from 0 to 1, or standardized: minus 0.5, divided by 0.5.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from regard.data.sources.base import DataSource, Example, Splits, open_collection
+from regard.spec import require
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
+MAX_DIGIT = 16.0  # the largest pixel value of the digits
+
+
+@dataclass(frozen=True)
+class Digits(DataSource):
+    standardize: bool = True
+
+    def open(self, seed: int = 0, hold_out: bool = True) -> Splits:
+        try:
+            from sklearn.datasets import load_digits
+        except ModuleNotFoundError:
+            raise ValueError("the source digits needs scikit-learn: pip install 'regard[digits]'") from None
+        data = load_digits()
+        images = scaled(np.asarray(data.images) / MAX_DIGIT, self.standardize)[:, None]  # (n, 1, 8, 8)
+        examples = [{"image": image, "label": int(label)} for image, label in zip(images, data.target, strict=True)]
+        return open_collection(f"digits, seed {seed}", examples, seed, hold_out)
+
+
+@dataclass(frozen=True)
+class ImageFolder(DataSource):
+    """The label of an image is the name of its folder."""
+
+    path: str = ""
+    size: tuple[int, int] = (32, 32)  # (height, width); images are resized to it
+    gray: bool = False  # one channel instead of three
+    standardize: bool = True
+
+    def check(self) -> None:
+        super().check()
+        require(bool(self.path), "images: path is missing; set data.path")
+        require(
+            len(self.size) == 2 and min(self.size) > 0, f"images: size={self.size} must be a positive height and width"
+        )
+
+    def open(self, seed: int = 0, hold_out: bool = True) -> Splits:
+        return open_collection(f"{self.path}, seed {seed}", self.read(), seed, hold_out)
+
+    def read(self) -> list[Example]:
+        root = Path(self.path)
+        files = sorted(file for file in root.glob("*/*") if file.suffix.lower() in SUFFIXES)
+        if not files:
+            raise ValueError(
+                f"{root} has no images in subfolders (LABEL/FILE with {', '.join(SUFFIXES)}); check data.path"
+            )
+        return [{"image": self.read_image(file), "label": file.parent.name} for file in files]
+
+    def read_image(self, file: Path) -> np.ndarray:
+        try:
+            from PIL import Image
+        except ModuleNotFoundError:
+            raise ValueError("reading images needs Pillow: pip install 'regard[images]'") from None
+        try:
+            image = Image.open(file).convert("L" if self.gray else "RGB").resize(self.size[::-1])
+        except (OSError, Image.DecompressionBombError) as error:  # OSError: no image, or damaged
+            raise ValueError(f"{file} cannot be read as an image ({error}); remove or replace it") from error
+        values = np.asarray(image, np.float64) / 255
+        return scaled(values[None] if self.gray else values.transpose(2, 0, 1), self.standardize)
+
+
+def scaled(values: np.ndarray, standardize: bool) -> np.ndarray:
+    return ((values - 0.5) / 0.5 if standardize else values).astype(np.float32)
