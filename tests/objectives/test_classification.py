@@ -11,7 +11,8 @@ from regard.models.heads import Classification
 from regard.models.presets import bert, vit
 from regard.models.stack import Repeat
 from regard.objectives.base import padded_layout
-from regard.objectives.classification import classification, relevance
+from regard.objectives.classification import classification
+from regard.objectives.scores import relevance
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
 from regard.parts.experts import Experts

@@ -10,10 +10,12 @@ from torch import Tensor, nn
 import regard
 from regard.data.batch import Batch
 from regard.models.presets import clip
-from regard.objectives.classification import classification, relevance
+from regard.objectives.classification import classification
 from regard.objectives.contrastive import Contrastive
+from regard.objectives.embeddings import SentenceEmbeddings
 from regard.objectives.masked import masked
 from regard.objectives.next_token import image_text, next_token
+from regard.objectives.scores import regression, relevance
 from regard.objectives.translation import translation
 
 OBJECTIVES = {
@@ -22,7 +24,10 @@ OBJECTIVES = {
     "masked": masked,
     "translation": translation,
     "classification": classification,
+    "token_classification": classification,
+    "regression": regression,
     "relevance": relevance,
+    "embeddings": SentenceEmbeddings(symmetric=True),
     "contrastive": Contrastive("softmax"),
     "sigmoid_contrastive": Contrastive("sigmoid"),
 }
@@ -97,6 +102,24 @@ CASES = {
         ("tokens",),
         {"labels": torch.tensor([0.0, 1.0, 0.5, 1.0])},
     ),
+    "token_classification": Case(
+        lambda: encoder(regard.Classification(VOCAB, "none")).build(seed=0),
+        ("tokens", "weights"),
+        {"labels": FIELDS["targets"]},
+    ),
+    "regression": Case(
+        lambda: encoder(regard.Classification(1)).build(seed=0),
+        ("tokens",),
+        {"labels": torch.tensor([0.0, -1.0, 2.5, 1.0])},
+    ),
+    "embeddings": Case(
+        lambda: encoder(regard.Pooled()).build(seed=0),
+        (),
+        {
+            "tokens": torch.stack([FIELDS["tokens"].roll(shift) for shift in range(3)], 1),
+            "valid": torch.tensor([True, True, True, True, False, False]).expand(ROWS, 3, LENGTH),
+        },
+    ),
     "contrastive": Case(dual_encoder_model, ("tokens", "images")),
     "sigmoid_contrastive": Case(dual_encoder_model, ("tokens", "images")),
 }
@@ -135,7 +158,7 @@ def test_micro_batches_add_up_to_the_whole(name: str) -> None:
         assert (sum(part[2][metric] for part in parts) - value).abs() < 1e-9, metric
 
 
-WEIGHTED = [name for name in CASES if "weights" in CASES[name].fields]
+WEIGHTED = [name for name in CASES if {"weights", "targets"} <= set(CASES[name].fields)]
 
 
 @pytest.mark.parametrize("name", WEIGHTED)

@@ -13,7 +13,7 @@ from regard.kernels.attention.mask import Causal
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
 from regard.objectives.base import cross_entropy, layout_of
-from regard.objectives.next_token import next_token
+from regard.objectives.next_token import NextToken, next_token
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
 from regard.parts.body import Body
@@ -22,6 +22,7 @@ from regard.parts.linear_attention import LinearAttention
 from regard.parts.position.alibi import Alibi
 from regard.parts.position.learned import Learned
 from regard.parts.position.rope import Rope
+from regard.text import train as tokenizers
 
 VOCAB = 11
 
@@ -173,3 +174,18 @@ def test_targets_of_weight_zero_are_ignored():
     whole = Batch(tokens=tokens, targets=tokens, weights=weights, **layout)
     ignored = Batch(tokens=tokens, targets=tokens.where(weights > 0, -100), weights=weights, **layout)
     assert next_token(model, whole)[0] == next_token(model, ignored)[0]
+
+
+def test_a_random_slice_of_a_long_document_depends_on_the_generator_only() -> None:
+    columns = {"ids": np.arange(50)}
+    starts = set()
+    for seed in range(40):
+        [item] = NextToken(slices="random").sample(columns, tokenizers.byte(), 8, np.random.default_rng(seed))
+        [again] = NextToken(slices="random").sample(columns, tokenizers.byte(), 8, np.random.default_rng(seed))
+        start = int(item["tokens"][0])
+        assert item["tokens"].tolist() == list(range(start, start + 8)) == again["tokens"].tolist()
+        assert item["targets"].tolist() == list(range(start + 1, start + 9))
+        starts.add(start)
+    assert len(starts) > 20 and min(starts) >= 0 and max(starts) <= 41
+    short = NextToken(slices="random").sample({"ids": np.arange(5)}, tokenizers.byte(), 8, np.random.default_rng(0))
+    assert [item["tokens"].tolist() for item in short] == [[0, 1, 2, 3]]

@@ -32,9 +32,11 @@ class Batch(Mapping[str, torch.Tensor]):
 
     @property
     def token_count(self) -> int:
-        """The number of valid tokens; of all tokens if there are no segments, of rows if there are no tokens."""
+        """The number of tokens without padding; of rows if there are no tokens."""
         if "segments" in self:
             return int((self.segments >= 0).sum())
+        if "valid" in self:
+            return int(self.valid.sum())
         return self.tokens.numel() if "tokens" in self else self.size
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Batch":

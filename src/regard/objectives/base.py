@@ -49,8 +49,11 @@ class Objective(Spec):
         """Raise SpecError if this model cannot be trained with this objective."""
         raise NotImplementedError
 
-    def fit(self, examples: Examples) -> Self:
-        """The objective with the settings that depend on the data, such as the names of the labels."""
+    def fit(self, examples: Examples, model: Model) -> Self:
+        """The objective with the settings that depend on the data, such as the names of the labels.
+
+        In `model`, sizes that depend on the data, such as the number of labels, may still be 1.
+        """
         return self
 
     @property

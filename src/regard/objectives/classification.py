@@ -1,19 +1,19 @@
-"""Classify a sequence, an image or every token of a sequence; or score how well a pair of sequences matches.
+"""Classify a sequence, a pair of sequences, an image, or every word of a sequence.
 
-    classification   loss = Σ -log softmax(logits)[label]
-    relevance        loss = Σ -y log σ(s) - (1 - y) log(1 - σ(s))        one score per pair, y in [0, 1]
+    loss = Σ -log softmax(logits)[label]
 
-Each row counts once; if every token has a label, each token counts by its weight.
+Each row counts once. If words have labels, the first token of each word counts once, and its other tokens not at all
+(Devlin et al. 2018). Labels are strings, whose names are stored in the head of the model, or numbers from 0.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from regard.data.batch import Batch
 from regard.data.packing import Item, pad_items
@@ -21,17 +21,17 @@ from regard.data.sources.base import Example, Examples, read_examples
 from regard.models.base import Model
 from regard.models.encoder import Encoder
 from regard.models.heads import Classification, Distilled
-from regard.objectives.base import (
-    Columns,
-    LossResult,
-    Objective,
-    add_losses,
-    padded_layout,
-    require_keys,
-    require_model,
+from regard.objectives.base import Columns, LossResult, Objective, add_losses, require_keys, require_model
+from regard.objectives.inputs import (
+    check_first_example,
+    collate_inputs,
+    encode_input,
+    label_options,
+    logits_of,
+    stack_labels,
+    token_columns,
+    truncate,
 )
-from regard.objectives.next_token import text_of
-from regard.parts.block import Losses
 from regard.spec import require
 from regard.text.tokenizer import Tokenizer
 
@@ -39,67 +39,142 @@ MAX_EXAMPLES = 10_000  # of an endless source, in which labels are looked for
 
 
 @dataclass(frozen=True)
-class SequenceClassification(Objective):
-    """Examples have `text`, `first` and `second`, or `image`, and a `label`: a string, or a number from 0."""
+class Labelled(Objective):
+    """Objectives with labels from a finite set."""
 
     labels: tuple[str, ...] = ()  # names in the order of their ids; empty: found in the data, or labels are numbers
+    num_labels: int = 0  # if labels are numbers; 0: that of the model's head, or one more than the largest label
 
-    def check_model(self, model: Model) -> None:
-        require_model(self, model, Encoder)
-        assert isinstance(model, Encoder)
-        head = model.head
-        pooled = isinstance(head, Distilled) or isinstance(head, Classification) and head.pool != "none"
-        require(pooled, f"objective {self.kind} needs an encoder with a classification head with a pool, not {head}")
+    def labels_of(self, example: Example) -> Iterator[Any]:
+        raise NotImplementedError
 
-    def fit(self, examples: Examples) -> Self:
-        found = {example["label"] for example in read_examples(examples, MAX_EXAMPLES) if "label" in example}
-        names = sorted(label for label in found if isinstance(label, str))
-        return self if self.labels or not names else replace(self, labels=tuple(names))
+    def fit(self, examples: Examples, model: Model) -> Self:
+        check_first_example(model, examples)
+        head = model.head if isinstance(model, Encoder) else None
+        names, count = getattr(head, "label_names", ()), getattr(head, "labels", 1)
+        if self.labels or self.num_labels:
+            return self
+        if names or count > 1:
+            return replace(self, labels=names, num_labels=0 if names else count)
+        found = {label for example in read_examples(examples, MAX_EXAMPLES) for label in self.labels_of(example)}
+        strings = sorted(label for label in found if isinstance(label, str))
+        require(
+            not strings or len(strings) == len(found),
+            f"{examples.name}: some labels are strings and some are numbers; use one of both",
+        )
+        if strings:
+            return replace(self, labels=tuple(strings))
+        return replace(self, num_labels=max((self.label_id(label, {}) for label in found), default=0) + 1)
 
     @property
     def head_options(self) -> Mapping[str, Any]:
-        return {"labels": len(self.labels), "label_names": list(self.labels)} if self.labels else {}
+        return label_options(self.labels, self.num_labels)
 
-    def tokenize(self, example: Example, tokenizer: Tokenizer) -> Columns:
-        require_keys(self, example, "label")
-        label = {"label": np.array(self.label_id(example["label"]), np.int64)}
-        return label | ({"image": example["image"]} if "image" in example else encode_texts(example, tokenizer))
+    def check_labels(self, head: Classification | Distilled) -> None:
+        """Raise SpecError if the labels of the data are not those of the head."""
+        count = len(self.labels) or self.num_labels
+        require(
+            count <= head.labels,
+            f"the data have {count} labels, and the model's head only {head.labels}; leave out model.head.labels",
+        )
+        require(
+            not self.labels or not head.label_names or self.labels == head.label_names,
+            f"objective.labels are {', '.join(self.labels)}, those of the model's head are "
+            f"{', '.join(head.label_names)}; leave one out",
+        )
 
-    def label_id(self, label: Any) -> int:
+    def label_id(self, label: Any, example: Example) -> int:
         if isinstance(label, str):
             if label not in self.labels:
+                known = ", ".join(self.labels) or "numbers"
                 raise ValueError(
-                    f"the label {label!r} is not one of {', '.join(self.labels)}; add it to objective.labels"
+                    f"the label {label!r} is not one of {known}; correct it or set objective.labels; "
+                    f"the example is {example!r:.200}"
                 )
             return self.labels.index(label)
+        count = len(self.labels) or self.num_labels
+        if isinstance(label, bool | np.bool_) or not isinstance(label, int | np.integer):
+            raise ValueError(
+                f"the label {label!r:.40} is neither a string nor a whole number; the example is {example!r:.200}"
+            )
+        if label < 0 or count and label >= count:
+            upper = f" to {count - 1}" if count else ""
+            raise ValueError(
+                f"the label {label} is not a number from 0{upper}; correct it or set objective.num_labels; "
+                f"the example is {example!r:.200}"
+            )
         return int(label)
-
-    def collate(self, rows: Sequence[Sequence[Item]], tokenizer: Tokenizer, length: int) -> Batch:
-        items = [item for row in rows for item in row]
-        labels = torch.from_numpy(np.stack([item["label"] for item in items]))
-        return Batch(**collate_inputs(items, tokenizer, length), labels=labels)
 
     def __call__(self, model: nn.Module, batch: Batch) -> LossResult:
         return classification(model, batch)
 
 
-def encode_texts(example: Example, tokenizer: Tokenizer) -> dict[str, np.ndarray]:
-    """`ids` of a text, or `ids` and `types` of a pair, with the special tokens of the tokenizer."""
-    if "first" in example:
-        first, second = text_of(example, "first"), text_of(example, "second")
-        ids, types = tokenizer.encode_with_special_tokens(first, second), tokenizer.token_type_ids(first, second)
-        return {"ids": np.array(ids, np.int64), "types": np.array(types, np.int64)}
-    return {"ids": np.array(tokenizer.encode_with_special_tokens(text_of(example, "text")), np.int64)}
+@dataclass(frozen=True)
+class SequenceClassification(Labelled):
+    """Examples have `text`, `first` and `second`, or `image`, and a `label`."""
+
+    def check_model(self, model: Model) -> None:
+        require_model(self, model, Encoder)
+        assert isinstance(model, Encoder)
+        head = model.head
+        if not (isinstance(head, Distilled) or isinstance(head, Classification) and head.pool != "none"):
+            require(False, f"objective {self.kind} needs an encoder with a classification head with a pool, not {head}")
+        else:
+            self.check_labels(head)
+
+    def labels_of(self, example: Example) -> Iterator[Any]:
+        yield from (example[key] for key in ("label",) if key in example)
+
+    def tokenize(self, example: Example, tokenizer: Tokenizer) -> Columns:
+        require_keys(self, example, "label")
+        label = np.array(self.label_id(example["label"], example), np.int64)
+        return encode_input(example, tokenizer) | {"label": label}
+
+    def sample(self, columns: Columns, tokenizer: Tokenizer, length: int, rng: np.random.Generator) -> list[Item]:
+        return [truncate(columns, length)]
+
+    def collate(self, rows: Sequence[Sequence[Item]], tokenizer: Tokenizer, length: int) -> Batch:
+        items = [item for row in rows for item in row]
+        return Batch(**collate_inputs(items, tokenizer), labels=stack_labels(items))
 
 
-def collate_inputs(items: Sequence[Item], tokenizer: Tokenizer, length: int) -> dict[str, Tensor]:
-    """`images`, or `tokens` with `valid` and, for pairs, `types`; sequences are cut after `length` tokens."""
-    if "image" in items[0]:
-        return {"images": torch.from_numpy(np.stack([item["image"] for item in items])).float()}
-    cut = [{name: item[name][:length] for name in ("ids", "types") if name in item} for item in items]
-    tokens, valid = pad_items(cut, "ids", tokenizer.pad or 0)
-    types = {"types": pad_items(cut, "types")[0]} if "types" in cut[0] else {}
-    return {"tokens": tokens, "valid": valid, **types}
+@dataclass(frozen=True)
+class TokenClassification(Labelled):
+    """Examples have `tokens` (the words of a text), and `labels`, one per word."""
+
+    def check_model(self, model: Model) -> None:
+        require_model(self, model, Encoder)
+        assert isinstance(model, Encoder)
+        if not (isinstance(model.head, Classification) and model.head.pool == "none"):
+            require(False, f'objective {self.kind} needs a classification head with pool = "none", not {model.head}')
+        else:
+            self.check_labels(model.head)
+
+    def labels_of(self, example: Example) -> Iterator[Any]:
+        yield from example.get("labels", ())
+
+    def tokenize(self, example: Example, tokenizer: Tokenizer) -> Columns:
+        require_keys(self, example, "tokens", "labels")
+        words, labels = example["tokens"], [self.label_id(label, example) for label in example["labels"]]
+        if len(words) != len(labels) or not words:
+            raise ValueError(
+                f"{len(words)} tokens have {len(labels)} labels; give one per token; the example is {example!r:.200}"
+            )
+        encoded = tokenizer.encode_words(words)
+        indices = np.array(encoded.words, np.int64)
+        first = (indices >= 0) & (np.diff(indices, prepend=-1) != 0)  # the first token of each word
+        return token_columns(encoded) | {
+            "labels": np.where(first, np.array(labels, np.int64)[indices], 0),
+            "weights": first.astype(np.float32),
+        }
+
+    def sample(self, columns: Columns, tokenizer: Tokenizer, length: int, rng: np.random.Generator) -> list[Item]:
+        return [truncate(columns, length)]
+
+    def collate(self, rows: Sequence[Sequence[Item]], tokenizer: Tokenizer, length: int) -> Batch:
+        items = [item for row in rows for item in row]
+        labels, weights = (pad_items(items, name)[0] for name in ("labels", "weights"))
+        return Batch(**collate_inputs(items, tokenizer), labels=labels, weights=weights)
 
 
 def classification(model: nn.Module, batch: Batch) -> LossResult:
@@ -110,21 +185,3 @@ def classification(model: nn.Module, batch: Batch) -> LossResult:
     loss = (F.cross_entropy(logits.flatten(0, -2), labels, reduction="none") * weights).sum()
     correct = ((logits.detach().flatten(0, -2).argmax(-1) == labels) * weights).sum()
     return add_losses(loss, weights.sum(), losses, {"accuracy": correct})
-
-
-def relevance(model: nn.Module, batch: Batch) -> LossResult:
-    """Needs labels (B,) between 0 and 1, and tokens."""
-    logits, losses = logits_of(model, batch)  # (B, 1)
-    labels = batch.labels.to(logits.dtype)
-    loss = F.binary_cross_entropy_with_logits(logits.squeeze(-1), labels, reduction="sum")
-    correct = ((logits.detach().squeeze(-1) > 0) == (labels > 0.5)).sum()
-    return add_losses(loss, torch.ones_like(labels).sum(), losses, {"accuracy": correct})
-
-
-def logits_of(model: nn.Module, batch: Batch) -> tuple[Tensor, Losses]:
-    """Logits of images; or of tokens, with `valid` if rows are padded and `types` if they are pairs of sequences."""
-    if "images" in batch:
-        outputs = model(batch.images, outputs=True)
-    else:
-        outputs = model(batch.tokens, padded_layout(batch.get("valid")), batch.get("types"), outputs=True)
-    return outputs.logits.to(torch.promote_types(outputs.logits.dtype, torch.float32)), outputs.losses

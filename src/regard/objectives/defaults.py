@@ -2,11 +2,14 @@
 
 from regard.models.base import Model
 from regard.models.decoder import Decoder
+from regard.models.dual_encoder import DualEncoder
 from regard.models.encoder import Encoder
 from regard.models.encoder_decoder import EncoderDecoder
-from regard.models.heads import Classification, Distilled
+from regard.models.heads import Classification, Distilled, Pooled
 from regard.objectives.base import Objective
-from regard.objectives.classification import SequenceClassification
+from regard.objectives.classification import SequenceClassification, TokenClassification
+from regard.objectives.contrastive import Contrastive
+from regard.objectives.embeddings import SentenceEmbeddings
 from regard.objectives.next_token import NextToken
 from regard.objectives.translation import Translation
 from regard.spec import SpecError
@@ -18,6 +21,12 @@ def default_objective(model: Model) -> Objective:
             return NextToken()
         case EncoderDecoder():
             return Translation()
+        case Encoder(head=Classification(pool="none")):
+            return TokenClassification()
         case Encoder(head=Classification() | Distilled()):
             return SequenceClassification()
+        case Encoder(head=Pooled()):
+            return SentenceEmbeddings()
+        case DualEncoder():
+            return Contrastive()
     raise SpecError(f"there is no default objective for this {model.kind}; set objective.kind")

@@ -5,7 +5,8 @@
 An example is a `text`, of which every token counts; a `prompt` with its `completion`, or `messages`, of which only the
 completion and the assistant's messages count, with their end tokens. A document of n tokens has n - 1 pairs (token,
 next token); one with more pairs than a row is sliced, and each slice is treated like a document: its positions start at
-0, and it does not attend to the previous slice.
+0, and it does not attend to the previous slice. With `slices="random"` every visit of a document trains on one slice
+from a random position, so that the rows of a batch come from different documents.
 """
 
 from collections.abc import Sequence
@@ -31,6 +32,7 @@ class NextToken(Objective):
     packed: ClassVar[bool] = True
 
     train_on: Literal["answers", "all"] = "answers"  # of prompts and conversations: the tokens that count
+    slices: Literal["all", "random"] = "all"  # of a document longer than a row; random: one per epoch, from anywhere
 
     def check_model(self, model: Model) -> None:
         require_model(self, model, Decoder)
@@ -44,7 +46,11 @@ class NextToken(Objective):
         return columns
 
     def sample(self, columns: Columns, tokenizer: Tokenizer, length: int, rng: np.random.Generator) -> list[Item]:
-        slices = (slice_columns(columns, start, length) for start in range(0, len(columns["ids"]) - 1, length))
+        pairs = len(columns["ids"]) - 1
+        starts = range(0, pairs, length)
+        if self.slices == "random" and pairs > length:
+            starts = [int(rng.integers(pairs - length + 1))]
+        slices = (slice_columns(columns, start, length) for start in starts)
         return [item for item in slices if item["weights"].any()]
 
     def collate(self, rows: Sequence[Sequence[Item]], tokenizer: Tokenizer, length: int) -> Batch:

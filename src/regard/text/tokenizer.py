@@ -6,10 +6,11 @@ that a user typed, or that occurs in a document, is encoded as its characters.
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
+from typing import NamedTuple
 
 import tokenizers
 
@@ -29,6 +30,15 @@ def clean_up_tokenization(text: str) -> str:
     for spaced, attached in CLEAN_UP.items():
         text = text.replace(spaced, attached)
     return text
+
+
+class Encoded(NamedTuple):
+    """The tokens of one or two sequences with the special tokens that the post-processor adds, as in [CLS] … [SEP]."""
+
+    ids: list[int]
+    types: list[int]  # 0 or 1, as BERT counts the special tokens
+    sequences: list[int]  # 0 or 1, -1 for special tokens
+    words: list[int]  # of encode_words: the index of each token's word, -1 for special tokens
 
 
 class Tokenizer:
@@ -72,8 +82,19 @@ class Tokenizer:
 
     def token_type_ids(self, text: str, pair: str) -> list[int]:
         """For each id of `encode_with_special_tokens(text, pair)`, 0 if it belongs to `text` and 1 to `pair` (BERT)."""
-        encoding = self._encode((text, pair), special=False, post_process=True)
-        return encoding.type_ids if self.core.post_processor else [side or 0 for side in encoding.sequence_ids]
+        return self.encode_sequences(text, pair).types
+
+    def encode_sequences(self, text: str, pair: str | None = None) -> Encoded:
+        return self._encoded(self._encode(text if pair is None else (text, pair), special=False, post_process=True))
+
+    def encode_words(self, words: Sequence[str]) -> Encoded:
+        """A text that is split into words."""
+        return self._encoded(self._encode(list(words), special=False, post_process=True))
+
+    def _encoded(self, encoding: tokenizers.Encoding) -> Encoded:
+        sequences = [-1 if side is None else side for side in encoding.sequence_ids]
+        types = encoding.type_ids if self.core.post_processor else [max(0, side) for side in sequences]
+        return Encoded(encoding.ids, types, sequences, [-1 if word is None else word for word in encoding.word_ids])
 
     def decode(self, ids: list[int], special: bool = False, clean_up: bool = True) -> str:
         """The text of ids, without special tokens unless `special`.
@@ -142,11 +163,16 @@ class Tokenizer:
             files.stop_ids, files.special_tokens_map, files.clean_up_tokenization_spaces,
         )  # fmt: skip
 
-    def _encode(self, text: str | tuple[str, str], special: bool, post_process: bool) -> tokenizers.Encoding:
+    def _encode(
+        self, text: str | tuple[str, str] | list[str], special: bool, post_process: bool
+    ) -> tokenizers.Encoding:
+        """The encoding of a string, a pair of strings, or a list of words."""
         self.core.encode_special_tokens = not special
+        words = isinstance(text, list)
+        encode = self.core.encode_batch if words else self.core.encode_batch_fast  # the fast one has no word ids
         try:
-            with library_errors("this text cannot be encoded"):
-                return self.core.encode_batch_fast([text], add_special_tokens=post_process)[0]  # releases the GIL
+            with library_errors("this text cannot be encoded"):  # a batch releases the GIL
+                return encode([text], is_pretokenized=words, add_special_tokens=post_process)[0]
         except ValueError as error:
             whole = text if isinstance(text, str) else "".join(text)
             surrogate = SURROGATE.search(whole)

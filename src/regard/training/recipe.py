@@ -28,10 +28,11 @@ from regard.adapt.lora import LoRA
 from regard.checkpoint.model_folder import read_spec_and_table
 from regard.data.sources.base import Splits
 from regard.models.base import Model, Scheme
+from regard.models.encoder import Encoder
 from regard.models.pattern import retile
 from regard.objectives.base import Objective
 from regard.objectives.defaults import default_objective
-from regard.spec import Spec, SpecError, require, suggest_name
+from regard.spec import Spec, SpecError, parse_spec, require, suggest_name
 from regard.text.tokenizer import Tokenizer
 from regard.training.data_settings import Data, Vocabulary, read_data_table, with_absolute_paths, without_source
 from regard.training.optimizer import AdamW, Optimizer
@@ -162,7 +163,7 @@ def resolve(
     if tokenizer is None:
         tokenizer = draft.tokenizer.build(splits)
     assert draft.objective is not None
-    objective = draft.objective.fit(splits.train)
+    objective = draft.objective.fit(splits.train, draft.model)
     recipe = build_recipe(
         tables | {"objective": objective.to_dict()}, tokenizer.vocab_size, pattern, objective.head_options
     )
@@ -191,9 +192,12 @@ def build_recipe(
     tables: Mapping[str, Any], vocab: int, pattern: str | None = None, head: Mapping[str, Any] | None = None
 ) -> Recipe:
     """The checked recipe. `vocab`, and `head` with its number of labels, are used if the model's table has none."""
-    model = tables.get("model", {})
+    model, objective = tables.get("model", {}), tables.get("objective")
+    if isinstance(objective, Mapping):
+        objective = parse_spec(objective, "objective", Objective)
     if isinstance(model, Mapping):
-        model = fill_model({"kind": "decoder"} | dict(model), vocab, head or {"labels": 1})
+        head = head or getattr(objective, "head_options", None) or {"labels": 1}
+        model = fill_model({"kind": "decoder"} | dict(model), vocab, head)
     recipe = Recipe.from_dict({**tables, "model": model})
     if pattern is not None:
         recipe = replace(recipe, model=retile(recipe.model, pattern))
@@ -217,7 +221,7 @@ def fill_model(model: Mapping[str, Any], vocab: int, head: Mapping[str, Any]) ->
             table = table.setdefault(key, {"kind": "tokens"} if key == "input" else {})
         if isinstance(table, dict) and table.get("kind") not in ("patches", "frames"):
             table.setdefault("vocab", vocab)
-    if isinstance(filled.get("head"), dict) and filled["head"].get("kind") == "classification":
+    if isinstance(filled.get("head"), dict) and filled["head"].get("kind") in ("classification", "distilled"):
         filled["head"] = {**head, **filled["head"]} if "labels" not in filled["head"] else filled["head"]
     return filled
 
@@ -236,10 +240,9 @@ def check_vocabulary(model: Model, tokenizer: Tokenizer) -> None:
 
 def context_of(model: Any) -> int | None:
     """The largest number of tokens of a sequence that the model supports; None: any number."""
-    parts = [getattr(model, name) for name in ("source", "target", "text", "decoder") if hasattr(model, name)] or [
-        model
-    ]
-    limits = [part.context or part.position.max_positions for part in parts]
+    parts = [getattr(model, name) for name in ("source", "target", "text", "decoder") if hasattr(model, name)]
+    sequences = [part for part in parts or [model] if not (isinstance(part, Encoder) and part.input.length)]
+    limits = [part.context or part.position.max_positions for part in sequences]
     return min((limit for limit in limits if limit is not None), default=None)
 
 

@@ -1,0 +1,114 @@
+"""The inputs of encoders: a text, a pair of texts, words with labels, or an image, as arrays and as tensors of a batch.
+
+Token sequences have the special tokens of the tokenizer, such as [CLS] and [SEP]. A sequence that is too long loses its
+last ordinary tokens and keeps all special ones; of a pair, the longer sequence is shortened first.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from regard.data.batch import Batch
+from regard.data.packing import Item, pad_items
+from regard.data.sources.base import Example, Examples
+from regard.models.base import Model
+from regard.models.encoder import Encoder
+from regard.objectives.base import Columns, padded_layout
+from regard.objectives.next_token import text_of
+from regard.parts.block import Losses
+from regard.parts.patches import Patches
+from regard.spec import require
+from regard.text.tokenizer import Encoded, Tokenizer
+
+
+def encode_input(example: Example, tokenizer: Tokenizer) -> dict[str, np.ndarray]:
+    """`image`; or `ids` and `sequences` of a `text`, and also `types` of the pair `first` and `second`."""
+    if "image" in example:
+        return {"image": np.asarray(example["image"], np.float32)}
+    if "first" in example:
+        encoded = tokenizer.encode_sequences(text_of(example, "first"), text_of(example, "second"))
+        return token_columns(encoded) | {"types": np.array(encoded.types, np.int64)}
+    return token_columns(tokenizer.encode_sequences(text_of(example, "text")))
+
+
+def token_columns(encoded: Encoded) -> dict[str, np.ndarray]:
+    """`ids`, and `sequences`: 0 or 1 for the tokens of the first or second sequence, -1 for special tokens."""
+    return {"ids": np.array(encoded.ids, np.int64), "sequences": np.array(encoded.sequences, np.int64)}
+
+
+def truncate(columns: Columns, length: int) -> Item:
+    """The columns with at most `length` tokens."""
+    if "ids" not in columns or len(columns["ids"]) <= length:
+        return columns
+    sequences = columns["sequences"]
+    counts = [int((sequences == number).sum()) for number in (0, 1)]
+    remaining = length - (len(sequences) - sum(counts))
+    require(
+        remaining >= 0, f"data.length={length} is too short for the special tokens of the tokenizer; raise data.length"
+    )
+    shorter = min(min(counts), remaining // 2)
+    kept = [shorter, remaining - shorter] if counts[0] <= counts[1] else [remaining - shorter, shorter]
+    keep = sequences < 0
+    for number in (0, 1):
+        keep[np.flatnonzero(sequences == number)[: kept[number]]] = True
+    return {name: array[keep] if array.shape == sequences.shape else array for name, array in columns.items()}
+
+
+def collate_inputs(items: Sequence[Item], tokenizer: Tokenizer) -> dict[str, Tensor]:
+    """`images`, or `tokens` with `valid` and, for pairs, `types`."""
+    if "image" in items[0]:
+        shapes = sorted({item["image"].shape for item in items})
+        if len(shapes) > 1:
+            raise ValueError(
+                f"images of one batch have the shapes {shapes[0]} and {shapes[1]}; resize them to one size"
+            )
+        return {"images": torch.from_numpy(np.stack([item["image"] for item in items]))}
+    tokens, valid = pad_items(items, "ids", tokenizer.pad or 0)
+    types = {"types": pad_items(items, "types")[0]} if "types" in items[0] else {}
+    return {"tokens": tokens, "valid": valid, **types}
+
+
+def stack_labels(items: Sequence[Item], name: str = "label") -> Tensor:
+    return torch.from_numpy(np.stack([item[name] for item in items]))
+
+
+def check_first_example(model: Model, examples: Examples) -> None:
+    """Raise SpecError if the model has another kind of input than the first example, or another size of images."""
+    input, example = model.input if isinstance(model, Encoder) else None, examples.example(0)
+    if isinstance(input, Patches):
+        require(
+            "image" in example, f"the model takes images, but examples have {', '.join(example)}; use another source"
+        )
+        expected, shape = (input.channels, *input.image), np.shape(example["image"])
+        require(
+            shape == expected or input.any_size and shape[:1] == expected[:1],
+            f"the images of {examples.name} have the shape {shape}, and the model takes {expected}; set "
+            f"model.input.image={list(shape[1:])} and model.input.channels={shape[0] if shape else 0}, or resize them",
+        )
+    else:
+        require(
+            "image" not in example, "the examples have images, but the model takes tokens; use patches as its input"
+        )
+
+
+def logits_of(model: nn.Module, batch: Batch) -> tuple[Tensor, Losses]:
+    """Logits of images; or of tokens, with `valid` if rows are padded and `types` if they are pairs of sequences."""
+    if "images" in batch:
+        outputs = model(batch.images, outputs=True)
+    else:
+        outputs = model(batch.tokens, padded_layout(batch.get("valid")), batch.get("types"), outputs=True)
+    return wide_logits(outputs.logits), outputs.losses
+
+
+def wide_logits(logits: Tensor) -> Tensor:
+    """At least float32, for sums in the loss."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+def label_options(labels: Sequence[str], count: int) -> Mapping[str, object]:
+    """Options of a classification head with these names, or with `count` numbered labels."""
+    if labels:
+        return {"labels": len(labels), "label_names": list(labels)}
+    return {"labels": count} if count else {}
