@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import regard
 from regard.checkpoint import load
+from regard.objectives.base import Objective
 from regard.spec import REGISTERED, Spec, SpecError
 from regard.verification.report import verify
 from tests.training.tiny import SETTINGS, SPEC, trainer
@@ -159,3 +160,15 @@ def test_fields_that_files_cannot_hold_are_refused() -> None:
 def test_a_kind_must_be_a_name(kind: Any) -> None:
     with pytest.raises(ValueError, match=r"is not a name; write @regard.register\('a_name'\)"):
         regard.register(kind)
+
+
+def test_a_registered_objective_is_no_part_of_a_pattern() -> None:
+    @regard.register("tested_objective")
+    @dataclass(frozen=True)
+    class Tested(Objective):
+        pass
+
+    assert Objective.from_dict({"kind": "tested_objective"}) == Tested()
+    with pytest.raises(SpecError, match="there is no mask, position, mixer or feed-forward 'tested_objective'"):
+        regard.tile(regard.Block((regard.Sublayer(regard.Attention(2)),)), "tested_objective", 1)
+    assert len(regard.tile(regard.Block((regard.Sublayer(regard.Attention(2)),)), "window(4)", 1)) == 1

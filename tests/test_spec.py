@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from regard.data.sources.base import DataSource
 from regard.kernels.attention.mask import Full
 from regard.kinds import TABLES
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
+from regard.objectives.base import Objective
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
 from regard.parts.feedforward import FeedForward, SwiGLU
@@ -28,7 +30,13 @@ from regard.training.optimizer import Optimizer
 from regard.training.schedule import Schedule
 from tests.laws import MODELS, block, decoder
 
-BASES = {"parts": Spec, "optimizers": Optimizer, "schedules": Schedule}
+BASES = {
+    "parts": Spec,
+    "objectives": Objective,
+    "sources": DataSource,
+    "optimizers": Optimizer,
+    "schedules": Schedule,
+}
 KINDS = [(table, kind) for table in TABLES for kind in TABLES[table]]
 sizes = st.integers(1, 10**6)
 scales = st.floats(1e-30, 1e30)

@@ -101,9 +101,8 @@ def apply_term(block: Block, term: Term) -> Block:
 def layer_class(name: str) -> type[Spec]:
     """The class of a term."""
     parts = [kind for kind, path in KINDS.items() if path.startswith(("regard.kernels.", "regard.parts."))]
-    kinds = {
-        kind: kind for kind in (*parts, *REGISTERED) if issubclass(class_of(kind, ""), Mask | Position | Body)
-    } | ABBREVIATIONS
+    parts += [kind for kind, cls in REGISTERED.items() if cls.kind_table == "parts"]
+    kinds = {kind: kind for kind in parts if issubclass(class_of(kind, ""), Mask | Position | Body)} | ABBREVIATIONS
     require(name in kinds, f"there is no mask, position, mixer or feed-forward {name!r}; {suggest_name(name, kinds)}")
     return class_of(kinds[name], "")
 

@@ -168,7 +168,7 @@ def resolve(
         tables | {"objective": objective.to_dict()}, tokenizer.vocab_size, pattern, objective.head_options
     )
     check_vocabulary(recipe.model, tokenizer)
-    return ResolvedRecipe(replace(recipe, data=with_absolute_paths(recipe.data)), tokenizer, splits)
+    return ResolvedRecipe(recipe, tokenizer, splits)
 
 
 def tables_from(start: Path, tables: Mapping[str, Any]) -> dict[str, Any]:
@@ -209,7 +209,7 @@ def build_recipe(
         f"data.length={recipe.data.length} is longer than model.context={context}; lower data.length or raise the "
         "context",
     )
-    return replace(recipe, objective=objective)
+    return replace(recipe, objective=objective, data=with_absolute_paths(recipe.data))
 
 
 def fill_model(model: Mapping[str, Any], vocab: int, head: Mapping[str, Any]) -> dict[str, Any]:
