@@ -42,7 +42,7 @@ PACKAGES = {  # package: the packages that it may import, beside itself
     "adapt": MODELS,
     "lens": MODELS,
     "objectives": MODELS | {"data", "text"},
-    "training": STORED | FILE_LOOKUP | {"text", "data", "objectives", "adapt"},
+    "training": STORED | FILE_LOOKUP | {"text", "data", "objectives", "adapt", "lens"},
     "engine": STORED | {"adapt"},
     "server": BASE | {"engine", "text", "lens"},
     "retrieval": STORED | {"engine", "text"},

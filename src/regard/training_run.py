@@ -6,6 +6,7 @@ regard.train(resume="runs/mine")
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from regard.text.tokenizer import Tokenizer
 from regard.training.loop import Trainer, TrainingResult
 from regard.training.progress import Listener, progress_listener
 from regard.training.recipe import Recipe, ResolvedRecipe, find_recipe, override, read_recipe, resolve
+from regard.training.resume_settings import resumed_config
 from regard.training.run import Run
 from regard.training.start import build_model
 
@@ -40,18 +42,22 @@ def train(
     device: str = "auto",
     start: str | Path | None = None,
     data: str | Path | None = None,
+    extend: bool = False,
 ) -> TrainingResult:
     """Train a model from a recipe (a name such as "llama", a TOML file, a Recipe, or its tables), or resume a run.
 
-    out: the run's directory; runs/NAME by default. overrides: values of the recipe by their dotted names. start: the
-    model to fine-tune (a run, a folder or a packaged name); without a recipe, the recipe "finetune" is used. data: a
-    file or folder to train on, instead of the data of the recipe.
+    out: the run's directory; runs/NAME by default. overrides: values of the recipe by their dotted names; for a resumed
+    run only settings such as train.steps and train.lr. start: the model to fine-tune (a run, a folder or a packaged
+    name); without a recipe, the recipe "finetune" is used. data: a file or folder to train on, instead of the data of
+    the recipe. extend: accept that the learning rate of a resumed run jumps if train.steps is raised.
     """
     console = Console(stderr=True)
     if resume is not None:
-        if any(value is not None for value in (recipe, out, start, data)) or overrides:
-            raise ValueError(f"resume={resume!r} uses the directory and recipe of that run; remove the other arguments")
-        return resume_run(Path(resume), device, console)
+        if any(value is not None for value in (recipe, out, start, data)):
+            raise ValueError(
+                f"resume={resume!r} uses the directory and recipe of that run; remove recipe, out, start and data"
+            )
+        return resume_run(Path(resume), device, console, overrides, extend)
     name, tables = read_tables(recipe, dict(overrides or {}), start, data)
     path = Path("runs") / name if out is None else Path(out)
     Run(path).check_new()
@@ -92,11 +98,15 @@ def start_run(path: Path, resolved: ResolvedRecipe, device: str, console: Consol
     return run_training(run, recipe, model, tokenizer, splits, device, progress_listener(console))
 
 
-def resume_run(path: Path, device: str, console: Console) -> TrainingResult:
-    run = Run.open(path)
-    recipe, device = Recipe.from_dict(run.config), resolve_device(device)
+def resume_run(
+    path: Path, device: str, console: Console, overrides: Mapping[str, Any] | None = None, extend: bool = False
+) -> TrainingResult:
+    run, listener, device = Run.open(path), progress_listener(console), resolve_device(device)
+    run.check_files()
+    config, changes = resumed_config(run, overrides or {}, extend, listener.note)
+    recipe = Recipe.from_dict(config)
     tokenizer, splits = Tokenizer.load(path / "tokenizer"), recipe.data.open()
-    return run_training(run, recipe, build_model(recipe), tokenizer, splits, device, progress_listener(console))
+    return run_training(run, recipe, build_model(recipe), tokenizer, splits, device, listener, changes)
 
 
 def run_training(
@@ -107,6 +117,7 @@ def run_training(
     splits: Splits,
     device: str,
     listener: Listener,
+    overrides: Mapping[str, Any] | None = None,
 ) -> TrainingResult:
     warmup, steps = recipe.train.schedule.warmup, recipe.train.steps
     if warmup > steps:
@@ -116,7 +127,8 @@ def run_training(
         )
     if recipe.data.held_out and splits.held_out is None:
         listener.note(f"{splits.train.name}: too few examples to hold some out; there is no evaluation")
-    return build_trainer(run, recipe, model.to(device), tokenizer, splits, listener).train()
+    trainer = build_trainer(run, recipe, model.to(device), tokenizer, splits, listener)
+    return replace(trainer, overrides=overrides or {}).train()
 
 
 def build_trainer(

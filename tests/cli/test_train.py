@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from regard.cli import is_expected
 from regard.data.sources.base import read_examples
 from regard.data.sources.files import Pydoc
 from regard.models.decoder import Decoder
@@ -74,9 +75,9 @@ def test_exactly_one_of_recipe_and_run_is_required(tmp_path: Path) -> None:
     assert regard("train").exit_code == 2
     assert regard("train", "demo", "--resume", tmp_path).exit_code == 2
     assert regard("train", "--resume", tmp_path, "--out", tmp_path).exit_code == 2
-    for overrides in (("--train.steps=25",), ("--train.steps", "25"), ("--pattern", "full")):
-        refused = regard("train", "--resume", tmp_path, *overrides)
-        assert refused.exit_code == 2 and f"recipe; omit {overrides[0]}" in " ".join(refused.output.split())
+    refused = regard("train", "--resume", tmp_path, "--pattern", "full")
+    assert refused.exit_code == 2 and "recipe; omit --pattern" in " ".join(refused.output.split())
+    assert regard("train", "demo", "--extend").exit_code == 2
     assert "no recipe" in str(regard("train", "dmo").exception) and "demo" in str(regard("train", "dmo").exception)
 
 
@@ -206,3 +207,29 @@ def test_a_resumed_run_reaches_the_same_weights(tmp_path: Path) -> None:
         for run in (whole, resumed)
     ]
     assert losses[0] == losses[1]
+
+
+def test_settings_are_overridden_on_resume(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    assert regard("train", "demo", "--out", out, *SMALL, "--train.steps=2").exit_code == 0
+    refused = regard("train", "--resume", out, "--model.width=32")
+    assert "model.width cannot be changed when a run is resumed, only train.steps" in str(refused.exception)
+    refused = regard("train", "--resume", out, "--train.schedule.warmup=0")
+    assert "cannot be changed" in str(refused.exception)
+    jump = (*("--train.steps", "4"), "--train.lr=1e-4")
+    assert regard("train", "--resume", out, *jump).exit_code == 0  # inside the warm-up there is no jump
+    records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [record["step"] for record in records if "loss" in record] == [1, 2, 3, 4]
+    assert train(resume=out, overrides={"train.steps": 5}, device="cpu").step == 5
+
+
+def test_a_nan_stops_with_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compute = NextToken.__call__
+
+    def nan(self, model, batch):
+        loss, count, metrics = compute(self, model, batch)
+        return loss * float("nan"), count, metrics
+
+    monkeypatch.setattr(NextToken, "__call__", nan)
+    result = regard("train", "demo", "--out", tmp_path / "run", *SMALL, "--train.steps=2")
+    assert is_expected(result.exception) and "step 1, batch 1 of the loader: the loss" in str(result.exception)

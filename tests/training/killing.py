@@ -5,8 +5,10 @@ Counting calls instead of seconds makes a random moment repeatable.
 
 import multiprocessing
 import os
+import resource
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +17,8 @@ import torch
 from regard.checkpoint import weight_files
 from regard.training import resume_state
 from regard.training.loop import Trainer
+from regard.training.resume_state import TrainingSnapshot
+from regard.training.saver import Saver
 from tests.training.tiny import trainer
 
 PROCESSES = multiprocessing.get_context("forkserver")  # torch is imported once, by the server
@@ -36,7 +40,11 @@ def exit_code(path: Path, mode: str = "undisturbed", moment: int = 0) -> int:
 def train_in_child(path: Path, mode: str, moment: int) -> None:
     torch.set_num_threads(1)
     calls = MODES[mode](moment)
-    code = trainer(path).train().exit_code
+    try:
+        code = trainer(path).train().exit_code
+    except ValueError as error:  # as the command line reports it
+        (path / "error").write_text(str(error))
+        sys.exit(1)
     sys.setprofile(None)
     (path / "calls").write_text(str(calls()))
     sys.exit(code)
@@ -61,8 +69,8 @@ def kill_anywhere(moment: int) -> Callable[[], int]:
 
 
 def kill_inside_save(moment: int) -> Callable[[], int]:
-    """Kill the process at this Python call, counted only inside saves."""
-    save, count = Trainer.save, 0
+    """Kill the process at this Python call, counted only in the thread that writes checkpoints."""
+    write, count = Saver.write, 0
 
     def count_call(*_: object) -> None:
         nonlocal count
@@ -70,14 +78,28 @@ def kill_inside_save(moment: int) -> Callable[[], int]:
         if count == moment:
             kill_self()
 
-    def counted_save(*arguments):
+    def counted_write(*arguments):
         sys.setprofile(count_call)
-        result = save(*arguments)
-        sys.setprofile(None)
-        return result
+        try:
+            return write(*arguments)
+        finally:
+            sys.setprofile(None)
 
-    Trainer.save = counted_save
+    Saver.write = counted_write
     return lambda: count
+
+
+def kill_while_saving(moment: int) -> Callable[[], int]:
+    """Kill the process at this Python call of the thread that trains; saves take as long as several steps."""
+    write = TrainingSnapshot.write
+
+    def slow_write(snapshot: TrainingSnapshot, folder: Path) -> None:
+        time.sleep(0.03)
+        write(snapshot, folder)
+        time.sleep(0.03)
+
+    TrainingSnapshot.write = slow_write
+    return kill_anywhere(moment)
 
 
 def kill_within_a_file(moment: int) -> Callable[[], int]:
@@ -113,10 +135,18 @@ def interrupt(moment: int) -> Callable[[], int]:
     return lambda: 0
 
 
+def limit_file_size(moment: int) -> Callable[[], int]:
+    """Writing more than 20 kB to a file fails: less than the weights, more than the log."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+    return lambda: 0
+
+
 MODES = {
     "undisturbed": lambda moment: lambda: 0,
     "anywhere": kill_anywhere,
     "inside save": kill_inside_save,
+    "while saving": kill_while_saving,
     "half a file": kill_within_a_file,
     "interrupted": interrupt,
+    "small files": limit_file_size,
 }

@@ -61,3 +61,16 @@ def test_without_tensorboard_no_events_are_written(tmp_path: Path, monkeypatch) 
     monkeypatch.setattr(logs.importlib.util, "find_spec", lambda name: None)
     write(tmp_path, 1, 2)
     assert not (tmp_path / "tensorboard").exists()
+
+
+@pytest.mark.parametrize("line", [b'{"loss": 1.0}\n', b"[1]\n", b'{"step": null}\n', b"\xff\x00\n", b"{\n", b"\n"])
+def test_a_damaged_line_is_removed_with_a_note(tmp_path: Path, line: bytes) -> None:
+    write(tmp_path, 1, 4)
+    metrics, _ = log_files(tmp_path)
+    lines = metrics.splitlines(keepends=True)
+    (tmp_path / "metrics.jsonl").write_bytes(b"".join([*lines[:2], line, *lines[2:]]))
+    notes = []
+    with Log(tmp_path, 4, notes.append):
+        pass
+    assert (tmp_path / "metrics.jsonl").read_bytes() == metrics
+    assert len(notes) == 1 and "the first is line 3" in notes[0]

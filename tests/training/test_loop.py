@@ -77,6 +77,7 @@ def test_evaluation_does_not_change_training(tmp_path: Path) -> None:
     trainer(tmp_path / "never", replace(SETTINGS, evaluate_every=0), held_out=(), sample=None).train()
     often, never = outcome(tmp_path / "often"), outcome(tmp_path / "never")
     assert [line for line in often["curve"] if "loss" in line] == never["curve"]
+    assert often["last"]["training"].pop("held_out_loss") and not never["last"]["training"].pop("held_out_loss")
     assert often["last"] == never["last"]
     assert often["samples"].count("\nstep ") == 9
 

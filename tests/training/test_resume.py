@@ -23,7 +23,7 @@ def undisturbed(tmp_path_factory) -> dict[str, Any]:
 def calls(tmp_path_factory) -> dict[str, int]:
     """The number of moments at which each mode can kill an undisturbed run."""
     counted = {}
-    for mode in ("anywhere", "inside save", "half a file"):
+    for mode in ("anywhere", "inside save", "while saving", "half a file"):
         path = tmp_path_factory.mktemp("counted")
         assert exit_code(path, mode) == 0
         counted[mode] = int((path / "calls").read_text())
@@ -48,8 +48,8 @@ def kill_and_finish(path: Path, mode: str, moments: list[int]) -> int:
     return kills
 
 
-@pytest.mark.parametrize("mode", ["anywhere", "inside save"])
-@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(s, marks=pytest.mark.slow) for s in range(4, 40))])
+@pytest.mark.parametrize("mode", ["anywhere", "inside save", "while saving"])
+@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(s, marks=pytest.mark.slow) for s in range(3, 30))])
 def test_a_run_killed_at_random_calls_resumes_exactly(tmp_path: Path, undisturbed, calls, mode: str, seed: int) -> None:
     rng = random.Random(f"{mode} {seed}")
     moments = [rng.randint(1, calls[mode]) for _ in range(2)]

@@ -11,13 +11,16 @@ import pytest
 from regard.checkpoint.atomic_folder import CheckpointError, check_folder
 from regard.cli.open_model import open_model
 from regard.models.decoder import Decoder
+from regard.objectives.next_token import next_token
 from regard.training.run import Run
-from tests.training.tiny import SETTINGS, SPEC, TOKENIZER, curve, outcome, trainer
+from tests.training.tiny import SETTINGS, SPEC, TOKENIZER, curve, loader, outcome, trainer
 
 
 def test_a_run_directory_holds_its_config_log_samples_and_checkpoints(tmp_path: Path) -> None:
     trainer(tmp_path, tokenizer=TOKENIZER).train()
     assert {p.name for p in tmp_path.iterdir()} >= {
+        "run.json",
+        "best.json",
         "config.json",
         "metrics.jsonl",
         "samples.txt",
@@ -53,6 +56,32 @@ def test_tensorboard_events_are_written_if_it_is_installed(tmp_path: Path) -> No
     pytest.importorskip("tensorboard")
     trainer(tmp_path).train()
     assert list((tmp_path / "tensorboard").glob("events.*"))
+
+
+class HeldOutLosses:
+    """The objective with these held-out losses, one per evaluation of one batch."""
+
+    def __init__(self, *losses: float):
+        self.losses = list(losses)
+
+    def __call__(self, model, batch):
+        loss, count, metrics = next_token(model, batch)
+        return (loss if model.training else count * self.losses.pop(0)), count, metrics
+
+
+def test_the_best_checkpoint_is_kept(tmp_path: Path) -> None:
+    settings = replace(SETTINGS, save_every=2, evaluate_every=2, keep=1)
+    objective = HeldOutLosses(3.0, 1.0, float("nan"), 2.0, 4.0)
+    trainer(tmp_path, settings, objective=objective, held_out=[next(iter(loader("held-out")))]).train()
+    assert [folder.name for folder in Run.open(tmp_path).checkpoints] == ["step-000010", "step-000004"]
+    assert json.loads((tmp_path / "best.json").read_text()) == {"step": 4, "held_out_loss": 1.0}
+
+
+def test_only_checkpoints_of_evaluated_steps_can_be_the_best(tmp_path: Path) -> None:
+    settings = replace(SETTINGS, save_every=3, evaluate_every=5, keep=1)
+    objective = HeldOutLosses(1.0, 2.0)
+    trainer(tmp_path, settings, objective=objective, held_out=[next(iter(loader("held-out")))]).train()
+    assert json.loads((tmp_path / "best.json").read_text()) == {"step": 10, "held_out_loss": 2.0}
 
 
 @pytest.mark.parametrize("keep", [1, 3])

@@ -20,7 +20,7 @@ from regard.parts.position.rope import Rope
 from regard.text import train as tokenizers
 from regard.training.loop import Trainer
 from regard.training.recipe import Training
-from regard.training.run import Run
+from regard.training.run import Run, read_training
 from regard.training.schedule import Cosine
 
 SETTINGS = Training(steps=10, lr=3e-3, schedule=Cosine(warmup=2), save_every=3, evaluate_every=5, seed=7)
@@ -60,7 +60,8 @@ def curve(path: Path) -> list[dict[str, Any]]:
 
 
 def outcome(path: Path) -> dict[str, Any]:
-    """Everything that is bit-identical in two equal runs."""
+    """Everything that is bit-identical in two equal runs, which have different ids."""
     folders = Run.open(path).checkpoints
-    last = {file.name: file.read_bytes() for file in sorted(folders[0].iterdir())}
+    last = {file.name: file.read_bytes() for file in sorted(folders[0].iterdir()) if file.suffix != ".json"}
+    last["training"] = {k: v for k, v in read_training(folders[0]).items() if k != "run"}
     return {"curve": curve(path), "samples": (path / "samples.txt").read_text(), "last": last, "step": folders[0].name}

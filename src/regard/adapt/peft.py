@@ -55,6 +55,19 @@ def save_adapter(
     base: the path or name of the model, from which `regard.load(folder)` loads it.
     """
     name = resolve_adapter(model, name, "save")
+    write_adapter(Path(folder), adapter_config(model, name, names, base), adapter_tensors(model, name, names))
+
+
+def write_adapter(folder: Path, config: Mapping[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / TENSORS, metadata={"format": "pt"})
+    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def adapter_config(
+    model: nn.Module, name: str, names: Callable[[str], str] = identity, base: str | None = None
+) -> dict[str, Any]:
+    """PEFT's config of an adapter."""
     weights = adapted_weights(model, name)
     lora = next(layer.loras[name] for layer in adapters(model).values() if name in layer.loras)
     linears = [names(path) for weight in weights.values() if not weight.stacked for path in weight.names]
@@ -62,7 +75,7 @@ def save_adapter(
     if stacked and names is not identity:
         raise AdapterError(f"{stacked[0]} is a stacked weight, which has no path in another model; save without names")
     by_path = stacked or names is not identity or isinstance(lora.targets, str)
-    config = {
+    return {
         "peft_type": "LORA",
         "r": lora.rank,
         "lora_alpha": lora.alpha,
@@ -74,10 +87,6 @@ def save_adapter(
         "inference_mode": True,
         "task_type": "CAUSAL_LM",
     }
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file(adapter_tensors(model, name, names), folder / TENSORS, metadata={"format": "pt"})
-    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
 def load_adapter(
@@ -124,7 +133,7 @@ def adapted_weights(model: nn.Module, name: str) -> dict[str, AdaptableWeight]:
     return {path: weights[path] for path, layer in layers.items() if name in layer.loras}
 
 
-def adapter_tensors(model: nn.Module, name: str, names: Callable[[str], str]) -> dict[str, torch.Tensor]:
+def adapter_tensors(model: nn.Module, name: str, names: Callable[[str], str] = identity) -> dict[str, torch.Tensor]:
     """The matrices of an adapter in PEFT's names and shapes."""
     paths = stored_paths(adapted_weights(model, name), names)
     tensors = {}

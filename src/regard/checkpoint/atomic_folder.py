@@ -1,4 +1,4 @@
-"""Folders that are written completely or not at all.
+"""Folders and files that are written completely or not at all.
 
 A folder is written under a hidden name next to its destination. Every file is synced to disk, a manifest with the size
 and SHA-256 sum of each file is added, and then the folder is renamed. A writer killed at any moment therefore leaves
@@ -26,7 +26,7 @@ class CheckpointError(ValueError):
 def write_folder(path: str | Path) -> Generator[Path]:
     """Yield a temporary folder to fill; it replaces the one at `path` if the block raises no error."""
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     partial, old = hidden_sibling(path, "partial"), hidden_sibling(path, "old")
     recover(path)
     partial.mkdir()
@@ -68,7 +68,40 @@ def remove_folder(path: Path) -> None:
     old = hidden_sibling(path, "old")
     shutil.rmtree(old, ignore_errors=True)
     path.rename(old)
+    sync_folder(path.parent)
     shutil.rmtree(old)
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Replace a file; at any moment the disk holds the old content or the new one."""
+    partial = hidden_sibling(path, "partial")
+    try:
+        with partial.open("wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def make_folder(path: Path) -> None:
+    """Create a folder and its parents, and sync their names to disk."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in missing:
+        sync_folder(folder.parent)
+
+
+def sync_tree(folder: Path) -> None:
+    """Sync all files in a folder and its subfolders to disk."""
+    for file in filter(Path.is_file, folder.rglob("*")):
+        with file.open("rb") as stream:
+            os.fsync(stream.fileno())
+    for directory in [folder, *filter(Path.is_dir, folder.rglob("*"))]:
+        sync_folder(directory)
 
 
 def recover(path: Path) -> None:

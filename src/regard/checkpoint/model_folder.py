@@ -101,12 +101,16 @@ def write_model(
     model: nn.Module, folder: Path, tokenizer: SavesFiles | None = None, source_family: str | None = None
 ) -> None:
     """Write the files of our own format into an existing folder."""
+    write_files(folder, own_config(model, source_family), unique_parameters(model), tokenizer)
+
+
+def own_config(model: nn.Module, source_family: str | None = None) -> dict[str, Any]:
+    """The config of our own format."""
     spec = model.spec
     assert isinstance(spec, Model), f"model.spec must be the spec of a model; found {spec!r:.80}"
     check_matches_spec(model, spec)
     source = {} if source_family is None else {"source_family": source_family}
-    config = {"model_type": MODEL_TYPE, **source, "spec": spec.to_dict()}
-    write_files(folder, config, unique_parameters(model), tokenizer)
+    return {"model_type": MODEL_TYPE, **source, "spec": spec.to_dict()}
 
 
 def check_matches_spec(model: nn.Module, spec: Model) -> None:

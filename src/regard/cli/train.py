@@ -23,6 +23,9 @@ def train(
     pattern: PatternOption = None,
     resume: Annotated[Path | None, typer.Option(help="Continue this run from its last checkpoint.")] = None,
     device: DeviceOption = "auto",
+    extend: Annotated[
+        bool, typer.Option("--extend", help="With --resume: accept that more steps let the learning rate jump.")
+    ] = False,
 ) -> None:
     """Train a model from a recipe. Every value of the recipe can be overridden by its dotted name.
 
@@ -33,6 +36,7 @@ def train(
       regard train --from smollm2 --data chats.jsonl --adapter.rank=16 --out runs/tuned
       regard train llama --pattern "3*window(64), full(no_position)"
       regard train --resume runs/mine
+      regard train --resume runs/mine --train.steps=4000 --extend
     """
     from rich.console import Console
 
@@ -49,9 +53,9 @@ def train(
         for name, value in given.items():
             if value is not None:
                 raise typer.BadParameter(f"a run is resumed with its own directory and recipe; omit {name}")
-        if overrides:
-            raise typer.BadParameter(f"a run is resumed with its own recipe; omit {overrides[0]}")
-        raise typer.Exit(resume_run(resume, device, console).exit_code)
+        raise typer.Exit(resume_run(resume, device, console, parse_overrides(overrides), extend).exit_code)
+    if extend:
+        raise typer.BadParameter("--extend is for --resume RUN --train.steps=N")
     if recipe is None and start is None:
         raise typer.BadParameter(
             "give a recipe, a model to fine-tune (--from MODEL), or a run to continue (--resume RUN)"

@@ -79,6 +79,24 @@ class Loader:
         local = rows[self.rank * share : (self.rank + 1) * share]
         return self.objective.collate(local, self.tokenizer, self.length)
 
+    @property
+    def unit(self) -> str:
+        """The unit of `step_size` and `epoch_size`."""
+        return "tokens" if self.objective.packed else "examples"
+
+    @property
+    def step_size(self) -> int:
+        """Of the whole batch; padding takes the place of some tokens."""
+        return self.rows * (self.length if self.objective.packed else 1)
+
+    def epoch_size(self) -> int | None:
+        """None if every example is new. The number of tokens is estimated from a few examples."""
+        count = self.examples.count
+        if count is None or not self.objective.packed:
+            return count
+        items = [self._items(index) for index in range(min(count, 64))]
+        return round(sum(item_length(item) for group in items for item in group) / len(items) * count)
+
     def state_dict(self) -> dict[str, Any]:
         pending = [[example, index] for example, index, _ in self._pending]
         return {

@@ -1,7 +1,7 @@
 """The log of a run: metrics as JSON lines (and for TensorBoard, if it is installed), and samples.
 
 A run that resumes from step n first removes all entries after step n, so that the log of an interrupted run equals that
-of an undisturbed one.
+of an undisturbed one. Damaged lines before that are removed with a note.
 """
 
 import importlib.util
@@ -14,23 +14,39 @@ from pathlib import Path
 from textwrap import indent
 from typing import Any
 
+from regard.checkpoint.atomic_folder import sync_folder, write_file
+
 
 class Log:
     """The log files in a run's directory, continued from `step`."""
 
-    def __init__(self, path: Path, step: int = 0):
-        truncate_after(path / "metrics.jsonl", step, step_of_metrics)
-        truncate_after(path / "samples.txt", step, step_of_sample)
-        self.metrics = (path / "metrics.jsonl").open("a", encoding="utf-8")
-        self.samples = (path / "samples.txt").open("a", encoding="utf-8")
-        self.board = open_board(path / "tensorboard", step)
+    def __init__(self, path: Path, step: int = 0, note: Callable[[str], None] = print):
+        self.path = path
+        remove_damaged_lines(path / "metrics.jsonl", note)
+        self.open(step)
+
+    def open(self, step: int) -> None:
+        truncate_after(self.path / "metrics.jsonl", step, step_of_metrics)
+        truncate_after(self.path / "samples.txt", step, step_of_sample)
+        self.metrics = (self.path / "metrics.jsonl").open("a", encoding="utf-8")
+        self.samples = (self.path / "samples.txt").open("a", encoding="utf-8")
+        sync_folder(self.path)
+        self.board = open_board(self.path / "tensorboard", step)
+
+    def close(self) -> None:
+        for stream in (self.metrics, self.samples, self.board):
+            stream.close()
+
+    def roll_back(self, step: int) -> None:
+        """Remove all entries after a step."""
+        self.close()
+        self.open(step)
 
     def __enter__(self) -> "Log":
         return self
 
     def __exit__(self, *_: object) -> None:
-        for stream in (self.metrics, self.samples, self.board):
-            stream.close()
+        self.close()
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Append one line, and its numbers to TensorBoard. NaN and infinity become null, because JSON has neither."""
@@ -86,9 +102,26 @@ def truncate_after(path: Path, step: int, step_of: Callable[[bytes], float | Non
     os.truncate(path, end)
 
 
+def remove_damaged_lines(path: Path, note: Callable[[str], None]) -> None:
+    """Remove the complete lines that are not JSON objects with a step; an incomplete last line is left."""
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    damaged = [n for n, line in enumerate(lines, start=1) if line.endswith(b"\n") and not has_step(line)]
+    if damaged:
+        note(f"removing {len(damaged)} damaged lines from {path}, the first is line {damaged[0]}")
+        write_file(path, b"".join(line for n, line in enumerate(lines, start=1) if n not in set(damaged)))
+
+
+def has_step(line: bytes) -> bool:
+    try:
+        step = json.loads(line)["step"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return False
+    return isinstance(step, int)
+
+
 def step_of_metrics(line: bytes) -> float:
     """The step of a line; infinity for an incomplete line, which is later than every checkpoint."""
-    return json.loads(line)["step"] if line.endswith(b"}\n") else float("inf")
+    return json.loads(line)["step"] if line.endswith(b"\n") and has_step(line) else float("inf")
 
 
 def step_of_sample(line: bytes) -> int | None:

@@ -3,15 +3,13 @@
 Each batch of the loader is one step (step.py). After a signal, a kill or a crash, training resumes from the newest
 complete checkpoint: weights, moments, random generators and the loader's position are restored (resume_state.py), and
 the log is truncated to that step (log.py). The steps that follow are bit-identical to those of an undisturbed run on
-the same machine, thread count and torch.
+the same machine, thread count and torch. Checkpoints are written in the background (saver.py).
 """
 
-import signal
-import threading
+import math
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -21,14 +19,26 @@ from regard.checkpoint.atomic_folder import write_folder
 from regard.checkpoint.model_folder import SavesFiles
 from regard.data.batch import Batch
 from regard.objectives.base import LossFunction
-from regard.training.ema import MovingAverage
+from regard.training.ema import FILE, MovingAverage
+from regard.training.faults import MAX_ROLL_BACKS, FaultState, StepFault
 from regard.training.log import Log
+from regard.training.monitor import gradient_norms, measure_activations
 from regard.training.optimizer import set_learning_rate
-from regard.training.progress import Listener
+from regard.training.progress import Listener, summarize
 from regard.training.recipe import Training
-from regard.training.resume_state import StatefulLoader, TrainingPosition, load_state, write_state, write_weights
-from regard.training.run import Run
-from regard.training.step import NonFinite, autocast, compile_model, evaluate, take_step
+from regard.training.resume_state import (
+    InputState,
+    StatefulLoader,
+    TrainingPosition,
+    copy_weights,
+    load_state,
+    take_snapshot,
+)
+from regard.training.run import Run, step_of
+from regard.training.run_identity import append_change
+from regard.training.saver import Saver
+from regard.training.step import autocast, compile_model, evaluate, take_step
+from regard.training.stop_signal import StopSignal, stop_on_signals
 
 
 @dataclass(frozen=True)
@@ -43,39 +53,13 @@ class TrainingResult:
         return 0 if self.finished else 130
 
 
-class StopSignal:
-    """`requested` becomes true on the first signal; the second one raises KeyboardInterrupt."""
-
-    def __init__(self) -> None:
-        self.requested = False
-
-    def handle(self, number: int, frame: object) -> None:
-        if self.requested:
-            raise KeyboardInterrupt
-        self.requested = True
-
-
-@contextmanager
-def stop_on_signals() -> Generator[StopSignal]:
-    """Handle Ctrl-C and SIGTERM: the current step is finished and saved; a second signal aborts at once."""
-    stop = StopSignal()
-    if threading.current_thread() is not threading.main_thread():  # Python delivers signals to the main thread only
-        yield stop
-        return
-    previous = {number: signal.signal(number, stop.handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stop
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-
-
 @dataclass
 class Trainer:
     """A model, its data and its settings.
 
     held_out: the batches of every evaluation; sample: returns a generated text, which every evaluation logs;
-    tokenizer: saved with the model. base: the folder of the model that adapters belong to.
+    tokenizer: saved with the model; base: the folder of the model that adapters belong to; overrides: settings that
+    differ from those before this resume, recorded in the run.
     """
 
     model: nn.Module
@@ -88,17 +72,31 @@ class Trainer:
     tokenizer: SavesFiles | None = None
     base: str | None = None
     listener: Listener = field(default_factory=Listener)
+    overrides: Mapping[str, Any] = field(default_factory=dict)
 
     def train(self) -> TrainingResult:
         """Start or resume, and train until `settings.steps` or a signal. Seeds torch's global generator."""
         with self.run.locked():
+            self.run.check_files()
             self.prepare()
             position = self.restore()
+            if self.overrides:
+                append_change(self.run.path, {"step": position.step, "overrides": dict(self.overrides)})
+            self.stamp = self.run.stamp()
             if position.step >= self.settings.steps:
-                self.listener.note(f"{self.run.path} is already finished at step {position.step}; nothing to train")
+                self.listener.note(
+                    f"{self.run.path} is already finished at step {position.step}; nothing to train. To train longer: "
+                    f"regard train --resume {self.run.path} --train.steps={2 * position.step} --extend"
+                )
+            else:
+                self.listener.summary(summarize(self.model, self.loader, self.settings, self.device))
             self.listener.started(position.step, self.settings.steps)
             try:
-                with Log(self.run.path, position.step) as log, stop_on_signals() as stop:
+                with (
+                    Log(self.run.path, position.step, self.listener.note) as log,
+                    stop_on_signals() as stop,
+                    self.saver,
+                ):
                     result = self.loop(position, log, stop)
             finally:
                 self.listener.ended()
@@ -109,23 +107,33 @@ class Trainer:
         return result
 
     def loop(self, position: TrainingPosition, log: Log, stop: StopSignal) -> TrainingResult:
-        steps, saved = self.settings.steps, position
-        record, evaluation = {}, {}
+        steps, self.evaluation = self.settings.steps, {}
+        record: dict[str, Any] = {}
         batches = iter(self.loader)
+        if self.settings.nonfinite == "roll_back" and not self.run.checkpoints:
+            self.save(position, log)
         while position.step < steps and not stop.requested:
-            position, record = self.step(batches, position)
+            self.saver.poll()
+            input_state = InputState.now(self.loader)
+            try:
+                position, record = self.step(batches, position)
+            except StepFault as fault:
+                position = self.roll_back(fault, position, log, input_state)
+                continue
             log.write(record)
             self.listener.stepped(record)
             if is_due(self.settings.evaluate_every, position.step, steps):
-                evaluation = self.evaluate(position, log)
+                self.evaluation = self.evaluate(position, log)
             if is_due(self.settings.save_every, position.step, steps):
-                saved = self.save(position, log)
-        if saved != position:
+                self.faults.roll_backs = 0
+                self.save(position, log)
+        if self.saved_step != position.step:
             self.save(position, log)
+        self.saver.wait()
         if position.step >= steps and self.ema.average:
             with self.ema.applied(), write_folder(self.run.path / "ema") as folder:
-                write_weights(folder, self.model, self.tokenizer, self.base)
-        return TrainingResult(position.step, position.step >= steps, record, evaluation)
+                copy_weights(self.model, self.tokenizer, self.base)(folder)
+        return TrainingResult(position.step, position.step >= steps, record, self.evaluation)
 
     def prepare(self) -> None:
         settings = self.settings
@@ -137,39 +145,73 @@ class Trainer:
         self.forward_model = (
             compile_model(self.model, self.device, self.listener.note) if settings.compile else self.model
         )
+        self.faults = FaultState(settings.spike)
+        self.saver = Saver(self.run, settings.keep, settings.async_save, self.listener.saved)
         self.model.train()
 
     def step(self, batches: Iterator[Batch], position: TrainingPosition) -> tuple[TrainingPosition, dict[str, Any]]:
-        """One step; returns the position after it, and its record."""
+        """One step; returns the position after it, and its record. A fault that is not skipped is raised."""
         start, settings = time.perf_counter(), self.settings
         batch = next(batches)
         tokens = batch.token_count
         lr = settings.lr * settings.schedule.factor(position.step, settings.steps)
         set_learning_rate(self.optimizer, lr)
-        position = TrainingPosition(position.step + 1, position.tokens + tokens)
+        position = TrainingPosition(position.step + 1, position.tokens + tokens, position.batches + 1)
         batch = batch.to(self.device)
+        self.monitored = settings.monitor_every > 0 and position.step % settings.monitor_every == 0
+        measured = measure_activations(self.model, self.objective, batch, self.precision) if self.monitored else {}
         try:
             values = take_step(
                 self.forward_model, self.objective, batch, self.optimizer,
-                settings.clip, settings.accumulate, self.precision,
+                settings.clip, settings.accumulate, self.precision, self.before_update,
             )  # fmt: skip
             self.ema.update()
-        except NonFinite as error:
-            values = {"loss": None, "skipped": self.skip(position, error)}
+        except StepFault as fault:
+            if settings.nonfinite != "skip":
+                raise
+            self.listener.note(f"{describe(fault, position)}. The step is skipped, the weights are unchanged")
+            values = {"loss": None, "skipped": str(fault)}
         seconds = time.perf_counter() - start
-        record = {"step": position.step, **values, "lr": lr, "tokens": position.tokens}
+        record = {"step": position.step, **values, **measured, "lr": lr, "tokens": position.tokens}
         return position, record | {"seconds": seconds, "tokens_per_second": tokens / seconds}
 
-    def skip(self, position: TrainingPosition, error: NonFinite) -> str:
-        """Apply the policy for a batch whose loss or gradient is not finite; returns the reason for the skip."""
-        reason = f"step {position.step}, batch {position.step} of the loader: {error}"
-        if self.settings.nonfinite == "stop":
-            remedy = "lower lr, inspect the batch, or skip it with nonfinite='skip'"
-            raise NonFinite(
-                f"{reason}. The weights are those of step {position.step - 1}; to continue, {remedy}"
-            ) from error
-        self.listener.note(f"{reason}. The step is skipped, the weights are unchanged")
-        return str(error)
+    def before_update(self, values: dict[str, float], count: float) -> None:
+        self.faults.check(values["loss"])
+        self.faults.add(values["loss"])
+        if self.monitored:
+            values |= gradient_norms(self.model, count)
+
+    def roll_back(
+        self, fault: StepFault, position: TrainingPosition, log: Log, input_state: InputState
+    ) -> TrainingPosition:
+        """Restore the last scheduled checkpoint; the loader goes on after the batch with the fault.
+
+        With the policy "stop", or after too many attempts, the state before the fault is saved and the fault raised.
+        """
+        self.saver.wait()
+        reason = describe(fault, replace(position, step=position.step + 1, batches=position.batches + 1))
+        if self.settings.nonfinite == "stop" or self.faults.roll_backs == MAX_ROLL_BACKS:
+            if self.saved_step != position.step:
+                self.save(position, log, input_state)
+                self.saver.wait()
+            attempts = f"Rolled back {MAX_ROLL_BACKS} times to one checkpoint. " if self.faults.roll_backs else ""
+            raise type(fault)(
+                f"{reason}. {attempts}The state of step {position.step} is saved; to continue, lower train.lr or skip "
+                f"the batch: regard train --resume {self.run.path} --train.nonfinite=skip"
+            ) from fault
+        scheduled = [f for f in self.run.checkpoints if is_due(self.settings.save_every, step_of(f), 0)]
+        folder = self.run.latest(self.listener.note, scheduled or self.run.checkpoints)
+        assert folder is not None, "a run with this policy has a checkpoint from its start"
+        roll_backs, saved = self.faults.roll_backs + 1, load_state(folder, self.model, self.optimizer)
+        self.faults.load_state_dict(saved["faults"] | {"roll_backs": roll_backs})
+        self.ema.average = {}
+        self.ema.load(folder)
+        self.saved_step = saved["step"]
+        self.run.delete_after(saved["step"])
+        log.roll_back(saved["step"])
+        log.write({"step": saved["step"] + 1, "rolled_back": reason})
+        self.listener.note(f"{reason}. Rolled back to step {saved['step']}; the batches since then are not used again")
+        return TrainingPosition(saved["step"], saved["tokens"], position.batches + 1)
 
     def evaluate(self, position: TrainingPosition, log: Log) -> dict[str, Any]:
         """Evaluate the held-out batches and log a sample; the random generators are left unchanged."""
@@ -186,22 +228,40 @@ class Trainer:
                 self.model.train()
         return record
 
-    def save(self, position: TrainingPosition, log: Log) -> TrainingPosition:
-        log.sync()
-        with self.run.saving(position.step, self.settings.keep) as folder:
-            write_state(folder, position, self.model, self.optimizer, self.loader, self.tokenizer, self.base)
-            self.ema.save(folder)
-        self.listener.saved(self.run.checkpoint(position.step))
-        return position
+    def save(self, position: TrainingPosition, log: Log, input_state: InputState | None = None) -> None:
+        """Save the state; `input_state` is by default the present one."""
+        current = self.evaluation if self.evaluation.get("step") == position.step else {}
+        loss = current.get("held_out_loss", math.nan)
+        details = {
+            "held_out_loss": loss if math.isfinite(loss) else None,
+            "faults": self.faults.state_dict(),
+            **self.stamp,
+        }
+        input_state = input_state or InputState.now(self.loader)
+        averages = {FILE: self.ema.average} if self.ema.average else {}
+        weights = copy_weights(self.model, self.tokenizer, self.base)
+        snapshot = take_snapshot(position, weights, self.optimizer, input_state, details, averages)
+        self.saver.save(snapshot, log.sync)
+        self.saved_step = position.step
 
     def restore(self) -> TrainingPosition:
         """Load the newest complete checkpoint; returns its position, or the start if there is none."""
+        self.saved_step, position = None, TrainingPosition()
         folder = self.run.latest(self.listener.note)
-        position = load_state(folder, self.model, self.optimizer, self.loader) if folder else TrainingPosition()
-        if folder:
+        if folder is not None:
+            self.run.check_changes(folder)
+            saved = load_state(folder, self.model, self.optimizer)
             self.ema.load(folder)
+            self.loader.load_state_dict(saved["loader"])
+            self.faults.load_state_dict(saved["faults"])
+            position = TrainingPosition(saved["step"], saved["tokens"], saved["batches"])
+            self.saved_step = position.step
         self.run.discard_after(position.step)
         return position
+
+
+def describe(fault: StepFault, position: TrainingPosition) -> str:
+    return f"step {position.step}, batch {position.batches} of the loader: {fault}"
 
 
 def is_due(every: int, step: int, steps: int) -> bool:

@@ -1,20 +1,28 @@
 """Progress of training: a bar in a terminal, plain lines elsewhere, or any other listener.
 
-The loop calls a listener's methods at its events. The base class ignores all of them.
+The loop calls a listener's methods at its events. The base class ignores all of them. At the start a summary lists
+parameters, tokens, epochs of finite data, device and precision.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
+import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import nn
+
+from regard.training.recipe import Training
 
 Record = Mapping[str, Any]  # a line of metrics.jsonl
 
 
 class Listener:
+    def summary(self, lines: Sequence[str]) -> None:
+        """The sizes of the model, the data and the run, before training starts."""
+
     def started(self, step: int, steps: int) -> None:
         """Training starts after `step` (0: a new run)."""
 
@@ -59,6 +67,9 @@ class Bar(Listener):
         ]
         self.bar = Progress(*columns, TimeRemainingColumn(compact=True), console=console, refresh_per_second=4)
 
+    def summary(self, lines: Sequence[str]) -> None:
+        self.note("\n".join(lines))
+
     def started(self, step: int, steps: int) -> None:
         self.task = self.bar.add_task("training", total=steps, completed=step, status="")
         self.bar.start()
@@ -83,6 +94,9 @@ class Lines(Listener):
     def __init__(self, console: Console, every_seconds: float = 10.0):
         self.console, self.every, self.rate = console, every_seconds, Rate()
         self.last = -float("inf")
+
+    def summary(self, lines: Sequence[str]) -> None:
+        self.note("\n".join(lines))
 
     def started(self, step: int, steps: int) -> None:
         self.steps = steps
@@ -124,3 +138,40 @@ def format_duration(seconds: float) -> str:
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
+
+
+@runtime_checkable
+class SizedLoader(Protocol):
+    """A loader that knows the sizes of its batches and of its data."""
+
+    unit: str  # tokens or examples
+    step_size: int
+
+    def epoch_size(self) -> int | None: ...
+
+
+def summarize(model: nn.Module, loader: object, settings: Training, device: torch.device) -> list[str]:
+    """One line each for the parameters, the steps, the data if it is finite, and the device."""
+    parameters = list(model.parameters())
+    total, trained = (sum(p.numel() for p in ps) for ps in (parameters, [p for p in parameters if p.requires_grad]))
+    share = "all trained" if trained == total else f"{trained:,} trained ({trained / total:.2%})"
+    autocast = device.type == "cuda" and settings.precision != "float32"
+    return [
+        f"parameters: {total:,}, {share}",
+        *describe_data(loader, settings.steps),
+        f"device: {device}, {'bfloat16 autocast, weights in ' if autocast else ''}{dtypes(parameters)}",
+    ]
+
+
+def describe_data(loader: object, steps: int) -> list[str]:
+    if not isinstance(loader, SizedLoader):
+        return [f"steps: {steps:,}"]
+    total, epoch = steps * loader.step_size, loader.epoch_size()
+    lines = [f"steps: {steps:,} of up to {loader.step_size:,} {loader.unit}, {total:,} in total"]
+    if epoch is not None:
+        lines.append(f"data: about {epoch:,} {loader.unit}, so the run has {total / max(epoch, 1):.1f} epochs")
+    return lines
+
+
+def dtypes(parameters: list[nn.Parameter]) -> str:
+    return ", ".join(sorted({str(p.dtype).removeprefix("torch.") for p in parameters}))

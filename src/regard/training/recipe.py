@@ -70,17 +70,21 @@ class Training(Spec):
     clip: float = 1.0  # largest norm of the gradient; 0: no clipping
     precision: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 autocast on CUDA, else float32
     compile: bool = False
-    nonfinite: Literal["stop", "skip"] = "stop"  # policy for a loss or gradient that is not finite
+    nonfinite: Literal["stop", "skip", "roll_back"] = "stop"  # for a loss or gradient that is not finite (faults.py)
+    spike: float = 0.0  # a loss above this factor of the recent median is treated like one that is not finite; 0: off
     evaluate_every: int = 250  # steps; 0: at the end only
     save_every: int = 250  # steps; 0: at the end only
-    keep: int = 2  # checkpoints; with two or more, a damaged one has a predecessor to fall back to
+    keep: int = 2  # newest checkpoints, beside the best; with two or more, a damaged one has a predecessor
+    async_save: bool = True  # write checkpoints while training continues
+    monitor_every: int = 0  # steps between measurements of every layer (monitor.py); 0: none
 
     def check(self) -> None:
         for name in ("steps", "accumulate", "keep"):
             require(getattr(self, name) >= 1, f"training: {name}={getattr(self, name)} must be at least 1")
-        for name in ("clip", "evaluate_every", "save_every"):
+        for name in ("clip", "evaluate_every", "save_every", "monitor_every"):
             require(getattr(self, name) >= 0, f"training: {name}={getattr(self, name)} must not be negative")
         require(self.lr > 0, f"training: lr={self.lr} must be positive")
+        require(self.spike == 0 or self.spike > 1, f"training: spike={self.spike} must be 0 (off) or more than 1")
         require(0 < self.layer_decay <= 1, f"training: layer_decay={self.layer_decay} must be in (0, 1]")
         require(0 <= self.ema < 1, f"training: ema={self.ema} must be in [0, 1)")
 

@@ -1,16 +1,19 @@
 """The state of training as files, so that a resumed run is bit-identical to an uninterrupted one.
 
-    model.safetensors …     the model's folder; for an adapted model only its adapters, in PEFT's format
+    model.safetensors …     the model's folder; for an adapted model its adapter in PEFT's format, and in
+                            trained.safetensors all other trained parameters, such as those of a new head
     optimizer.safetensors   the optimizer's moments, by parameter name
     rng.safetensors         the states of torch's random generators, which dropout uses
-    training.json           the step, the number of tokens so far, and the loader's state
+    training.json           steps, tokens and batches so far, the loader's state, the run's identity
 
-No file is a pickle.
+A snapshot is a copy of all of this in the memory of the CPU, so it can be written while training continues. No file is
+a pickle.
 """
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,11 +21,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from regard.adapt.adapters import adapters
-from regard.adapt.peft import restore_adapter, save_adapter
+from regard.adapt.adapters import adapters, resolve_adapter
+from regard.adapt.peft import adapter_config, adapter_tensors, restore_adapter, write_adapter
 from regard.adapt.targets import AdapterError
 from regard.checkpoint.atomic_folder import CheckpointError
-from regard.checkpoint.model_folder import SavesFiles, write_model
+from regard.checkpoint.model_folder import SavesFiles, own_config, unique_parameters, write_files
 from regard.data.batch import Batch
 from regard.spec import Spec
 from regard.training.optimizer import load_optimizer_state, optimizer_state
@@ -40,63 +43,130 @@ class StatefulLoader(Protocol):
 
 @dataclass(frozen=True)
 class TrainingPosition:
-    """Steps and tokens so far."""
+    """Steps and tokens so far, and batches, which are more than steps after a roll back."""
 
     step: int = 0
     tokens: int = 0
+    batches: int = 0
 
 
-def write_state(
-    folder: Path,
+@dataclass(frozen=True)
+class TrainingSnapshot:
+    """A copy of the state, independent of the model and the optimizer."""
+
+    write_weights: Callable[[Path], None]
+    tensors: dict[str, dict[str, Tensor]]  # by file name
+    training: dict[str, Any]  # the contents of training.json
+
+    @property
+    def step(self) -> int:
+        return self.training["step"]
+
+    def write(self, folder: Path) -> None:
+        self.write_weights(folder)
+        for name, tensors in self.tensors.items():
+            save_file(tensors, folder / name)
+        (folder / "training.json").write_text(json.dumps(self.training), encoding="utf-8")
+
+
+def take_snapshot(
     position: TrainingPosition,
-    model: nn.Module,
+    weights: Callable[[Path], None],
     optimizer: torch.optim.Optimizer,
-    loader: StatefulLoader,
-    tokenizer: SavesFiles | None = None,
-    base: str | None = None,
-) -> None:
-    """base: the folder of the model that adapters belong to."""
-    write_weights(folder, model, tokenizer, base)
-    save_file(optimizer_state(optimizer), folder / "optimizer.safetensors")
-    save_file(rng_states(), folder / "rng.safetensors")
-    saved = {"step": position.step, "tokens": position.tokens, "loader": loader.state_dict()}
-    (folder / "training.json").write_text(json.dumps(saved), encoding="utf-8")
+    input_state: "InputState",
+    details: Mapping[str, Any],
+    tensors: Mapping[str, Mapping[str, Tensor]] | None = None,
+) -> TrainingSnapshot:
+    """weights: writes a copy of them; details: further entries of training.json; tensors: further files by name."""
+    training = {**asdict(position), "loader": input_state.loader, **details}
+    files = {"optimizer.safetensors": optimizer_state(optimizer), "rng.safetensors": input_state.rng, **(tensors or {})}
+    copies = {name: copy_to_cpu(contents) for name, contents in files.items()}
+    return TrainingSnapshot(weights, copies, json.loads(json.dumps(training)))
 
 
-def load_state(
-    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, loader: StatefulLoader
-) -> TrainingPosition:
-    """Restore model, optimizer, loader and random generators from a folder whose checksums were verified."""
+@dataclass(frozen=True)
+class InputState:
+    """The state of everything that a step reads beside weights and moments: the loader and the random generators."""
+
+    loader: dict[str, Any]
+    rng: dict[str, Tensor]
+
+    @classmethod
+    def now(cls, loader: StatefulLoader) -> "InputState":
+        return cls(loader.state_dict(), rng_states())
+
+
+def load_state(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Restore model, optimizer and random generators from a folder whose checksums were verified.
+
+    Returns the contents of training.json.
+    """
     load_weights(folder, model)
     # Copies, because loaded tensors are views into the file.
     moments = {name: tensor.clone() for name, tensor in load_file(folder / "optimizer.safetensors").items()}
     load_optimizer_state(optimizer, moments)
-    saved = read_json(folder / "training.json")
-    loader.load_state_dict(saved["loader"])
     set_rng_states(load_file(folder / "rng.safetensors"))
-    return TrainingPosition(saved["step"], saved["tokens"])
+    return read_json(folder / "training.json")
 
 
-def write_weights(folder: Path, model: nn.Module, tokenizer: SavesFiles | None, base: str | None) -> None:
-    if adapters(model):
-        save_adapter(model, folder, base=base)
-    else:
-        write_model(model, folder, tokenizer)
+def copy_weights(
+    model: nn.Module, tokenizer: SavesFiles | None = None, base: str | None = None
+) -> Callable[[Path], None]:
+    """Copy the weights, or only the trained ones of an adapted model; returns a function that writes the copy.
+
+    base: the folder of the model that adapters belong to.
+    """
+    if not adapters(model):
+        return partial(
+            write_files,
+            config=own_config(model),
+            tensors=copy_to_cpu(unique_parameters(model)),
+            tokenizer=tokenizer,
+        )
+    name = resolve_adapter(model, None, "save")
+    config, tensors = adapter_config(model, name, base=base), copy_to_cpu(adapter_tensors(model, name))
+    others = copy_to_cpu(trained_beside_adapter(model))
+
+    def write(folder: Path) -> None:
+        write_adapter(folder, config, tensors)
+        if others:
+            save_file(others, folder / "trained.safetensors")
+
+    return write
+
+
+def trained_beside_adapter(model: nn.Module) -> dict[str, Tensor]:
+    return {name: p for name, p in model.named_parameters() if p.requires_grad and "lora_" not in name}
+
+
+def copy_to_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    copies, on_gpu = {}, False
+    for name, tensor in tensors.items():
+        source = tensor.detach()
+        on_gpu |= source.is_cuda
+        # Copies from a GPU into pinned memory overlap; torch keeps the memory for the next snapshot.
+        target = torch.empty(source.shape, dtype=source.dtype, pin_memory=source.is_cuda)
+        copies[name] = target.copy_(source, non_blocking=True)
+    if on_gpu:
+        torch.cuda.synchronize()
+    return copies
 
 
 @torch.no_grad()
 def load_weights(folder: Path, model: nn.Module) -> None:
     """Copy the saved weights or adapters into the model, which must have the same spec and adapters."""
     mismatch = f"{folder} holds another model than the one that is trained; use the config of the run"
+    file, weights = folder / "model.safetensors", dict(model.named_parameters())
     if adapters(model):
         try:
-            return restore_adapter(model, folder)
+            restore_adapter(model, folder)
         except AdapterError as error:
             raise CheckpointError(f"{mismatch} ({error})") from error
-    file, weights = folder / "model.safetensors", dict(model.named_parameters())
+        file, weights = folder / "trained.safetensors", trained_beside_adapter(model)
+    elif not file.exists() or Spec.from_dict(read_json(folder / "config.json")["spec"]) != model.spec:
+        raise CheckpointError(mismatch)
     saved = load_file(file) if file.exists() else {}
-    same_shapes = {name: t.shape for name, t in saved.items()} == {name: p.shape for name, p in weights.items()}
-    if not same_shapes or Spec.from_dict(read_json(folder / "config.json")["spec"]) != model.spec:
+    if {name: t.shape for name, t in saved.items()} != {name: p.shape for name, p in weights.items()}:
         raise CheckpointError(mismatch)
     for name, parameter in weights.items():
         parameter.copy_(saved[name])

@@ -1,13 +1,17 @@
 """The directory of a run: its outputs, and everything that is needed to resume it.
 
     tokenizer/                  the tokenizer
-    config.json                 the resolved recipe, written once, after the tokenizer
+    run.json                    the run's id, and the SHA-256 sums of its config and tokenizer (run_identity.py)
+    config.json                 the resolved recipe, written once, last
+    changes.jsonl               settings that were changed on resume (run_identity.py)
     metrics.jsonl, tensorboard/ one line per step and per evaluation (log.py)
     samples.txt                 text that the model generates during training
     checkpoints/step-000250/    the state of training (resume_state.py) with a manifest of SHA-256 sums
+    best.json                   the checkpoint with the lowest held-out loss, which is never deleted
     lock                        held by the process that trains here
 
-A checkpoint is either complete or absent. One that is damaged later is skipped and renamed.
+A checkpoint is either complete or absent. One that is damaged later, or copied from another run, is skipped and
+renamed. The directory can be moved.
 """
 
 import fcntl
@@ -15,14 +19,24 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from regard.checkpoint.atomic_folder import CheckpointError, check_folder, remove_folder, write_folder
+from regard.checkpoint.atomic_folder import (
+    CheckpointError,
+    check_folder,
+    make_folder,
+    remove_folder,
+    sync_folder,
+    sync_tree,
+    write_file,
+    write_folder,
+)
 from regard.find_model import find_model
 from regard.text.tokenizer import Tokenizer
+from regard.training.run_identity import CHANGES, CONFIG, RUN, TOKENIZER, RunIdentity, read_changes
 
 
 class Run:
@@ -35,12 +49,14 @@ class Run:
         config is written last."""
         run = cls(path)
         run.check_new()
-        run.path.mkdir(parents=True, exist_ok=True)
+        make_folder(run.path)
         if tokenizer is not None:
-            tokenizer.save(run.path / "tokenizer")
-        draft = run.path / ".config.json"
-        draft.write_text(json.dumps(config, indent=2, allow_nan=False), encoding="utf-8")
-        draft.rename(run.config_file)
+            shutil.rmtree(run.path / TOKENIZER, ignore_errors=True)  # that of a start that failed
+            tokenizer.save(run.path / TOKENIZER)
+            sync_tree(run.path / TOKENIZER)
+        content = json.dumps(config, indent=2, allow_nan=False).encode()
+        RunIdentity.create(run.path, content)
+        write_file(run.config_file, content)
         return run
 
     @classmethod
@@ -62,35 +78,90 @@ class Run:
 
     @property
     def config_file(self) -> Path:
-        return self.path / "config.json"
+        return self.path / CONFIG
 
     @property
     def config(self) -> dict[str, Any]:
         return json.loads(self.config_file.read_text(encoding="utf-8"))
 
+    def check_files(self) -> None:
+        """Raise CheckpointError unless config and tokenizer are those with which the run was created."""
+        RunIdentity.read(self.path).check_files(self.path)
+
+    def stamp(self) -> dict[str, Any]:
+        """What every checkpoint holds about its run."""
+        return {"run": RunIdentity.read(self.path).stamp(), "changes": read_changes(self.path)}
+
     @property
     def checkpoints(self) -> list[Path]:
         """All checkpoints, newest first; damaged ones included, unfinished ones not."""
         folders = [f for f in (self.path / "checkpoints").glob("step-*") if re.fullmatch(r"step-\d+", f.name)]
-        return sorted(folders, key=lambda folder: int(folder.name.removeprefix("step-")), reverse=True)
+        return sorted(folders, key=step_of, reverse=True)
 
     def checkpoint(self, step: int) -> Path:
         return self.path / "checkpoints" / f"step-{step:06d}"
 
+    @property
+    def step(self) -> int:
+        """The step of the newest checkpoint, which may be damaged."""
+        return max((step_of(folder) for folder in self.checkpoints), default=0)
+
     @contextmanager
     def saving(self, step: int, keep: int) -> Generator[Path]:
-        """A folder to write the checkpoint of this step to; afterwards only the newest `keep` checkpoints remain."""
+        """A folder to write the checkpoint of this step to; afterwards the newest `keep` and the best one remain."""
         with write_folder(self.checkpoint(step)) as folder:
             yield folder
+        best = self.record_best()
         for old in self.checkpoints[keep:]:
-            remove_folder(old)
+            if old != best:
+                remove_folder(old)
 
-    def latest(self, note: Callable[[str], None] = print) -> Path | None:
-        """The newest undamaged checkpoint, or None if there is no checkpoint; damaged ones are skipped with a note."""
+    def record_best(self) -> Path | None:
+        """Write best.json; returns the checkpoint with the lowest held-out loss, the older one of two equals."""
+        losses = {folder: held_out_loss(folder) for folder in reversed(self.checkpoints)}
+        evaluated = {folder: loss for folder, loss in losses.items() if loss is not None}
+        if not evaluated:
+            return None
+        best = min(evaluated, key=lambda folder: evaluated[folder])
+        content = json.dumps({"step": step_of(best), "held_out_loss": evaluated[best]}).encode()
+        file = self.path / "best.json"
+        if not file.exists() or file.read_bytes() != content:
+            write_file(file, content)
+        return best
+
+    def check_checkpoint(self, folder: Path) -> None:
+        """Raise CheckpointError if the checkpoint is damaged, or of another run or step."""
+        check_folder(folder)
+        saved = read_training(folder)
+        if saved.get("step") != step_of(folder):
+            raise CheckpointError(f"{folder} holds the state of step {saved.get('step')}; use another checkpoint")
+        if not (self.path / RUN).exists():  # a model can be loaded, but training does not continue
+            return
+        identity = RunIdentity.read(self.path).stamp()
+        if saved.get("run") != identity:
+            raise CheckpointError(
+                f"{folder} belongs to another run: its id, config and tokenizer are {saved.get('run')}, those in "
+                f"{self.path / RUN} are {identity}; use a checkpoint of this run"
+            )
+
+    def check_changes(self, folder: Path) -> None:
+        """Raise CheckpointError if the checkpoint was written after a change that is not recorded in the run."""
+        changes = read_training(folder)["changes"]
+        if changes != read_changes(self.path)[: len(changes)]:
+            raise CheckpointError(
+                f"{self.path / CHANGES} does not contain all changes that were made before {folder} was written: "
+                f"{changes}; restore it from a copy, or start a new run"
+            )
+
+    def latest(self, note: Callable[[str], None] = print, folders: Sequence[Path] | None = None) -> Path | None:
+        """The newest undamaged checkpoint, or None if there is no checkpoint; damaged ones are skipped with a note.
+
+        folders: those to choose from, newest first.
+        """
         errors = []
-        for folder in self.checkpoints:
+        for folder in self.checkpoints if folders is None else folders:
             try:
-                check_folder(folder)
+                self.check_checkpoint(folder)
             except CheckpointError as error:
                 errors.append(str(error))
                 note(f"skipping a damaged checkpoint: {error}")
@@ -105,9 +176,16 @@ class Run:
         folder = self.path / "checkpoints"
         for unfinished in [*folder.glob(".*.partial"), *folder.glob(".*.old")]:
             shutil.rmtree(unfinished)
-        for later in [f for f in self.checkpoints if int(f.name.removeprefix("step-")) > step]:
+        for later in [f for f in self.checkpoints if step_of(f) > step]:
             shutil.rmtree(later.with_suffix(".damaged"), ignore_errors=True)
             later.rename(later.with_suffix(".damaged"))
+        if folder.exists():
+            sync_folder(folder)
+
+    def delete_after(self, step: int) -> None:
+        """Delete the checkpoints of later steps."""
+        for later in [f for f in self.checkpoints if step_of(f) > step]:
+            remove_folder(later)
 
     @contextmanager
     def locked(self) -> Generator[None]:
@@ -133,3 +211,25 @@ def newest_checkpoint(name: str | Path) -> Path:
     if newest is None:
         raise ValueError(f"{path} has no checkpoint yet; continue its training with: regard train --resume {path}")
     return newest
+
+
+def step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix("step-"))
+
+
+def read_training(checkpoint: Path) -> dict[str, Any]:
+    """The contents of training.json."""
+    file = checkpoint / "training.json"
+    try:
+        return dict(json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise CheckpointError(f"{file} cannot be read ({error}); use another checkpoint") from error
+
+
+def held_out_loss(checkpoint: Path) -> float | None:
+    """The held-out loss at the checkpoint's step; None if there was no evaluation, or the file is damaged."""
+    try:
+        loss = read_training(checkpoint).get("held_out_loss")
+    except CheckpointError:
+        return None
+    return loss if isinstance(loss, float) else None

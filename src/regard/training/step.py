@@ -18,12 +18,10 @@ from torch.nn.utils import get_total_norm
 from regard.compat import cannot_compile
 from regard.data.batch import Batch
 from regard.objectives.base import LossFunction
+from regard.training.faults import NonFinite
 
 Precision = Callable[[], AbstractContextManager]
-
-
-class NonFinite(ArithmeticError):
-    """A loss or gradient that is not finite; weights and moments are unchanged."""
+BeforeUpdate = Callable[[dict[str, float], float], None]
 
 
 def take_step(
@@ -34,8 +32,13 @@ def take_step(
     clip: float = 0.0,
     micro_batches: int = 1,
     precision: Precision = nullcontext,
+    before_update: BeforeUpdate | None = None,
 ) -> dict[str, float]:
-    """Update the weights; returns `loss`, the objective's metrics, and `grad_norm` before clipping."""
+    """Update the weights; returns `loss`, the objective's metrics, and `grad_norm` before clipping.
+
+    before_update: called with these values and the count while the gradients are still sums; it may add values, or
+    raise a StepFault, and then the weights do not change.
+    """
     sums = []
     for micro_batch in split_batch(batch, micro_batches, getattr(objective, "scope", "token")):
         with precision():
@@ -52,6 +55,8 @@ def take_step(
     means["grad_norm"] = float(norm) / count if count else math.nan
     try:
         require_finite(means, [float(values["loss"]) for values in sums], batch.size)
+        if before_update is not None:
+            before_update(means, count)
         scale = min(1.0, clip / means["grad_norm"]) if clip and means["grad_norm"] else 1.0
         torch._foreach_mul_(gradients, scale / count)
         optimizer.step()

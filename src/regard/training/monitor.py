@@ -1,0 +1,70 @@
+"""Measurements of every layer during training, every `train.monitor_every` steps, as values of metrics.jsonl.
+
+    grad_norm/stack.blocks.3                        the norm of the layer's gradient, before clipping
+    largest_activation/stack.blocks.3               max |x| of the layer's output, on the first row of the batch
+    attention_entropy/stack.blocks.3.sublayers.0.body   the mean over heads and queries, in nats (Zhai et al. 2023)
+
+Activations and attention are measured by a forward pass of its own, in eval mode and without gradients. The random
+generators are left unchanged, so training is bit-identical with and without it.
+"""
+
+import re
+
+import torch
+from torch import Tensor, nn
+
+from regard.data.batch import Batch
+from regard.lens.hooks import eager_hooks, record
+from regard.lens.maps import Call, attention_modules, record_calls, row_entropy
+from regard.objectives.base import LossFunction
+from regard.parts.block import BlockModule
+from regard.parts.tap import HasAttentionMap
+from regard.training.step import Precision
+
+LAYER = re.compile(r"(.*?blocks\.\d+)\.")
+
+
+def gradient_norms(model: nn.Module, count: float) -> dict[str, float]:
+    """The gradient's norm in each layer and in each module outside the layers; gradients are sums over `count`."""
+    layers: dict[str, list[Tensor]] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            match = LAYER.match(name)
+            layers.setdefault(match[1] if match else name.split(".")[0], []).append(parameter.grad)
+    return {f"grad_norm/{layer}": float(nn.utils.get_total_norm(grads)) / count for layer, grads in layers.items()}
+
+
+@torch.no_grad()
+def measure_activations(
+    model: nn.Module, objective: LossFunction, batch: Batch, precision: Precision
+) -> dict[str, float]:
+    """The largest activation of each layer, and the entropy of each attention that has a map."""
+    device, mode = next(model.parameters()).device, model.training
+    layers = [name for name, module in model.named_modules() if isinstance(module, BlockModule)]
+    attention = {name: module for name, module in attention_modules(model) if isinstance(module, HasAttentionMap)}
+    calls: dict[str, list[Call]] = {name: [] for name in attention}
+    model.eval()
+    with (
+        torch.random.fork_rng([device] if device.type == "cuda" else []),
+        precision(),
+        record(model, layers) as outputs,
+        eager_hooks() as stack,
+    ):
+        for name, module in attention.items():
+            for handle in record_calls(module, calls[name]):
+                stack.callback(handle.remove)
+        objective(model, batch.rows(slice(0, 1)))
+    model.train(mode)
+    activations = {f"largest_activation/{name}": float(outputs[name].abs().max()) for name in layers if name in outputs}
+    entropies = {name: mean_entropy(attention[name], calls[name]) for name in attention if calls[name]}
+    return activations | {f"attention_entropy/{name}": value for name, value in entropies.items()}
+
+
+def mean_entropy(module: HasAttentionMap, calls: list[Call]) -> float:
+    """The mean entropy over calls, heads and the queries that attend to a key."""
+    entropies = []
+    for layout, taps in calls:
+        for head in range(module.heads):  # one at a time, because a head has L² weights
+            weights = module.attention_map(taps, layout, slice(head, head + 1))
+            entropies.append(row_entropy(weights)[weights.sum(-1) > 0])
+    return float(torch.cat(entropies).mean())
