@@ -100,7 +100,12 @@ KINDS = {
 
 OBJECTIVES = {
     "next_token": "regard.objectives.next_token:NextToken",
+    "masked_lm": "regard.objectives.masked:MaskedTokens",
     "translation": "regard.objectives.translation:Translation",
+    "bert_pretraining": "regard.objectives.bert_pretraining:BertPretraining",
+    "prefix_lm": "regard.objectives.prefix_lm:PrefixLanguageModel",
+    "span_corruption": "regard.objectives.span_corruption:SpanCorruption",
+    "denoising": "regard.objectives.denoising:Denoising",
     "classification": "regard.objectives.classification:SequenceClassification",
     "token_classification": "regard.objectives.classification:TokenClassification",
     "regression": "regard.objectives.scores:Regression",

@@ -65,7 +65,7 @@ def test_overrides_reach_the_saved_config(tmp_path: Path) -> None:
 def test_wrong_values_are_refused_before_the_tokenizer_is_trained(
     option: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Vocabulary, "build", lambda self, splits: pytest.fail("the tokenizer was trained first"))
+    monkeypatch.setattr(Vocabulary, "build", lambda *_: pytest.fail("the tokenizer was trained first"))
     result = regard("train", "demo", "--out", tmp_path / "run", option)
     assert isinstance(result.exception, ValueError) and message in str(result.exception)
     assert not (tmp_path / "run").exists()
@@ -85,7 +85,7 @@ def test_an_occupied_directory_is_refused_before_the_tokenizer_is_trained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Run.create(tmp_path, {})
-    monkeypatch.setattr(Vocabulary, "build", lambda self, splits: pytest.fail("the tokenizer was trained first"))
+    monkeypatch.setattr(Vocabulary, "build", lambda *_: pytest.fail("the tokenizer was trained first"))
     assert "already holds a run" in str(regard("train", "demo", "--out", tmp_path).exception)
     with pytest.raises(ValueError, match="already holds a run"):
         train("demo", out=tmp_path)

@@ -36,6 +36,29 @@ def loss_of_all_logits(
     return (F.cross_entropy(z, targets, reduction="none") * token_weights).sum(), correct
 
 
+EXTRA_TERMS = {"smoothed": (0.1, 0.0), "z-loss": (0.0, 0.3), "both": (0.2, 0.05)}  # label_smoothing, z_loss
+
+
+@pytest.mark.ledger("model.head")
+@pytest.mark.parametrize("terms", EXTRA_TERMS)
+@pytest.mark.parametrize("head", HEADS)
+def test_label_smoothing_and_z_loss_equal_autograd(head: str, terms: str) -> None:
+    (bias, scale, cap), (smoothing, z_loss) = HEADS[head], EXTRA_TERMS[terms]
+    leaves, targets, token_weights = inputs(bias)
+    z = F.linear(*leaves) * scale
+    z = z if cap is None else cap * torch.tanh(z / cap)
+    losses = F.cross_entropy(z, targets, reduction="none", label_smoothing=smoothing)
+    expected = ((losses + z_loss * z.exp().sum(-1).log().square()) * token_weights).sum()
+    bias_or_none = leaves[2] if bias else None
+    loss, _ = linear_cross_entropy(
+        *leaves[:2], targets, token_weights, bias_or_none, scale, cap, 5, label_smoothing=smoothing, z_loss=z_loss
+    )
+    assert abs(loss - expected) <= 1e-12 * expected.abs()
+    gradients = torch.autograd.grad(1.7 * expected, leaves)
+    for found, gradient in zip(torch.autograd.grad(1.7 * loss, leaves), gradients, strict=True):
+        assert (found - gradient).abs().max() <= 1e-12
+
+
 def chunked(
     leaves: list[Tensor], targets: Tensor, token_weights: Tensor, scale: float, cap: float | None, chunk_size=None
 ):

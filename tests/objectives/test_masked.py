@@ -1,32 +1,34 @@
-"""Masked language modelling: the rates of masking, and a loss over the masked tokens only."""
+"""Masked language modelling: the rates of masking, whole words, and a loss over the masked tokens only."""
 
 import math
 
+import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
-from regard.data.batch import Batch
 from regard.data.loader import Loader
+from regard.data.packing import Item, pack
+from regard.data.sources.files import Pydoc
 from regard.data.sources.world import WorldStories
 from regard.layout import TokenLayout
-from regard.models.heads import MaskedLM
+from regard.models.heads import Classification, MaskedLM
 from regard.models.presets import BERT_DENSE, bert
-from regard.objectives.masked import Masking, masked
-from regard.objectives.next_token import NextToken
+from regard.objectives.masked import MaskedTokens, masked
+from regard.spec import SpecError
 from regard.text import train as tokenizers
+from regard.text.tokenizer import Tokenizer
 from regard.training.optimizer import AdamW
 from regard.training.step import take_step
 
-VOCAB, MASK, CLS = 300, 1, 2
-MASKING = Masking(VOCAB, MASK, specials=(CLS,))
-SMALL = {"vocab": 31, "width": 24, "heads": 4, "hidden": 40, "layers": 2, "length": 64, "dropout": 0.0}
+TOKENIZER = tokenizers.byte(MaskedTokens().special_tokens)
+CLS, SEP, MASK = (TOKENIZER.core.token_to_id(token) for token in ("[CLS]", "[SEP]", "[MASK]"))
+VOCAB = TOKENIZER.vocab_size
+SMALL = {"vocab": VOCAB, "width": 24, "heads": 4, "hidden": 40, "layers": 2, "length": 64, "dropout": 0.0}
 
 
-def batch_of(tokens: Tensor, padding: Tensor | None = None) -> Batch:
-    padding = torch.zeros_like(tokens, dtype=torch.bool) if padding is None else padding
-    positions = torch.arange(tokens.shape[1]).expand_as(tokens)
-    return Batch(tokens=tokens, positions=positions.where(~padding, 0), segments=-padding.long())
+def sample(text: str, objective: MaskedTokens, length: int = 64, seed: int = 0) -> list[Item]:
+    rng = np.random.default_rng(seed)
+    return objective.sample(objective.tokenize({"text": text}, TOKENIZER), TOKENIZER, length, rng)
 
 
 def is_near_mean(count: int, total: int, rate: float) -> bool:
@@ -36,46 +38,97 @@ def is_near_mean(count: int, total: int, rate: float) -> bool:
 
 @pytest.mark.ledger("tr.mlm")
 def test_tokens_are_masked_replaced_and_kept_at_their_rates() -> None:
-    """12 % of all tokens are masked, 1.5 % replaced, 1.5 % selected and kept; never special tokens or padding."""
-    generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(3, VOCAB, (100, 1000), generator=generator)
-    tokens[:, 0] = CLS
-    padding = torch.zeros_like(tokens, dtype=torch.bool)
-    padding[:, 990:] = True
-    before = batch_of(tokens, padding)
-    after = MASKING.apply(before, generator)
-    maskable, selected = (tokens != CLS) & ~padding, after.weights == 1
-    assert torch.equal(after.targets, tokens)
-    assert torch.equal(after.tokens[~selected], tokens[~selected])
-    assert not selected[~maskable].any()
-    total = int(maskable.sum())
-    masked_out, kept = selected & (after.tokens == MASK), selected & (after.tokens == tokens)
+    """12 % of all tokens are masked, 1.5 % replaced, 1.5 % selected and kept; never special tokens."""
+    text = "".join(chr(97 + n % 26) for n in range(100_000))
+    (item,) = sample(text, MaskedTokens(), length=len(text) + 2)
+    tokens, targets, selected = item["tokens"], item["targets"], item["weights"] == 1
+    assert targets.tolist() == [CLS, *TOKENIZER.encode(text), SEP]
+    assert (tokens[~selected] == targets[~selected]).all() and not selected[[0, -1]].any()
+    masked_out, kept = selected & (tokens == MASK), selected & (tokens == targets)
     replaced = selected & ~masked_out & ~kept
-    assert is_near_mean(int(selected.sum()), total, 0.15)
-    # a random token may be [MASK], or the token itself
-    assert is_near_mean(int(masked_out.sum()), total, 0.12 + 0.015 / VOCAB)
-    assert is_near_mean(int(kept.sum()), total, 0.015 + 0.015 / VOCAB)
-    assert is_near_mean(int(replaced.sum()), total, 0.015 * (1 - 2 / VOCAB))
-    assert after.tokens[replaced].unique().numel() > 250
+    assert is_near_mean(int(selected.sum()), len(text), 0.15)
+    assert is_near_mean(int(masked_out.sum()), len(text), 0.12)
+    assert is_near_mean(int(kept.sum()), len(text), 0.015 + 0.015 / 256)  # a random token may be the token itself
+    assert set(tokens[replaced].tolist()).isdisjoint(TOKENIZER.all_special_ids)
+    assert len(set(tokens[replaced].tolist())) > 250
 
 
-def test_the_seed_determines_the_masked_tokens() -> None:
-    batch = batch_of(torch.randint(3, VOCAB, (4, 32)))
-    first, repeated, different = (MASKING.apply(batch, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
-    assert torch.equal(first.tokens, repeated.tokens)
-    assert not torch.equal(first.tokens, different.tokens)
+def test_other_rates() -> None:
+    text = "abcdefgh" * 1000
+    (item,) = sample(text, MaskedTokens(share=0.4, mask=1.0, random=0.0), length=len(text) + 2)
+    assert is_near_mean(int(item["weights"].sum()), len(text), 0.4)
+    assert (item["tokens"][item["weights"] == 1] == MASK).all()
+    for wrong in ({"share": 0.0}, {"share": 1.5}, {"mask": 0.8, "random": 0.3}, {"mask": -0.1}):
+        with pytest.raises(SpecError, match="masked_lm"):
+            MaskedTokens(**wrong)
+
+
+@pytest.mark.ledger("tr.mlm")
+def test_whole_words_are_chosen_with_all_their_tokens() -> None:
+    words = [f"{'wxyz'[n % 4] * (n % 7 + 1)}{n}" for n in range(2000)]
+    text = " ".join(words)
+    objective = MaskedTokens(mask=1.0, random=0.0, whole_words=True)
+    (item,) = sample(text, objective, length=len(text) + 2)
+    shown = item["weights"][1:-1]  # one token per byte
+    start, chosen = 0, 0
+    for number, word in enumerate(words):
+        weights = shown[start : start + len(word) + (number > 0)]
+        assert len(set(weights.tolist())) == 1, word
+        chosen += int(weights[0])
+        start += len(weights)
+    assert start == len(shown) and is_near_mean(chosen, len(words), 0.15)
+
+
+def test_documents_are_sliced_and_every_slice_has_a_target() -> None:
+    text = "a short document of some bytes"
+    items = sample(text, MaskedTokens(share=0.001), length=12)
+    assert [len(item["tokens"]) for item in items] == [12, 12, 12]
+    joined = [id for item in items for id in item["targets"].tolist()[1:-1]]
+    assert joined == TOKENIZER.encode(text)
+    assert all(item["targets"][0] == CLS and item["targets"][-1] == SEP for item in items)
+    assert all(item["weights"].sum() >= 1 for item in items)
+    with pytest.raises(ValueError, match="length=2 has no space"):
+        sample(text, MaskedTokens(), length=2)
+
+
+def test_masks_differ_between_epochs_and_are_restored() -> None:
+    source, objective = Pydoc().open().train, MaskedTokens(whole_words=True)
+
+    def loader() -> Loader:
+        return Loader(source, objective, TOKENIZER, rows=2, length=64)
+
+    first = loader()
+    count = source.count
+    assert count is not None
+    documents = {tuple(source.example(index)["text"]): index for index in range(count)}
+    again = documents[tuple(source.example(count)["text"])]  # in another epoch
+    items = [first._items(index)[0] for index in (again, count, count)]
+    assert (items[0]["targets"] == items[1]["targets"]).all() and (items[0]["tokens"] != items[1]["tokens"]).any()
+    assert (items[1]["tokens"] == items[2]["tokens"]).all()
+    next(first)
+    state, second = first.state_dict(), loader()
+    second.load_state_dict(state)
+    assert torch.equal(next(first).tokens, next(second).tokens)
+
+
+def test_missing_tokens_and_other_models_are_refused() -> None:
+    with pytest.raises(ValueError, match="no mask token"):
+        MaskedTokens().prepare_tokenizer(tokenizers.byte())
+    with pytest.raises(ValueError, match="nothing to train on: {'text': ''}"):
+        sample("", MaskedTokens())
+    with pytest.raises(ValueError, match="needs examples with text; this one has label"):
+        MaskedTokens().tokenize({"label": 1}, TOKENIZER)
+    with pytest.raises(SpecError, match="masked_lm head"):
+        MaskedTokens().check_model(bert(**SMALL, head=Classification(2)))
 
 
 def test_the_loss_is_over_the_selected_tokens() -> None:
     model = bert(**SMALL, head=MaskedLM(BERT_DENSE)).build(0).double().eval()
-    padding = torch.zeros(3, 12, dtype=torch.bool)
-    padding[1, 5:] = True
-    batch = Masking(31, 1, share=0.4).apply(
-        batch_of(torch.randint(3, 31, (3, 12)), padding), torch.Generator().manual_seed(3)
-    )
+    items = [sample("one document", MaskedTokens(share=0.4)), sample("short", MaskedTokens(share=0.4))]
+    batch = pack(items, 16)
     loss, count, metrics = masked(model, batch)
-    log_p = model(batch.tokens, TokenLayout(batch.positions, valid=~padding)).log_softmax(-1)
-    indices = [(row, t) for row in range(3) for t in range(12) if batch.weights[row, t] == 1]
+    log_p = model(batch.tokens, TokenLayout(batch.positions, valid=batch.segments >= 0)).log_softmax(-1)
+    indices = [(row, t) for row in range(2) for t in range(16) if batch.weights[row, t] == 1]
     expected = -sum(log_p[row, t, batch.targets[row, t]] for row, t in indices)
     correct = sum(log_p[row, t].argmax() == batch.targets[row, t] for row, t in indices)
     assert count == len(indices) > 3
@@ -83,36 +136,21 @@ def test_the_loss_is_over_the_selected_tokens() -> None:
     assert metrics["accuracy"] == correct
 
 
-@pytest.mark.ledger("tr.mlm")
-def test_the_loss_equals_that_of_bert() -> None:
-    from transformers import BertConfig, BertForMaskedLM
-
-    from tests.models.reference_weights import fill, randomized, renamed
-    from tests.models.test_encoder import BERT
-
-    config = BertConfig(
-        vocab_size=31, hidden_size=24, num_hidden_layers=2, num_attention_heads=4, intermediate_size=40,
-        max_position_embeddings=64,
-    )  # fmt: skip
-    theirs = randomized(BertForMaskedLM(config))
-    ours = fill(bert(**SMALL, head=MaskedLM(BERT_DENSE)).build(), renamed(dict(theirs.named_parameters()), BERT))
-    batch = Masking(31, 1, share=0.3).apply(batch_of(torch.randint(3, 31, (3, 12))), torch.Generator().manual_seed(3))
-    loss, count, _ = masked(ours, batch)
-    labels = batch.targets.where(batch.weights == 1, -100)
-    expected = theirs(batch.tokens, labels=labels).loss
-    assert abs(loss / count - expected) < 1e-12
-
-
-def test_an_encoder_learns_to_predict_masked_tokens() -> None:
+@pytest.mark.parametrize("packed", [True, False])
+def test_an_encoder_learns_to_predict_masked_tokens(packed: bool) -> None:
     """The data are stories of the simulated world, encoded as bytes."""
-    tokenizer = tokenizers.byte()
-    loader = iter(Loader(WorldStories().open().train, NextToken(), tokenizer, rows=8, length=64))
-    vocab = tokenizer.vocab_size + 1
-    spec = bert(vocab, 48, 4, 96, 1, 64, MaskedLM(BERT_DENSE), dropout=0.0)
-    model, generator = spec.build(0), torch.Generator().manual_seed(0)
-    optimizer, losses = AdamW().build(model, lr=1e-2), []
-    for _ in range(30):
-        batch = Masking(vocab, vocab - 1).apply(next(loader), generator)
-        losses.append(take_step(model, masked, batch, optimizer, clip=1.0)["loss"])
+    objective = MaskedTokens(packed=packed)
+    loader = iter(Loader(WorldStories().open().train, objective, TOKENIZER, rows=8, length=64))
+    model = bert(VOCAB, 48, 4, 96, 1, 64, MaskedLM(BERT_DENSE), dropout=0.0).build(0)
+    optimizer = AdamW().build(model, lr=1e-2)
+    losses = [take_step(model, objective, next(loader), optimizer, clip=1.0)["loss"] for _ in range(30)]
     assert losses[0] > 5
     assert sum(losses[-5:]) / 5 < 3.5
+
+
+def test_special_tokens_are_saved_with_the_tokenizer(tmp_path) -> None:
+    TOKENIZER.save(tmp_path)
+    loaded = Tokenizer.load(tmp_path)
+    MaskedTokens().prepare_tokenizer(loaded)
+    assert loaded.encode_with_special_tokens("a", "b") == TOKENIZER.encode_with_special_tokens("a", "b")
+    assert loaded.prefix_ids == (CLS,) and loaded.suffix_ids == (SEP,)

@@ -11,8 +11,9 @@ from regard.data.batch import Batch
 from regard.data.packing import Item, pack
 from regard.kernels.attention.mask import Causal
 from regard.models.decoder import Decoder
+from regard.models.outputs import materialize
 from regard.models.stack import Repeat
-from regard.objectives.base import cross_entropy, layout_of
+from regard.objectives.base import cross_entropy, layout_of, token_loss
 from regard.objectives.next_token import NextToken, next_token
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
@@ -23,6 +24,7 @@ from regard.parts.position.alibi import Alibi
 from regard.parts.position.learned import Learned
 from regard.parts.position.rope import Rope
 from regard.text import train as tokenizers
+from regard.spec import SpecError
 
 VOCAB = 11
 
@@ -189,3 +191,29 @@ def test_a_random_slice_of_a_long_document_depends_on_the_generator_only() -> No
     assert len(starts) > 20 and min(starts) >= 0 and max(starts) <= 41
     short = NextToken(slices="random").sample({"ids": np.arange(5)}, tokenizers.byte(), 8, np.random.default_rng(0))
     assert [item["tokens"].tolist() for item in short] == [[0, 1, 2, 3]]
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["chunked", "logits"])
+def test_z_loss_and_label_smoothing_equal_their_formula(tied: bool) -> None:
+    """The decoder's logits are lazy; a tensor of logits has the same loss."""
+    model = model_of(*MODELS["rope"])
+    batch = to_float64(pack([documents(5, 3), documents(4)], 10))
+    outputs = model(batch.tokens, layout_of(batch), outputs=True)
+    outputs = outputs if tied else outputs._replace(logits=materialize(outputs.logits))
+    loss, _, _ = token_loss(outputs, batch, label_smoothing=0.1, z_loss=0.01)
+    logits = materialize(outputs.logits).flatten(0, 1)
+    losses = nn.functional.cross_entropy(logits, batch.targets.flatten(), reduction="none", label_smoothing=0.1)
+    expected = ((losses + 0.01 * logits.logsumexp(-1).square()) * batch.weights.flatten()).sum()
+    assert abs(loss - expected) < 1e-11
+    gradients = (torch.autograd.grad(value, model.parameters(), retain_graph=True) for value in (loss, expected))
+    for found, gradient in zip(*gradients, strict=True):
+        assert (found - gradient).abs().max() <= 1e-11
+
+
+def test_the_objective_adds_its_z_loss() -> None:
+    model, batch = model_of(*MODELS["rope"]), to_float64(pack([documents(5)], 5))
+    without, with_z_loss = NextToken()(model, batch)[0], NextToken(z_loss=0.5)(model, batch)[0]
+    log_sums = model(batch.tokens).logsumexp(-1)
+    assert abs(with_z_loss - without - 0.5 * (log_sums.square() * batch.weights).sum()) < 1e-11
+    with pytest.raises(SpecError, match="z_loss=-1.0 must not be negative"):
+        NextToken(z_loss=-1.0)

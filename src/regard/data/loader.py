@@ -21,6 +21,7 @@ from regard.data.sources.base import Example, Examples
 from regard.text.tokenizer import Tokenizer
 
 MAX_EMPTY_EXAMPLES = 10_000  # consecutive examples without an item
+NEXT_EXAMPLES = 1000  # of an endless source, from which another example is drawn
 MAX_PENDING = 32  # items to choose from; with more, rows are fuller and documents further out of order
 
 
@@ -30,6 +31,11 @@ class ExampleEncoder(Protocol):
     @property
     def packed(self) -> bool:
         """Whether a row holds several items."""
+        ...
+
+    @property
+    def needs_other(self) -> bool:
+        """Whether `sample` also gets the columns of another example, as `other_NAME`."""
         ...
 
     def tokenize(self, example: Example, tokenizer: Tokenizer) -> Mapping[str, np.ndarray]: ...
@@ -75,9 +81,9 @@ class Loader:
 
     def __next__(self) -> Batch:
         rows = [self._next_row() for _ in range(self.rows)]
+        batch = self.objective.collate(rows, self.tokenizer, self.length)
         share = self.rows // self.ranks
-        local = rows[self.rank * share : (self.rank + 1) * share]
-        return self.objective.collate(local, self.tokenizer, self.length)
+        return batch if self.ranks == 1 else batch.rows(slice(self.rank * share, (self.rank + 1) * share))
 
     @property
     def unit(self) -> str:
@@ -146,4 +152,16 @@ class Loader:
 
     def _items(self, index: int) -> list[Item]:
         rng = np.random.default_rng((self.seed, index))
-        return self.objective.sample(self.examples.example(index), self.tokenizer, self.length, rng)
+        columns = self.examples.example(index)
+        if self.objective.needs_other:
+            other = self.examples.example(other_index(index, self.examples.count, rng))
+            columns = {**columns, **{f"other_{name}": column for name, column in other.items()}}
+        return self.objective.sample(columns, self.tokenizer, self.length, rng)
+
+
+def other_index(index: int, count: int | None, rng: np.random.Generator) -> int:
+    """The index of another example: a random one of the same epoch, or one of the next of an endless source."""
+    if count is None:
+        return index + 1 + int(rng.integers(NEXT_EXAMPLES))
+    epoch, position = divmod(index, count)
+    return epoch * count + (position + int(rng.integers(1, max(2, count)))) % count

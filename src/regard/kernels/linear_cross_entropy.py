@@ -1,7 +1,11 @@
 """The cross-entropy of a linear head without the logits of all tokens in memory.
 
-    z_t = cap(scale · (W x_t + b))        loss = Σ_t w_t (log Σ_v exp z_tv - z_t,target)        cap(z) = c · tanh(z / c)
-    dz_t = w_t (softmax(z_t) - onehot(target_t)) ⊙ cap' · scale        dx_t = Wᵀ dz_t        dW = Σ_t dz_t x_tᵀ
+    z_t = cap(scale · (W x_t + b))        cap(z) = c · tanh(z / c)        s_t = log Σ_v exp z_tv
+    loss = Σ_t w_t (s_t - (1 - ε) z_t,target - ε mean_v z_tv + ζ s_t²)
+    dz_t = w_t ((1 + 2 ζ s_t) softmax(z_t) - (1 - ε) onehot(target_t) - ε / V) ⊙ cap' · scale
+    dx_t = Wᵀ dz_t        dW = Σ_t dz_t x_tᵀ
+
+ε is the label smoothing (Szegedy et al. 2015), ζ the z-loss, which keeps log Σ exp near 0 (Chowdhery et al. 2022).
 
 The V logits of a token need far more memory than its D inputs. So tokens are processed in chunks, and the gradient of a
 chunk is computed in the forward, while its logits exist; the backward only scales it. The number of products is that
@@ -31,6 +35,8 @@ def linear_cross_entropy(
     scale: float = 1.0,
     softcap: float | None = None,
     chunk_size: int | None = None,  # tokens per chunk
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,  # coefficient
 ) -> tuple[Tensor, Tensor]:
     """Σ w · loss, and Σ w over the tokens whose target has the highest logit."""
     if weights.requires_grad and torch.is_grad_enabled():
@@ -43,7 +49,8 @@ def linear_cross_entropy(
     needs_grad = torch.is_grad_enabled() and any(a.requires_grad for a in (x, weight, *biases))
     with without_autocast(x.device):
         bias = biases[0] if biases else None
-        return LinearCrossEntropy.apply(x, weight, bias, targets, weights, scale, softcap, chunk_size, needs_grad)
+        options = (scale, softcap, needs_grad, label_smoothing, z_loss)
+        return LinearCrossEntropy.apply(x, weight, bias, targets, weights, chunk_size, *options)
 
 
 class LinearCrossEntropy(torch.autograd.Function):
@@ -55,10 +62,12 @@ class LinearCrossEntropy(torch.autograd.Function):
         bias: Tensor | None,
         targets: Tensor,
         weights: Tensor,
+        chunk_size: int,
         scale: float,
         softcap: float | None,
-        chunk_size: int,
         needs_grad: bool,
+        label_smoothing: float,
+        z_loss: float,
     ) -> tuple[Tensor, Tensor]:
         needed = [needs_grad and need for need in ctx.needs_input_grad[:3]]
         dx = torch.empty_like(x) if needed[0] else None
@@ -68,7 +77,9 @@ class LinearCrossEntropy(torch.autograd.Function):
         for start in range(0, len(x), chunk_size):
             chunk = slice(start, start + chunk_size)
             z = F.linear(x[chunk], weight, bias)  # (C, V)
-            losses, correct, dz = chunk_loss(z, targets[chunk], weights[chunk], scale, softcap, needs_grad)
+            losses, correct, dz = chunk_loss(
+                z, targets[chunk], weights[chunk], scale, softcap, needs_grad, label_smoothing, z_loss
+            )
             sums += torch.stack([losses.sum(), correct.sum()])
             if dx is not None:
                 torch.mm(dz, weight, out=dx[chunk])
@@ -89,7 +100,7 @@ class LinearCrossEntropy(torch.autograd.Function):
             None if g is None else torch.mul(g, d_loss, out=torch.empty_like(g, dtype=dtype))
             for g, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
         ]
-        return *gradients, *[None] * 6
+        return *gradients, *[None] * 8
 
 
 def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
@@ -112,7 +123,14 @@ def chunk_loss(z: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def loss_of_logits(
-    z: Tensor, targets: Tensor, weights: Tensor, scale: float, softcap: float | None, needs_grad: bool
+    z: Tensor,
+    targets: Tensor,
+    weights: Tensor,
+    scale: float,
+    softcap: float | None,
+    needs_grad: bool,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Logits z (C, V) before scale and cap -> w · loss (C,), w of correct predictions, else 0 (C,), and dz (C, V).
 
@@ -123,12 +141,22 @@ def loss_of_logits(
     if softcap is not None:
         s = softcap * torch.tanh(s.to(weights.dtype) / softcap)
     log_p = s.log_softmax(-1, dtype=weights.dtype)  # (C, V)
-    losses = -log_p.gather(-1, columns).squeeze(-1) * weights
+    losses = -log_p.gather(-1, columns).squeeze(-1)
+    if label_smoothing:
+        losses = (1 - label_smoothing) * losses - label_smoothing * log_p.mean(-1)
+    log_sum = None if z_loss == 0.0 else s[:, :1].to(weights.dtype) - log_p[:, :1]  # (C, 1)
+    if log_sum is not None:
+        losses = losses + z_loss * log_sum.squeeze(-1).square()
+    losses = losses * weights
     correct = (s.argmax(-1) == targets) * weights
     if not needs_grad:
         return losses, correct, z
     dz = log_p.exp_()
-    dz.scatter_add_(-1, columns, dz.new_full(columns.shape, -1.0))
+    if log_sum is not None:
+        dz *= 1 + 2 * z_loss * log_sum
+    dz.scatter_add_(-1, columns, dz.new_full(columns.shape, label_smoothing - 1.0))
+    if label_smoothing:
+        dz -= label_smoothing / z.shape[-1]
     dz *= scale * weights.unsqueeze(-1)
     if softcap is not None:
         dz *= 1 - (s / softcap).square()

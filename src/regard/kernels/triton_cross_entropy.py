@@ -23,18 +23,20 @@ def scale_and_cap(z, scale, cap, CAP: tl.constexpr):
 
 @triton.jit
 def row_loss(
-    z, targets, weights, losses, correct, row_stride, vocab, scale, cap,
-    CAP: tl.constexpr, NEEDS_GRAD: tl.constexpr, BLOCK: tl.constexpr,
+    z, targets, weights, losses, correct, row_stride, vocab, scale, cap, smoothing, z_loss,
+    CAP: tl.constexpr, SMOOTH: tl.constexpr, NEEDS_GRAD: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     z += row * row_stride
     target, weight = tl.load(targets + row), tl.load(weights + row)
     lanes = tl.arange(0, BLOCK)
     running_max, total = tl.full([BLOCK], -1e30, tl.float32), tl.zeros([BLOCK], tl.float32)
-    argmax = tl.zeros([BLOCK], tl.int32)
+    argmax, score_sum = tl.zeros([BLOCK], tl.int32), tl.zeros([BLOCK], tl.float32)
     for start in range(0, vocab, BLOCK):
         v = start + lanes
         s = scale_and_cap(tl.load(z + v, mask=v < vocab, other=0.0), scale, cap, CAP) * LOG2E
+        if SMOOTH:
+            score_sum += tl.where(v < vocab, s, 0.0)
         s = tl.where(v < vocab, s, -2e30)
         argmax = tl.where(s > running_max, v, argmax)
         new_max = tl.maximum(running_max, s)
@@ -44,14 +46,19 @@ def row_loss(
     log_sum = row_max + tl.log2(tl.sum(total * tl.exp2(running_max - row_max), 0))
     predicted = tl.min(tl.where(running_max == row_max, argmax, vocab), 0)
     target_score = scale_and_cap(tl.load(z + target), scale, cap, CAP) * LOG2E
-    tl.store(losses + row, (log_sum - target_score) / LOG2E * weight)
+    loss = (log_sum - (1 - smoothing) * target_score) / LOG2E
+    if SMOOTH:
+        loss -= smoothing * tl.sum(score_sum, 0) / vocab / LOG2E
+    natural_log_sum = log_sum / LOG2E
+    tl.store(losses + row, (loss + z_loss * natural_log_sum * natural_log_sum) * weight)
     tl.store(correct + row, tl.where(predicted == target, weight, 0.0))
     if NEEDS_GRAD:
         tl.debug_barrier()  # all lanes have read the logit of the target before it is overwritten
         for start in range(0, vocab, BLOCK):
             v = start + lanes
             s = scale_and_cap(tl.load(z + v, mask=v < vocab, other=0.0), scale, cap, CAP)
-            dz = (tl.exp2(s * LOG2E - log_sum) - tl.where(v == target, 1.0, 0.0)) * (weight * scale)
+            dz = tl.exp2(s * LOG2E - log_sum) * (1 + 2 * z_loss * natural_log_sum)
+            dz = (dz - tl.where(v == target, 1 - smoothing, 0.0) - smoothing / vocab) * (weight * scale)
             if CAP:
                 dz *= 1 - (s / cap) * (s / cap)
             tl.store(z + v, dz.to(z.dtype.element_ty), mask=v < vocab)
@@ -59,7 +66,14 @@ def row_loss(
 
 @torch.library.custom_op("regard::loss_of_logits", mutates_args=("z",))
 def loss_of_logits(
-    z: Tensor, targets: Tensor, weights: Tensor, scale: float, softcap: float | None, needs_grad: bool
+    z: Tensor,
+    targets: Tensor,
+    weights: Tensor,
+    scale: float,
+    softcap: float | None,
+    needs_grad: bool,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """w · loss (C,), and w where the target has the highest logit, else 0 (C,).
 
@@ -68,7 +82,8 @@ def loss_of_logits(
     losses, correct = torch.empty_like(weights), torch.empty_like(weights)
     row_loss[(len(z),)](
         z, targets, weights, losses, correct, z.stride(0), z.shape[1], scale, softcap or 1.0,
-        CAP=softcap is not None, NEEDS_GRAD=needs_grad, BLOCK=BLOCK, num_warps=8,
+        label_smoothing, z_loss, CAP=softcap is not None, SMOOTH=label_smoothing > 0, NEEDS_GRAD=needs_grad,
+        BLOCK=BLOCK, num_warps=8,
     )  # fmt: skip
     return losses, correct
 

@@ -122,11 +122,10 @@ class EncoderModule(nn.Module):
         """tokens (B, L) or images (B, C, …) -> the output of the head; with `outputs`, as Outputs with the losses."""
         encoded, losses = self.encode(data, layout, types)
         out = self.head(encoded.x, encoded.layout)
-        if outputs and isinstance(out, tuple):
-            raise ValueError(
-                f"{self.spec.head} has two outputs, but an objective uses one; train with one of its heads"
-            )
-        return Outputs(out, (), losses) if outputs else out
+        if not outputs:
+            return out
+        logits, pair_logits = out if isinstance(out, tuple) else (out, None)
+        return Outputs(logits, (), losses, pair_logits)
 
     def encode(
         self, data: Tensor, layout: TokenLayout | None = None, types: Tensor | None = None, states: States | None = None

@@ -32,11 +32,13 @@ class LazyLogits(NamedTuple):
     def materialize(self) -> Tensor:
         return scale_and_cap(F.linear(self.hidden, self.weight, self.bias), self.scale, self.softcap)  # (…, V)
 
-    def cross_entropy(self, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    def cross_entropy(
+        self, targets: Tensor, weights: Tensor, label_smoothing: float = 0.0, z_loss: float = 0.0
+    ) -> tuple[Tensor, Tensor]:
         """Targets and weights (…) -> Σ w · -log p(target), and Σ w over tokens whose target has the largest logit."""
         return linear_cross_entropy(
             self.hidden.flatten(0, -2), self.weight, targets.flatten(), weights.flatten(),
-            self.bias, self.scale, self.softcap,
+            self.bias, self.scale, self.softcap, label_smoothing=label_smoothing, z_loss=z_loss,
         )  # fmt: skip
 
 
@@ -44,6 +46,7 @@ class Outputs(NamedTuple):
     logits: Tensor | LazyLogits  # (B, L, V)
     ahead_logits: tuple[Tensor | LazyLogits, ...]  # of the multi-token prediction (`ahead`) blocks, (B, L, V) each
     losses: Losses  # auxiliary losses of the bodies, in training
+    pair_logits: Tensor | None = None  # (B, labels) of a PreTraining head
 
 
 def materialize(logits: Tensor | LazyLogits) -> Tensor:

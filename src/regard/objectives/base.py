@@ -42,8 +42,24 @@ class Objective(Spec):
     """Examples are tokenized once, deterministically, and may be stored. Items are drawn from them in every epoch."""
 
     kind_table: ClassVar[str] = "objectives"
-    packed: ClassVar[bool] = False  # several items per row
+    needs_other: ClassVar[bool] = False  # `sample` also gets the columns of another example, as `other_NAME`
     scope: ClassVar[Literal["token", "batch"]] = "token"  # batch: the loss compares all rows, so no micro-batches
+
+    @property
+    def packed(self) -> bool:
+        """Whether a row holds several items. Some objectives have a field of this name."""
+        return False
+
+    @property
+    def special_tokens(self) -> tuple[str, ...]:
+        """The special tokens that a tokenizer needs beyond those of text/train.py; one that is trained gets them."""
+        return ()
+
+    def prepare_tokenizer(self, tokenizer: Tokenizer) -> None:
+        """Raise ValueError if the tokenizer lacks a token that this objective needs; set the token that starts outputs.
+
+        The tokenizer is saved afterwards, so that generation starts with the token that was trained.
+        """
 
     def check_model(self, model: Model) -> None:
         """Raise SpecError if this model cannot be trained with this objective."""
@@ -92,17 +108,17 @@ def require_keys(objective: Objective, example: Example, *keys: str) -> None:
         )
 
 
-def token_loss(outputs: Outputs, batch: Batch) -> LossResult:
+def token_loss(outputs: Outputs, batch: Batch, label_smoothing: float = 0.0, z_loss: float = 0.0) -> LossResult:
     """The cross-entropy of every token, and that of the multi-token prediction (`ahead`) blocks.
 
-    The targets of those blocks are further ahead.
+    The targets of those blocks are further ahead. label_smoothing and z_loss apply to all of them.
     """
     weights = batch.weights.to(torch.promote_types(outputs.logits.dtype, torch.float32))
     count = weights.sum()
-    loss, correct = cross_entropy(outputs.logits, batch.targets, weights)
+    loss, correct = cross_entropy(outputs.logits, batch.targets, weights, label_smoothing, z_loss)
     metrics = {"accuracy": correct}
     for i, logits in enumerate(outputs.ahead_logits, start=1):
-        ahead, _ = cross_entropy(logits, *shifted(batch, weights, i))
+        ahead, _ = cross_entropy(logits, *shifted(batch, weights, i), label_smoothing, z_loss)
         metrics[f"ahead_{i}"] = ahead.detach()
         loss = loss + ahead
     return add_losses(loss, count, outputs.losses, metrics)
@@ -114,14 +130,22 @@ def add_losses(loss: Tensor, count: Tensor, losses: Losses, metrics: dict[str, T
     return loss + sum(sums.values()), count, metrics | {name: value.detach() for name, value in sums.items()}
 
 
-def cross_entropy(logits: Tensor | LazyLogits, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Σ w · -log p(target), and Σ w over the tokens whose target has the largest logit; targets and weights (B, L)."""
+def cross_entropy(
+    logits: Tensor | LazyLogits, targets: Tensor, weights: Tensor, label_smoothing: float = 0.0, z_loss: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """Σ w · -log p(target), and Σ w over the tokens whose target has the largest logit; targets and weights (B, L).
+
+    z_loss: the coefficient of Σ w · (log Σ exp logits)², which is added.
+    """
     targets = targets.where(weights > 0, 0)  # a target of weight 0 may be any number, even an invalid id
     if isinstance(logits, LazyLogits):
-        return logits.cross_entropy(targets, weights)
+        return logits.cross_entropy(targets, weights, label_smoothing, z_loss)
     wide = logits.flatten(0, 1).to(weights.dtype)  # (B·L, V): a sum over V in half precision would lose the small terms
+    losses = F.cross_entropy(wide, targets.flatten(), reduction="none", label_smoothing=label_smoothing)
+    if z_loss:
+        losses = losses + z_loss * wide.logsumexp(-1).square()
     # Products and sums instead of a dot product, which autocast would compute in half precision.
-    loss = (F.cross_entropy(wide, targets.flatten(), reduction="none") * weights.flatten()).sum()
+    loss = (losses * weights.flatten()).sum()
     return loss, ((logits.detach().argmax(-1) == targets) * weights).sum()
 
 

@@ -5,11 +5,13 @@ from regard.models.decoder import Decoder
 from regard.models.dual_encoder import DualEncoder
 from regard.models.encoder import Encoder
 from regard.models.encoder_decoder import EncoderDecoder
-from regard.models.heads import Classification, Distilled, Pooled
+from regard.models.heads import Classification, Distilled, MaskedLM, Pooled, PreTraining
 from regard.objectives.base import Objective
+from regard.objectives.bert_pretraining import BertPretraining
 from regard.objectives.classification import SequenceClassification, TokenClassification
 from regard.objectives.contrastive import Contrastive
 from regard.objectives.embeddings import SentenceEmbeddings
+from regard.objectives.masked import MaskedTokens
 from regard.objectives.next_token import NextToken
 from regard.objectives.translation import Translation
 from regard.spec import SpecError
@@ -23,6 +25,10 @@ def default_objective(model: Model) -> Objective:
             return Translation()
         case Encoder(head=Classification(pool="none")):
             return TokenClassification()
+        case Encoder(head=MaskedLM()):
+            return MaskedTokens()
+        case Encoder(head=PreTraining()):
+            return BertPretraining()
         case Encoder(head=Classification() | Distilled()):
             return SequenceClassification()
         case Encoder(head=Pooled()):

@@ -11,7 +11,7 @@ from a random position, so that the rows of a batch come from different document
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 from torch import nn
@@ -24,15 +24,21 @@ from regard.models.base import Model
 from regard.models.decoder import Decoder
 from regard.objectives.base import Columns, LossResult, Objective, layout_of, require_model, token_loss
 from regard.objectives.chat import tokenize_chat
+from regard.objectives.text import end_id, text_of
+from regard.spec import require
 from regard.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
 class NextToken(Objective):
-    packed: ClassVar[bool] = True
+    packed = True
 
     train_on: Literal["answers", "all"] = "answers"  # of prompts and conversations: the tokens that count
     slices: Literal["all", "random"] = "all"  # of a document longer than a row; random: one per epoch, from anywhere
+    z_loss: float = 0.0  # coefficient of (log Σ exp logits)², which keeps logits small; 1e-4 in PaLM
+
+    def check(self) -> None:
+        require(self.z_loss >= 0, f"{self.kind}: z_loss={self.z_loss} must not be negative")
 
     def check_model(self, model: Model) -> None:
         require_model(self, model, Decoder)
@@ -57,7 +63,7 @@ class NextToken(Objective):
         return pack(rows, length, tokenizer.pad or 0)
 
     def __call__(self, model: nn.Module, batch: Batch) -> LossResult:
-        return next_token(model, batch)
+        return next_token(model, batch, self.z_loss)
 
 
 def tokenize_document(example: Example, tokenizer: Tokenizer) -> dict[str, np.ndarray]:
@@ -80,18 +86,6 @@ def tokenize_document(example: Example, tokenizer: Tokenizer) -> dict[str, np.nd
     return {"ids": np.array(ids, np.int64)}
 
 
-def text_of(example: Example, key: str) -> str:
-    if not isinstance(example.get(key), str):
-        raise ValueError(f"`{key}` of an example must be a string, found {example.get(key)!r:.60}")
-    return example[key]
-
-
-def end_id(tokenizer: Tokenizer) -> int:
-    if tokenizer.eos is None:
-        raise ValueError("this tokenizer has no eos token to end a document with; use another tokenizer")
-    return tokenizer.eos
-
-
 def slice_columns(columns: Columns, start: int, length: int) -> Item:
     """`length` pairs (token, next token) from `start` on; the last target is the first token of the next slice."""
     ids = columns["ids"][start : start + length + 1]
@@ -99,9 +93,9 @@ def slice_columns(columns: Columns, start: int, length: int) -> Item:
     return {"tokens": ids[:-1], "targets": ids[1:], "weights": weights}
 
 
-def next_token(model: nn.Module, batch: Batch) -> LossResult:
+def next_token(model: nn.Module, batch: Batch, z_loss: float = 0.0) -> LossResult:
     """Needs tokens, targets, weights, positions and segments, all (B, L)."""
-    return token_loss(model(batch.tokens, layout_of(batch), outputs=True), batch)
+    return token_loss(model(batch.tokens, layout_of(batch), outputs=True), batch, z_loss=z_loss)
 
 
 def image_text(model: nn.Module, batch: Batch) -> LossResult:

@@ -44,7 +44,8 @@ class Encoded(NamedTuple):
 class Tokenizer:
     """`bos`, `eos` and `pad` are ids or None; `stop_ids` are all ids that end a generation, eos first.
 
-    `special_tokens_map` maps names to special tokens (`cls_token`), as in `transformers`.
+    `decoder_start` is the id that starts the output of an encoder-decoder, or None. `special_tokens_map` maps names to
+    special tokens (`cls_token`), as in `transformers`.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Tokenizer:
         stop_ids: tuple[int, ...] = (),
         special_tokens_map: Mapping[str, str] | None = None,
         clean_up_tokenization_spaces: bool = False,
+        decoder_start: int | None = None,
     ):
         self.core = core
         self.bos, self.eos, self.pad = (self._id(token) for token in (bos, eos, pad))
@@ -66,15 +68,21 @@ class Tokenizer:
         self.chat_template = chat_template
         self.stop_ids = tuple(dict.fromkeys((*(() if self.eos is None else (self.eos,)), *stop_ids)))
         self.clean_up_tokenization_spaces = clean_up_tokenization_spaces
+        self.decoder_start = decoder_start
 
     def encode(self, text: str, special: bool = False) -> list[int]:
         """Ids of a string, without bos or eos. With `special`, special tokens in the string become their ids."""
         ids = self._encode(text, special, post_process=False).ids
         if special or self._special_ids.keys().isdisjoint(ids):
             return ids
-        # special tokens that the vocabulary lists as ordinary pieces are matched in any text
-        typed = {id for id, token in self._special_ids.items() if token in text}
-        return [part for id in ids for part in (self._character_ids(id) if id in typed else (id,))]
+        return [part for parts in self._as_characters(ids, text) for part in parts]
+
+    def encode_with_starts(self, text: str) -> tuple[list[int], list[int]]:
+        """The ids of `encode(text)`, and for each the index of its first character in the text."""
+        encoding = self._encode(text, special=False, post_process=False, offsets=True)
+        parts = self._as_characters(encoding.ids, text)
+        starts = [start for (start, _), ids in zip(encoding.offsets, parts, strict=True) for _ in ids]
+        return [id for ids in parts for id in ids], starts
 
     def encode_with_special_tokens(self, text: str, pair: str | None = None, special: bool = False) -> list[int]:
         """Ids of a string or a pair with the special tokens that the post-processor adds, as in [CLS] … [SEP]."""
@@ -122,6 +130,17 @@ class Tokenizer:
         return tuple(id for id, _ in takewhile(lambda pair: pair[1], special))
 
     @cached_property
+    def suffix_ids(self) -> tuple[int, ...]:
+        """The ids that the post-processor adds after every string, such as [SEP]; often none."""
+        encoding = self._encode("a", special=False, post_process=True)
+        special = list(zip(encoding.ids, encoding.special_tokens_mask, strict=True))
+        return tuple(id for id, _ in takewhile(lambda pair: pair[1], reversed(special)))[::-1]
+
+    @cached_property
+    def all_special_ids(self) -> tuple[int, ...]:
+        return tuple(id for id, token in self.core.get_added_tokens_decoder().items() if token.special)
+
+    @cached_property
     def all_special_tokens(self) -> tuple[str, ...]:
         """The tokens that `special=True` parses, longest first."""
         tokens = [token.content for token in self.core.get_added_tokens_decoder().values() if token.special]
@@ -146,8 +165,9 @@ class Tokenizer:
             **self.special_tokens_map,
         }
         (folder / TOKENIZER_CONFIG).write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", "utf-8")
-        if self.stop_ids not in ((), (self.eos,)):
-            generation = {"eos_token_id": list(self.stop_ids)}
+        starts = {} if self.decoder_start is None else {"decoder_start_token_id": self.decoder_start}
+        if starts or self.stop_ids not in ((), (self.eos,)):
+            generation = starts | ({"eos_token_id": list(self.stop_ids)} if self.stop_ids else {})
             (folder / GENERATION_CONFIG).write_text(json.dumps(generation) + "\n", "utf-8")
         if self.chat_template is not None:
             (folder / CHAT_TEMPLATE).write_text(self.chat_template, "utf-8")
@@ -160,16 +180,21 @@ class Tokenizer:
         bos, eos, pad = (files.special_tokens_map.get(f"{name}_token") for name in ("bos", "eos", "pad"))
         return cls(
             files.core, bos, eos, pad, files.chat_template,
-            files.stop_ids, files.special_tokens_map, files.clean_up_tokenization_spaces,
+            files.stop_ids, files.special_tokens_map, files.clean_up_tokenization_spaces, files.decoder_start,
         )  # fmt: skip
 
     def _encode(
-        self, text: str | tuple[str, str] | list[str], special: bool, post_process: bool
+        self,
+        text: str | tuple[str, str] | list[str],
+        special: bool,
+        post_process: bool,
+        offsets: bool = False,
     ) -> tokenizers.Encoding:
         """The encoding of a string, a pair of strings, or a list of words."""
         self.core.encode_special_tokens = not special
         words = isinstance(text, list)
-        encode = self.core.encode_batch if words else self.core.encode_batch_fast  # the fast one has no word ids
+        # the fast one has no word ids and offsets
+        encode = self.core.encode_batch if words or offsets else self.core.encode_batch_fast
         try:
             with library_errors("this text cannot be encoded"):  # a batch releases the GIL
                 return encode([text], is_pretokenized=words, add_special_tokens=post_process)[0]
@@ -190,6 +215,14 @@ class Tokenizer:
     def _special_ids(self) -> dict[int, str]:
         tokens, unk = self.core.get_added_tokens_decoder().items(), self.special_tokens_map.get("unk_token")
         return {id: token.content for id, token in tokens if token.special and token.content != unk}
+
+    def _as_characters(self, ids: list[int], text: str) -> list[list[int]]:
+        """One list per id. A special token that occurs in the text is replaced by the ids of its characters."""
+        if self._special_ids.keys().isdisjoint(ids):
+            return [[id] for id in ids]
+        # special tokens that the vocabulary lists as ordinary pieces are matched in any text
+        typed = {id for id, token in self._special_ids.items() if token in text}
+        return [self._character_ids(id) if id in typed else [id] for id in ids]
 
     def _character_ids(self, id: int) -> list[int]:
         """Ids of the characters of a special token."""

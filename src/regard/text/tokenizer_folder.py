@@ -37,6 +37,7 @@ class TokenizerFiles:
     chat_template: str | None
     stop_ids: tuple[int, ...]
     clean_up_tokenization_spaces: bool
+    decoder_start: int | None = None
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,8 @@ def read_folder(folder: Path) -> TokenizerFiles:
             special_tokens_map.setdefault(f"{name}_token", tokens[ids[0]])
     # like transformers, which ignores this setting for byte-pair encoding
     clean_up = config.get("clean_up_tokenization_spaces") is True and not isinstance(core.model, models.BPE)
-    return TokenizerFiles(core, special_tokens_map, _read_chat_template(folder, config), stop_ids, clean_up)
+    template, starts = _read_chat_template(folder, config), _token_ids(folder, "decoder_start")
+    return TokenizerFiles(core, special_tokens_map, template, stop_ids, clean_up, next(iter(starts), None))
 
 
 def _read_core(folder: Path, config: dict[str, Any], model_config: dict[str, Any]) -> Converted:

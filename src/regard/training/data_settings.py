@@ -13,7 +13,7 @@ A `path` alone selects the source `file`.
 """
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -113,16 +113,18 @@ class Vocabulary(Spec):
             return self.size
         return (byte() if self.by == "byte" else Tokenizer.load(self.path or "")).vocab_size
 
-    def build(self, splits: Splits) -> Tokenizer:
+    def build(self, splits: Splits, special_tokens: Sequence[str] = ()) -> Tokenizer:
+        """The tokenizer; one that is trained or built here has the given special tokens."""
         if self.by == "byte":
-            return byte()
+            return byte(special_tokens)
         if self.by == "folder":
             return Tokenizer.load(self.path or "")
         if self.by == "bpe":
-            return bpe(strings(islice(read_examples(splits.train, self.documents), self.documents)), self.size)
+            texts = strings(islice(read_examples(splits.train, self.documents), self.documents))
+            return bpe(texts, self.size, special_tokens)
         # a character may occur only in held-out examples
         parts = [read_examples(split, self.documents) for split in splits if split is not None]
-        return character(strings(chain.from_iterable(parts)))
+        return character(strings(chain.from_iterable(parts)), special_tokens)
 
 
 def strings(examples: Iterable[Example]) -> Iterator[str]:

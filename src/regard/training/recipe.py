@@ -164,9 +164,10 @@ def resolve(
     # mistakes are reported before the data are read and the tokenizer is trained, which may take minutes
     draft = build_recipe(tables, vocab=1, pattern=pattern)
     splits = draft.data.open()
-    if tokenizer is None:
-        tokenizer = draft.tokenizer.build(splits)
     assert draft.objective is not None
+    if tokenizer is None:
+        tokenizer = draft.tokenizer.build(splits, draft.objective.special_tokens)
+    draft.objective.prepare_tokenizer(tokenizer)
     objective = draft.objective.fit(splits.train, draft.model)
     recipe = build_recipe(
         tables | {"objective": objective.to_dict()}, tokenizer.vocab_size, pattern, objective.head_options

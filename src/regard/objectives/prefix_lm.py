@@ -1,0 +1,78 @@
+"""Prefix language modelling: the prefix is attended to from both sides, the rest is predicted token by token.
+
+    loss = Σ_{t ≥ p} w_t · -log p(token_t | tokens up to t - 1)                    Liu et al. 2018; Raffel et al. 2020
+
+The tokens of the prefix attend to one another, so they could copy their targets and have no loss. The mask of the
+attentions (`prefix_lm`) fixes the length p of the prefix; a random window of the document makes the split point random.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from torch import nn
+
+from regard.data.batch import Batch
+from regard.data.packing import Item, pack
+from regard.data.sources.base import Example
+from regard.kernels.attention.mask import PrefixLM
+from regard.models.base import Model
+from regard.models.encoder import Encoder
+from regard.models.heads import MaskedLM
+from regard.objectives.base import Columns, LossResult, Objective
+from regard.objectives.masked import masked
+from regard.objectives.next_token import slice_columns
+from regard.objectives.text import end_id, plain_text, require_tokens
+from regard.parts.attention import Attention
+from regard.spec import SpecError, require
+from regard.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class PrefixLanguageModel(Objective):
+    """Examples have `text`."""
+
+    packed = True
+
+    prefix: int = 1  # tokens; that of the mask of the model
+
+    def check(self) -> None:
+        require(self.prefix > 0, f"{self.kind}: prefix={self.prefix} must be positive")
+
+    def check_model(self, model: Model) -> None:
+        if not isinstance(model, Encoder) or not isinstance(model.head, MaskedLM):
+            raise SpecError(
+                f"objective {self.kind} trains an encoder with a masked_lm head whose attentions have the mask "
+                f"prefix_lm; a {model.kind} attends to earlier tokens only: use next_token"
+            )
+        bodies = [sublayer.body for block in model.blocks for sublayer in block.sublayers]
+        masks = [body.mask for body in bodies if isinstance(body, Attention)]
+        expected = PrefixLM(self.prefix)
+        wrong = [mask for mask in masks if mask != expected]
+        require(
+            bool(masks) and not wrong,
+            f"objective {self.kind} needs attentions with the mask {expected}, found {wrong[0] if wrong else 'none'}; "
+            "set the mask of the attentions and objective.prefix to the same prefix",
+        )
+
+    def tokenize(self, example: Example, tokenizer: Tokenizer) -> Columns:
+        ids = np.array([*tokenizer.encode(plain_text(self, example)), end_id(tokenizer)], np.int64)
+        require_tokens(self, ids, example, minimum=self.prefix + 1)
+        return {"ids": ids}
+
+    def sample(self, columns: Columns, tokenizer: Tokenizer, length: int, rng: np.random.Generator) -> list[Item]:
+        if length <= self.prefix:
+            raise ValueError(f"length={length} must be longer than the prefix of {self.prefix}; raise data.length")
+        pairs = len(columns["ids"]) - 1
+        first = int(rng.integers(min(length, pairs - self.prefix + 1)))
+        items = [slice_columns(columns, start, length) for start in range(first, pairs, length)]
+        weighted = [
+            {**item, "weights": item["weights"] * (np.arange(len(item["tokens"])) >= self.prefix - 1)} for item in items
+        ]
+        return [item for item in weighted if item["weights"].any()]
+
+    def collate(self, rows: Sequence[Sequence[Item]], tokenizer: Tokenizer, length: int) -> Batch:
+        return pack(rows, length, tokenizer.pad or 0)
+
+    def __call__(self, model: nn.Module, batch: Batch) -> LossResult:
+        return masked(model, batch)
