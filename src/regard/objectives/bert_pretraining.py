@@ -167,9 +167,10 @@ class PairTemplate(NamedTuple):
 
 def pair_template(tokenizer: Tokenizer) -> PairTemplate:
     """The special tokens that the tokenizer adds to a pair."""
-    ids, types = tokenizer.encode_with_special_tokens("a", "b"), tokenizer.token_type_ids("a", "b")
-    before, after = tokenizer.prefix_ids, tokenizer.suffix_ids
-    first, second = len(before) + len(tokenizer.encode("a")), len(ids) - len(after) - len(tokenizer.encode("b"))
+    text, before, after = tokenizer.sample_text, tokenizer.prefix_ids, tokenizer.suffix_ids
+    ids, types = tokenizer.encode_with_special_tokens(text, text), tokenizer.token_type_ids(text, text)
+    size = len(tokenizer.encode(text))
+    first, second = len(before) + size, len(ids) - len(after) - size
     if not before or not after or second <= first:
         raise SpecError(
             "this tokenizer does not separate pairs by special tokens such as [CLS] and [SEP]; train a tokenizer "

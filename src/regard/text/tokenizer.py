@@ -125,16 +125,27 @@ class Tokenizer:
         """The ids that the post-processor adds before every string, such as <s>; often none."""
         if not self._encode("", special=False, post_process=True).ids:
             return ()
-        encoding = self._encode("a", special=False, post_process=True)
+        encoding = self._encode(self.sample_text, special=False, post_process=True)
         special = zip(encoding.ids, encoding.special_tokens_mask, strict=True)
         return tuple(id for id, _ in takewhile(lambda pair: pair[1], special))
 
     @cached_property
     def suffix_ids(self) -> tuple[int, ...]:
         """The ids that the post-processor adds after every string, such as [SEP]; often none."""
-        encoding = self._encode("a", special=False, post_process=True)
+        if not self._encode("", special=False, post_process=True).ids:
+            return ()
+        encoding = self._encode(self.sample_text, special=False, post_process=True)
         special = list(zip(encoding.ids, encoding.special_tokens_mask, strict=True))
         return tuple(id for id, _ in takewhile(lambda pair: pair[1], reversed(special)))[::-1]
+
+    @cached_property
+    def sample_text(self) -> str:
+        """A short string that this vocabulary can encode."""
+        try:
+            self.encode("a")
+        except ValueError:  # a vocabulary of characters without it
+            return next(token for token in self.core.get_vocab() if token not in self.all_special_tokens)
+        return "a"
 
     @cached_property
     def all_special_ids(self) -> tuple[int, ...]:
