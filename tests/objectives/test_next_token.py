@@ -23,8 +23,8 @@ from regard.parts.linear_attention import LinearAttention
 from regard.parts.position.alibi import Alibi
 from regard.parts.position.learned import Learned
 from regard.parts.position.rope import Rope
-from regard.text import train as tokenizers
 from regard.spec import SpecError
+from regard.text import train as tokenizers
 
 VOCAB = 11
 

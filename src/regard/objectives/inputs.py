@@ -16,7 +16,7 @@ from regard.data.sources.base import Example, Examples
 from regard.models.base import Model
 from regard.models.encoder import Encoder
 from regard.objectives.base import Columns, padded_layout
-from regard.objectives.next_token import text_of
+from regard.objectives.text import text_of
 from regard.parts.block import Losses
 from regard.parts.patches import Patches
 from regard.spec import require
