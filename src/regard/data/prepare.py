@@ -1,0 +1,316 @@
+"""Write prepared examples (shards.py): encode the examples of a source in several processes.
+
+A shard holds a fixed range of examples and is written by one process, so that the files do not depend on the number of
+processes. A shard is written under a hidden name, synced and renamed. After a kill, the same call keeps the finished
+shards, if their checksums are right, and writes the others; the result is that of an undisturbed call. A process keeps
+one example and the offsets of its shard in memory.
+"""
+
+import fcntl
+import os
+import re
+import shutil
+import signal
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from regard.data.shards import (
+    DTYPES,
+    PREPARED,
+    SHARD,
+    VERSION,
+    ColumnWriter,
+    PreparedError,
+    ShardedExamples,
+    check_sums,
+    read_checked,
+    sync_names,
+    write_checked,
+)
+
+MAX_SHARDS, MIN_PER_SHARD = 256, 256  # few enough to map all, many enough to keep processes busy
+REPORT_SECONDS = 0.2
+PARTIAL = ".partial"
+
+Encode = Callable[[Any], Mapping[str, np.ndarray]]
+Report = Callable[[int, int], None]  # called with the numbers of examples and tokens since the last call
+
+
+class PreparationListener:
+    """Is told of the progress; the base class ignores it."""
+
+    def started(self, done: int, total: int) -> None:
+        """Of `total` examples, `done` are in shards that a previous call finished."""
+
+    def advanced(self, examples: int, tokens: int) -> None:
+        """More examples were encoded."""
+
+    def note(self, text: str) -> None:
+        """A message for the user."""
+
+    def ended(self) -> None:
+        """All shards are written, or an error ended the call."""
+
+
+SILENT = PreparationListener()
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """Everything that a process needs to write a shard; it is pickled for each one."""
+
+    examples: Sequence[Any]
+    encode: Encode
+    folder: Path
+    columns: Mapping[str, str]
+    token_columns: Sequence[str]
+    fingerprints: Mapping[str, str]
+    per_shard: int
+
+    @property
+    def shards(self) -> int:
+        return -(-len(self.examples) // self.per_shard)
+
+    def settings(self) -> dict[str, Any]:
+        """The values that all shards of a folder share."""
+        return {
+            "version": VERSION,
+            "columns": dict(self.columns),
+            "token_columns": list(self.token_columns),
+            "fingerprints": dict(self.fingerprints),
+            "examples": len(self.examples),
+            "examples_per_shard": self.per_shard,
+        }
+
+    def rows(self, number: int) -> range:
+        """The indices of the examples of a shard."""
+        return range(number * self.per_shard, min((number + 1) * self.per_shard, len(self.examples)))
+
+    def path(self, number: int) -> Path:
+        return self.folder / f"shard-{number:05d}"
+
+
+def prepare(
+    examples: Sequence[Any],
+    encode: Encode,
+    folder: str | Path,
+    fingerprints: Mapping[str, str],
+    dtypes: Mapping[str, str] | None = None,
+    token_columns: Sequence[str] | None = None,
+    processes: int = 1,
+    per_shard: int | None = None,
+    listener: PreparationListener = SILENT,
+) -> ShardedExamples:
+    """Encode all examples and write them to a folder; call it again to continue after an interruption.
+
+    encode: returns the columns of an example as one-dimensional arrays, always with the same names. With more than one
+    process, it and the examples must be picklable. fingerprints: of everything that the columns depend on, for example
+    of source, tokenizer and objective. dtypes: of columns that are not stored as `encode` returns them.
+    token_columns: the columns whose values count as tokens; the first one by default.
+    """
+    if not len(examples):
+        raise PreparedError("there are no examples to prepare; check the source")
+    first = {name: np.asarray(values) for name, values in encode(examples[0]).items()}
+    columns = {name: (dtypes or {}).get(name, values.dtype.name) for name, values in first.items()}
+    check_columns(columns, dtypes or {})
+    per_shard = per_shard or max(MIN_PER_SHARD, -(-len(examples) // MAX_SHARDS))
+    task = Preparation(
+        examples, encode, Path(folder), columns, token_columns or list(columns)[:1], fingerprints, per_shard
+    )
+    with locked(task.folder):
+        remove_leftovers(task)
+        pending = [number for number in range(task.shards) if not is_finished(task, number, listener.note)]
+        if pending:
+            (task.folder / PREPARED).unlink(missing_ok=True)
+        listener.started(len(examples) - sum(len(task.rows(number)) for number in pending), len(examples))
+        try:
+            if processes > 1 and len(pending) > 1:
+                write_in_processes(task, pending, min(processes, len(pending)), listener.advanced)
+            else:
+                for number in pending:
+                    write_shard(task, number, listener.advanced)
+            describe(task)
+        finally:
+            listener.ended()
+    return ShardedExamples(task.folder)
+
+
+def check_columns(columns: Mapping[str, str], dtypes: Mapping[str, str]) -> None:
+    unknown = sorted(set(dtypes) - set(columns))
+    if unknown:
+        raise PreparedError(f"dtypes has the column {unknown[0]!r}; the examples have {', '.join(columns)}")
+    for name, dtype in columns.items():
+        if not re.fullmatch(r"[A-Za-z]\w*", name):
+            raise PreparedError(f"the column {name!r} cannot be the name of a file; use letters, digits and _")
+        if dtype not in DTYPES:
+            raise PreparedError(f"the column {name!r} has the dtype {dtype}; choose one of {', '.join(DTYPES)}")
+
+
+@contextmanager
+def locked(folder: Path) -> Generator[None]:
+    """Hold the lock of a folder; the operating system releases it when the process ends, however it ends."""
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise PreparedError(f"another process writes {folder}; wait for it or choose another folder") from None
+    try:
+        yield
+    finally:
+        os.close(handle)
+
+
+def remove_leftovers(task: Preparation) -> None:
+    """Delete what a killed process left; refuse a folder with other files."""
+    expected = {PREPARED, *(task.path(number).name for number in range(task.shards))}
+    for entry in task.folder.iterdir():
+        if entry.name.startswith(".") and entry.name.endswith(PARTIAL):
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+        elif entry.name not in expected:
+            raise PreparedError(
+                f"{task.folder} has {entry.name}, which is not a file of these examples; use a new folder"
+            )
+
+
+def is_finished(task: Preparation, number: int, note: Callable[[str], None]) -> bool:
+    """Whether a shard is complete and undamaged. A damaged one is deleted; one with other settings is an error."""
+    path = task.path(number)
+    if not path.exists():
+        return False
+    try:
+        shard = read_checked(path / SHARD)
+        check_sums(path, shard["files"])
+    except PreparedError as error:
+        note(f"{path} is written again, because it is damaged ({error})")
+        remove_shard(path)
+        return False
+    for name, value in task.settings().items():
+        if shard["settings"][name] != value:
+            raise PreparedError(
+                f"{task.folder} was prepared with {name}={shard['settings'][name]}, and now it is {value}; "
+                "choose another folder, or delete this one"
+            )
+    return True
+
+
+def remove_shard(path: Path) -> None:
+    """Delete a shard. It is renamed first, so that no part of it is left under its name."""
+    leftover = path.with_name(f".{path.name}{PARTIAL}")
+    path.rename(leftover)
+    shutil.rmtree(leftover)
+
+
+def write_shard(task: Preparation, number: int, report: Report) -> None:
+    path = task.path(number)
+    partial = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")
+    partial.mkdir()
+    writers = {name: ColumnWriter(partial, name, dtype) for name, dtype in task.columns.items()}
+    rows = task.rows(number)
+    last, examples, tokens, total = time.monotonic(), 0, 0, 0
+    try:
+        for row in rows:
+            tokens += append_example(task, row, writers)
+            examples += 1
+            if time.monotonic() - last > REPORT_SECONDS:
+                report(examples, tokens)
+                last, examples, tokens, total = time.monotonic(), 0, 0, total + tokens
+        files = {name: entry for writer in writers.values() for name, entry in writer.close().items()}
+        entry = {"name": path.name, "examples": len(rows), "tokens": total + tokens, "files": files}
+        write_checked(partial / SHARD, {**entry, "settings": task.settings()})
+        if path.exists():  # by a process that outlived its killed parent; it wrote the same
+            remove_shard(path)
+        partial.rename(path)
+        sync_names(task.folder)
+    except BaseException:
+        for writer in writers.values():
+            writer.stream.close()
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    report(examples, tokens)
+
+
+def append_example(task: Preparation, row: int, writers: Mapping[str, ColumnWriter]) -> int:
+    """Encode one example and append its columns; returns the number of tokens."""
+    try:
+        columns = task.encode(task.examples[row])
+        if columns.keys() != writers.keys():
+            raise ValueError(f"it has the columns {', '.join(columns)}, the first one has {', '.join(writers)}")
+        counts = {name: writers[name].append(values) for name, values in columns.items()}
+    except ValueError as error:
+        origin = getattr(task.examples, "origin", lambda row: f"example {row}")
+        raise PreparedError(f"{origin(row)}: {error}") from error
+    return sum(counts[name] for name in task.token_columns)
+
+
+def write_in_processes(task: Preparation, pending: Sequence[int], processes: int, report: Report) -> None:
+    """Write shards in processes, which receive their numbers through pipes and end when their pipe is closed."""
+    context = get_context("spawn")  # a fork would copy the locks of threads
+    remaining = list(reversed(pending))
+    workers = {}
+    try:
+        for _ in range(processes):
+            ours, theirs = context.Pipe()
+            worker = context.Process(target=work, args=(task, theirs), daemon=True)
+            worker.start()
+            theirs.close()
+            workers[ours] = worker
+            ours.send(remaining.pop())
+        busy = set(workers)
+        while busy:
+            for pipe in wait(list(busy)):
+                assert isinstance(pipe, Connection)
+                try:
+                    message = pipe.recv()
+                except EOFError:
+                    raise PreparedError(
+                        "a process was killed, perhaps for lack of memory; the finished shards are kept: run the same "
+                        "command again, with fewer processes"
+                    ) from None
+                if isinstance(message, BaseException):
+                    raise message
+                if message is not None:
+                    report(*message)
+                elif remaining:
+                    pipe.send(remaining.pop())
+                else:
+                    pipe.close()
+                    busy.remove(pipe)
+    finally:
+        for pipe, worker in workers.items():
+            pipe.close()
+            worker.terminate()
+            worker.join()
+
+
+def work(task: Preparation, pipe: Connection) -> None:
+    """A process: write the shards whose numbers arrive. It sends counts, then None after each shard, or an error."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the first one ends the others
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    try:
+        while True:
+            write_shard(task, pipe.recv(), lambda examples, tokens: pipe.send((examples, tokens)))
+            pipe.send(None)
+    except (EOFError, BrokenPipeError):  # the first process ended
+        pass
+    except Exception as error:
+        pipe.send(error)
+
+
+def describe(task: Preparation) -> None:
+    """Write prepared.json from the entries of all shards."""
+    shards = []
+    for number in range(task.shards):
+        entry = read_checked(task.path(number) / SHARD)
+        shards.append({name: entry[name] for name in ("name", "examples", "tokens", "files")})
+    tokens = sum(shard["tokens"] for shard in shards)
+    write_checked(task.folder / PREPARED, {**task.settings(), "tokens": tokens, "shards": shards})
