@@ -1,6 +1,8 @@
 """Tokenizers: strings round-trip, special tokens are parsed only on request, damaged folders are refused."""
 
 import json
+import pickle
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import tokenizers
@@ -44,6 +46,15 @@ def test_special_tokens_are_parsed_only_with_special(tokenizer):
     ids = tokenizer.encode("<|user|>Tom<|end|>", special=True)
     assert tokenizer.decode(ids) == "Tom"
     assert tokenizer.decode(ids, special=True) == "<|user|>Tom<|end|>"
+
+
+def test_threads_with_and_without_special_tokens_do_not_disturb_each_other():
+    tokenizer, text = byte(), "<|user|> a " * 200
+    expected = {special: tokenizer.encode(text, special) for special in (False, True)}
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(lambda special: (special, tokenizer.encode(text, special)), [False, True] * 100))
+    assert all(ids == expected[special] for special, ids in found)
+    assert pickle.loads(pickle.dumps(tokenizer)).encode(text) == expected[False]
 
 
 def test_vocabularies_hold_all_bytes_and_special_tokens():

@@ -6,6 +6,7 @@ that a user typed, or that occurs in a document, is encoded as its characters.
 
 import json
 import re
+import threading
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import takewhile
@@ -69,6 +70,13 @@ class Tokenizer:
         self.stop_ids = tuple(dict.fromkeys((*(() if self.eos is None else (self.eos,)), *stop_ids)))
         self.clean_up_tokenization_spaces = clean_up_tokenization_spaces
         self.decoder_start = decoder_start
+        self._lock = threading.Lock()
+
+    def __getstate__(self) -> dict[str, object]:
+        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state, _lock=threading.Lock())
 
     def encode(self, text: str, special: bool = False) -> list[int]:
         """Ids of a string, without bos or eos. With `special`, special tokens in the string become their ids."""
@@ -202,12 +210,13 @@ class Tokenizer:
         offsets: bool = False,
     ) -> tokenizers.Encoding:
         """The encoding of a string, a pair of strings, or a list of words."""
-        self.core.encode_special_tokens = not special
         words = isinstance(text, list)
         # the fast one has no word ids and offsets
         encode = self.core.encode_batch if words or offsets else self.core.encode_batch_fast
         try:
-            with library_errors("this text cannot be encoded"):  # a batch releases the GIL
+            # A lock, because `encode_special_tokens` is a setting of the whole core, and a batch releases the GIL.
+            with self._lock, library_errors("this text cannot be encoded"):
+                self.core.encode_special_tokens = not special
                 return encode([text], is_pretokenized=words, add_special_tokens=post_process)[0]
         except ValueError as error:
             whole = text if isinstance(text, str) else "".join(text)
