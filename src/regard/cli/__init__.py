@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 from regard import __version__
 from regard.cli import (
     chat,
+    data,
     demo,
     doctor,
     export,
@@ -71,6 +72,7 @@ app.command("sweep", context_settings=ACCEPT_OVERRIDES)(sweep.sweep)
 app.command("runs")(runs.runs)
 app.command("runs show")(runs.show)
 app.command("runs compare")(runs.compare)
+app.add_typer(data.app, name="data")
 app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
 app.command("serve")(serve.serve)

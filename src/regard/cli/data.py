@@ -1,0 +1,131 @@
+"""`regard data`: train a tokenizer on files, and prepare examples for training."""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+if TYPE_CHECKING:
+    from regard.data.readers import Examples
+    from regard.text.tokenizer import Tokenizer
+
+HELP = """Train a tokenizer on files, and prepare examples for training.
+
+\b
+Examples:
+  regard data tokenizer corpus.txt --size 4096 --out tokenizer
+"""
+DEFAULT_SIZE = 4096
+SAMPLED_EXAMPLES = 200  # for the compression that is printed
+SHOWN_CHARACTERS, SHOWN_TOKENS = 160, 12
+
+app = typer.Typer(
+    help=HELP, no_args_is_help=True, rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]}
+)
+
+FilesArgument = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="FILES", help='Text, JSON, JSONL, CSV, Parquet; folders; or patterns in quotes: "corpus/**/*.md".'
+    ),
+]
+
+
+@app.command("tokenizer")
+def tokenizer(
+    files: FilesArgument,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The folder to write; must not exist.")],
+    kind: Annotated[
+        Literal["bpe", "byte", "character"],
+        typer.Option(help="Byte-pair encoding, one token per byte, or one token per character of the files."),
+    ] = "bpe",
+    size: Annotated[
+        int | None,
+        typer.Option(help=f"The vocabulary of bpe, with bytes and special tokens; {DEFAULT_SIZE} by default."),
+    ] = None,
+    format: Annotated[
+        str | None, typer.Option(help="Format of the files, if not that of their suffix: text, lines, jsonl …")
+    ] = None,
+    fields: Annotated[
+        list[str] | None, typer.Option("--field", help="Read this field only; can be repeated. All strings by default.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Train a tokenizer on files, and print how well it compresses them.
+
+    \b
+    Examples:
+      regard data tokenizer corpus.txt --size 4096 --out tokenizer
+      regard data tokenizer "chats/*.jsonl" wiki.parquet --size 8192 --out tokenizer
+      regard data tokenizer reviews.csv --field text --kind character --out tokenizer
+    """
+    from regard.checkpoint.atomic_folder import write_folder
+    from regard.data.readers import read_examples
+
+    if size is not None and kind != "bpe":
+        raise typer.BadParameter(f"the size of kind {kind} follows from the data; omit --size")
+    if out.exists():
+        raise ValueError(f"{out} exists; choose another folder")
+    sources = [read_examples(path, format) for path in files]
+    trained = train_tokenizer(kind, size or DEFAULT_SIZE, sources, fields)
+    with write_folder(out) as folder:
+        trained.save(folder)
+    result = describe_tokenizer(trained, kind, sources, fields)
+    print(json.dumps(result, indent=2, ensure_ascii=False) if as_json else format_tokenizer(out, result))
+
+
+def train_tokenizer(kind: str, size: int, sources: "Sequence[Examples]", fields: list[str] | None) -> "Tokenizer":
+    from regard.text.train import bpe, byte, character
+
+    texts = (text for source in sources for example in source for text in field_strings(example, fields))
+    if kind == "byte":
+        return byte()
+    return character(texts) if kind == "character" else bpe(texts, size)
+
+
+def field_strings(example: dict[str, Any], fields: list[str] | None) -> Iterator[str]:
+    """The strings of an example in the given fields."""
+    from regard.data.readers import strings_of
+    from regard.spec import suggest_name
+
+    for name in fields or ():
+        if name not in example:
+            raise ValueError(f"--field {name}: an example has no such field; {suggest_name(name, example)}")
+    return strings_of({name: example[name] for name in fields} if fields else example)
+
+
+def describe_tokenizer(
+    tokenizer: "Tokenizer", kind: str, sources: "Sequence[Examples]", fields: list[str] | None
+) -> dict[str, Any]:
+    """The vocabulary, the compression on examples of all sources, the longest tokens, and a tokenized text."""
+    size = tokens = 0
+    shown = ""
+    for source in sources:
+        for index in range(0, len(source), -(-len(source) // SAMPLED_EXAMPLES)):
+            for text in field_strings(source[index], fields):
+                size, tokens = size + len(text.encode()), tokens + len(tokenizer.encode(text))
+                shown = shown or text[:SHOWN_CHARACTERS]
+    special = set(tokenizer.all_special_tokens)
+    vocabulary = {tokenizer.decode_token(id) for id in range(tokenizer.vocab_size)} - special
+    return {
+        "kind": kind,
+        "vocabulary": tokenizer.vocab_size,
+        "examples": sum(map(len, sources)),
+        "bytes_per_token": size / max(1, tokens),
+        "longest_tokens": sorted(vocabulary, key=lambda token: (-len(token), token))[:SHOWN_TOKENS],
+        "example": [tokenizer.decode_token(id) for id in tokenizer.encode(shown)],
+    }
+
+
+def format_tokenizer(out: Path, result: dict[str, Any]) -> str:
+    longest = ", ".join(repr(token) for token in result["longest_tokens"])
+    return "\n".join(
+        [
+            f"{out}: {result['vocabulary']:,} tokens ({result['kind']}) from {result['examples']:,} examples",
+            f"compression     {result['bytes_per_token']:.2f} bytes per token",
+            f"longest tokens  {longest}",
+            f"example         {'|'.join(result['example'])!r}",
+        ]
+    )
