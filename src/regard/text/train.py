@@ -25,16 +25,11 @@ def byte(special_tokens: Sequence[str] = ()) -> Tokenizer:
 
 def character(texts: Iterable[str], special_tokens: Sequence[str] = ()) -> Tokenizer:
     """One token per character that occurs in the texts. Encoding any other character is an error."""
-<<<<<<< HEAD
     special = [*SPECIAL_TOKENS, *special_tokens]
-    alphabet = sorted(set().union(*texts))
-    vocab = {token: id for id, token in enumerate(special + alphabet)}
-=======
     alphabet: set[str] = set()
     for text in texts:  # not `union(*texts)`, which would hold all of them in memory
         alphabet.update(text)
-    vocab = {token: id for id, token in enumerate(SPECIAL_TOKENS + sorted(alphabet))}
->>>>>>> 3619115 (Train a tokenizer on files by regard data tokenizer)
+    vocab = {token: id for id, token in enumerate(special + sorted(alphabet))}
     core = tokenizers.Tokenizer(models.WordLevel(vocab))
     core.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), "isolated")
     core.decoder = decoders.Fuse()
