@@ -21,6 +21,7 @@ from regard.cli import (
     import_model,
     lab,
     lens,
+    lr_find,
     models,
     plan,
     plan_train,
@@ -68,6 +69,7 @@ ACCEPT_OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 app.command("demo")(demo.demo)
 app.command("train", context_settings=ACCEPT_OVERRIDES)(train.train)
+app.command("lr-find", context_settings=ACCEPT_OVERRIDES)(lr_find.lr_find)
 app.command("sweep", context_settings=ACCEPT_OVERRIDES)(sweep.sweep)
 app.command("runs")(runs.runs)
 app.command("runs show")(runs.show)

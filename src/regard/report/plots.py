@@ -108,3 +108,19 @@ def state_grid(states: Mapping[str, Tensor], tokens: Sequence[str], out: Path) -
     grid[-1, 0].set_xticks(range(len(tokens)), labels=tokens, rotation=90, fontsize=7)
     figure.savefig(out)
     plt.close(figure)
+
+
+def rate_sweep(
+    rates: Sequence[float], losses: Sequence[float], smoothed: Sequence[float], suggestion: float, out: Path
+) -> None:
+    """Loss over the learning rate of a range test, with the suggested rate as a vertical line."""
+    plt = pyplot()
+    figure, axes = plt.subplots(figsize=(7, 3.6), layout="constrained")
+    axes.plot(rates, losses, color=ACCENT, alpha=0.25, linewidth=0.8)
+    axes.plot(rates, smoothed, color=ACCENT, linewidth=2)
+    axes.axvline(suggestion, color=SECOND, linewidth=1.5, label=f"suggested: {suggestion:g}")
+    axes.set(xlabel="learning rate", ylabel="loss", xscale="log")
+    axes.grid(color=GRID, linewidth=0.8)
+    axes.legend(frameon=False)
+    figure.savefig(out)
+    plt.close(figure)

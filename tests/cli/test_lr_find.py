@@ -1,0 +1,32 @@
+"""`regard lr-find`: a table, a plot and a suggestion; nothing is written but the plot."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import regard
+
+SMALL = ("--data.rows=2", "--data.length=32", "--data.held_out=1", "--tokenizer.by=byte", "--model.width=24")
+
+
+def test_a_rate_is_suggested_for_a_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = regard("lr-find", "demo", *SMALL, "--steps", 12, "--lowest", 1e-4, "--plot", "rates.png")
+    assert result.exit_code == 0, result.output
+    assert "smoothed loss" in result.output and "Suggested: --train.lr=" in result.output
+    assert [path.name for path in tmp_path.iterdir()] == ["rates.png"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "give a recipe"),
+        (("demo", "--steps", 3), "steps=3 is too few"),
+        (("demo", "--lowest", 2), "0 < lowest < highest"),
+        (("demo", "--train.lrr=1"), "did you mean 'lr'"),
+    ],
+)
+def test_wrong_arguments_are_explained(arguments: tuple, message: str) -> None:
+    options = SMALL if "demo" in arguments else ()
+    result = regard("lr-find", *arguments, *options)
+    assert result.exit_code != 0 and message in result.output + str(result.exception)
