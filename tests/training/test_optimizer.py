@@ -117,7 +117,7 @@ REFERENCES: dict[str, tuple[Optimizer, Update]] = {
     "sgd": (SGD(0.8, nesterov=True, weight_decay=0.3), sgd),
     "adafactor": (Adafactor(weight_decay=0.3), adafactor()),
     "adafactor with momentum": (
-        Adafactor(beta1=0.7, clip=0.5, weight_decay=0.3),
+        Adafactor(momentum=0.7, clip=0.5, weight_decay=0.3),
         adafactor(beta1=0.7, clip_threshold=0.5),
     ),
     # transformers' relative steps are at most 10⁻², which is LR
@@ -208,7 +208,7 @@ def test_frozen_weights_are_not_optimized() -> None:
     assert len(Muon().build(frozen, 1.0).param_groups) == 1
 
 
-SPECS = [AdamW(), Muon(), Adafactor(beta1=0.5), SGD(), SGD(momentum=0.0)]
+SPECS = [AdamW(), Muon(), Adafactor(momentum=0.5), SGD(), SGD(momentum=0.0)]
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: f"{spec.kind}-{getattr(spec, 'momentum', '')}")

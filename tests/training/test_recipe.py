@@ -3,7 +3,7 @@
 import pytest
 
 from regard.spec import SpecError
-from regard.training.recipe import Training
+from regard.training.recipe import Training, override
 from regard.training.schedule import WarmupStableDecay
 
 SETTINGS = Training(steps=30, lr=1e-2, schedule=WarmupStableDecay(warmup=5), clip=0.0, save_every=0)
@@ -38,3 +38,18 @@ def test_wrong_settings_are_refused(data: dict, message: str) -> None:
     with pytest.raises(SpecError) as error:
         Training.from_dict(data)
     assert message in str(error.value)
+
+
+def test_a_new_kind_keeps_the_options_that_it_has_too() -> None:
+    tables = {
+        "train": {"steps": 9, "schedule": {"kind": "wsd", "warmup": 3, "decay": 0.4}, "optimizer": {"beta2": 0.99}}
+    }
+    changed = override(tables, {"train.schedule.kind": "linear", "train.optimizer.kind": "adafactor"})
+    assert changed["train"]["schedule"] == {"kind": "linear", "warmup": 3}
+    assert Training.from_dict(changed["train"]).optimizer.kind == "adafactor"
+    assert "decay" in tables["train"]["schedule"]
+    wrong = override(tables, {"train.schedule.kind": "linear", "train.schedule.decay": 0.3})
+    with pytest.raises(SpecError, match="linear has no key 'decay'"):
+        Training.from_dict(wrong["train"])
+    with pytest.raises(SpecError, match="train.schedule: there is no kind 'lin'; did you mean 'linear'"):
+        override(tables, {"train.schedule.kind": "lin"})

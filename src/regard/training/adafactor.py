@@ -23,18 +23,18 @@ SMALLEST_RMS = 1e-3  # of a parameter, for scale_parameter
 
 @dataclass(frozen=True)
 class Adafactor(Optimizer):
-    beta1: float = 0.0  # of the momentum of updates; 0: none, which saves its memory
+    momentum: float = 0.0  # of the updates; 0: none, which saves its memory
     beta2_decay: float = 0.8  # β = 1 - t^-beta2_decay
-    eps: float = 1e-30
+    square_eps: float = 1e-30  # ε, added to the squared gradient
     clip: float = 1.0  # d: the largest root mean square of an update
     weight_decay: float = 0.1
     scale_parameter: bool = False
     relative_step: bool = False
 
     def check(self) -> None:
-        self.require_range("beta1")
+        self.require_range("momentum")
         self.require_nonnegative("weight_decay")
-        for name in ("beta2_decay", "eps", "clip"):
+        for name in ("beta2_decay", "square_eps", "clip"):
             require(getattr(self, name) > 0, f"adafactor: {name}={getattr(self, name)} must be positive")
 
     def build(self, model: nn.Module, lr: float, scales: Scales | None = None) -> torch.optim.Optimizer:
@@ -57,7 +57,7 @@ class FactoredAdam(torch.optim.Optimizer):
     def update(self, parameter: Tensor, gradient: Tensor, lr: float, weight_decay: float) -> None:
         spec, state = self.spec, self.state[parameter]
         if not state:
-            state |= initial_state(gradient, spec.beta1 > 0)
+            state |= initial_state(gradient, spec.momentum > 0)
         state["step"] += 1
         step = float(state["step"])
         update = self.normalized(gradient, state, step)
@@ -65,14 +65,14 @@ class FactoredAdam(torch.optim.Optimizer):
         rate = min(lr, step**-0.5) if spec.relative_step else lr
         scale = rms(parameter).clamp_min(SMALLEST_RMS) if spec.scale_parameter else 1.0
         update = update * (rate * scale)
-        if spec.beta1:
-            update = state["exp_avg"].lerp_(update, 1 - spec.beta1)
+        if spec.momentum:
+            update = state["exp_avg"].lerp_(update, 1 - spec.momentum)
         parameter.mul_(1 - weight_decay * rate * scale).sub_(update)
 
     def normalized(self, gradient: Tensor, state: dict[str, Tensor], step: float) -> Tensor:
         """The gradient divided by the root of the second moment, which is updated."""
         weight = step**-self.spec.beta2_decay  # 1 - β
-        squared = gradient.square() + self.spec.eps
+        squared = gradient.square() + self.spec.square_eps
         if gradient.ndim < 2:
             return gradient * state["exp_avg_sq"].lerp_(squared, weight).rsqrt()
         row = state["exp_avg_sq_row"].lerp_(squared.mean(-1), weight)  # (…, n)

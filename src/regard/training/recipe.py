@@ -32,7 +32,7 @@ from regard.models.encoder import Encoder
 from regard.models.pattern import retile
 from regard.objectives.base import Objective
 from regard.objectives.defaults import default_objective
-from regard.spec import Spec, SpecError, parse_spec, require, suggest_name
+from regard.spec import Spec, SpecError, class_of, field_types, parse_spec, require, suggest_name
 from regard.text.tokenizer import Tokenizer
 from regard.training.data_settings import Data, Vocabulary, read_data_table, with_absolute_paths, without_source
 from regard.training.optimizer import AdamW, Optimizer
@@ -254,7 +254,8 @@ def context_of(model: Any) -> int | None:
 def override(tables: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """Set values by dotted names, in which a number is an index of a list. A value that is not TOML is a string.
 
-    A new source of data replaces that of the tables with all its options.
+    A new source of data replaces that of the tables with all its options. A new kind of optimizer or schedule keeps the
+    options of the tables that it has too.
     """
     tables = deepcopy(dict(tables))
     if {"data.path", "data.source", "data.sources"} & values.keys() and isinstance(tables.get("data"), Mapping):
@@ -266,6 +267,12 @@ def override(tables: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, 
             table = table[index(table, key, name)] if isinstance(table, list) else table.setdefault(key, {})
             require(isinstance(table, dict | list), f"--{name}: {key} is a single value, not a table")
         table[index(table, last, name) if isinstance(table, list) else last] = parse_value(value)
+    for name, base in (("optimizer", Optimizer), ("schedule", Schedule)):
+        if f"train.{name}.kind" in values:
+            known = {"kind", *field_types(class_of(tables["train"][name]["kind"], f"train.{name}", base))}
+            for key in tables["train"][name].keys() - known:
+                if f"train.{name}.{key}" not in values:  # a wrong override is reported as such
+                    del tables["train"][name][key]
     return tables
 
 
