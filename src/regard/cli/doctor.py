@@ -10,7 +10,14 @@ from typing import Annotated, Any
 import typer
 
 CORE = ("torch", "numpy", "safetensors", "tokenizers", "jinja2", "rich", "typer")
-EXTRAS = {"serve": ("fastapi", "uvicorn"), "plots": ("matplotlib",), "logs": ("tensorboard",), "gguf": ("gguf",)}
+EXTRAS = {
+    "serve": ("fastapi", "uvicorn"),
+    "plots": ("matplotlib",),
+    "logs": ("tensorboard",),
+    "gguf": ("gguf",),
+    "images": ("pillow",),
+    "data": ("pyarrow",),
+}
 
 
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
