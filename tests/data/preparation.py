@@ -13,8 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
+from regard.data.column_writer import ColumnWriter
 from regard.data.prepare import PreparationListener, prepare
-from regard.data.shards import ColumnWriter, ShardedExamples
+from regard.data.shards import ShardedExamples
 
 DTYPES = {"tokens": "uint16", "weights": "float32", "label": "int64"}
 

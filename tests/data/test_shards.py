@@ -45,7 +45,7 @@ def test_examples_are_those_that_were_encoded(tmp_path):
 def test_arrays_are_views_of_the_files_and_survive_pickling(tmp_path):
     prepared = write(tmp_path / "out")
     tokens = prepared[3]["tokens"]
-    assert not tokens.flags.owndata and not tokens.flags.writeable
+    assert len(tokens) and not tokens.flags.owndata and not tokens.flags.writeable
     assert_equal(pickle.loads(pickle.dumps(prepared)), 20, 20)
 
 
@@ -198,6 +198,21 @@ def test_all_examples_must_have_the_same_columns(tmp_path):
         prepare([], encode, tmp_path / "out", {})
     with pytest.raises(PreparedError, match=r"no prepared.json.*run regard data prepare"):
         ShardedExamples(tmp_path)
+
+
+@pytest.mark.parametrize("distinct", [1, 3, 256, 257, 5000])
+def test_few_distinct_weights_are_stored_as_codes(distinct, tmp_path):
+    rng = np.random.default_rng(0)
+    special = np.array([0.0, -0.0, np.nan, np.inf, 0.1], np.float32)
+    choices = np.concatenate([special, rng.random(distinct)])[:distinct].astype(np.float32)
+    weights = [choices] + [rng.choice(choices, size) for size in (0, 1, 700)] + [choices[::-1]]
+    prepared = prepare(weights, lambda values: {"weights": values}, tmp_path / "out", {}, per_shard=3)
+    for found, expected in zip(prepared, weights, strict=True):
+        np.testing.assert_array_equal(found["weights"].view(np.uint32), expected.view(np.uint32))
+        assert found["weights"].dtype == np.float32
+    size = 1 if distinct <= 256 else 4
+    assert (tmp_path / "out" / "shard-00001" / "weights.bin").stat().st_size == size * (700 + distinct)
+    prepared.verify()
 
 
 def test_ids_take_two_bytes_if_the_vocabulary_allows_it():

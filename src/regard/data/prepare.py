@@ -22,12 +22,12 @@ from typing import Any
 
 import numpy as np
 
+from regard.data.column_writer import ColumnWriter
 from regard.data.shards import (
     DTYPES,
     PREPARED,
     SHARD,
     VERSION,
-    ColumnWriter,
     PreparedError,
     ShardedExamples,
     check_sums,
@@ -225,7 +225,10 @@ def write_shard(task: Preparation, number: int, report: Report) -> None:
                 report(examples, tokens)
                 last, examples, tokens, total = time.monotonic(), 0, 0, total + tokens
         files = {name: entry for writer in writers.values() for name, entry in writer.close().items()}
-        entry = {"name": path.name, "examples": len(rows), "tokens": total + tokens, "files": files}
+        tables = {name: writer.table_values for name, writer in writers.items() if writer.table_values is not None}
+        entry = {
+            "name": path.name, "examples": len(rows), "tokens": total + tokens, "files": files, "tables": tables,
+        }  # fmt: skip
         write_checked(partial / SHARD, {**entry, "settings": task.settings()})
         if path.exists():  # by a process that outlived its killed parent; it wrote the same
             remove_shard(path)
@@ -311,6 +314,6 @@ def describe(task: Preparation) -> None:
     shards = []
     for number in range(task.shards):
         entry = read_checked(task.path(number) / SHARD)
-        shards.append({name: entry[name] for name in ("name", "examples", "tokens", "files")})
+        shards.append({name: entry[name] for name in ("name", "examples", "tokens", "files", "tables")})
     tokens = sum(shard["tokens"] for shard in shards)
     write_checked(task.folder / PREPARED, {**task.settings(), "tokens": tokens, "shards": shards})

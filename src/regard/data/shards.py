@@ -5,15 +5,15 @@
     shard-00000/tokens.idx    n + 1 offsets (int64): example i has the values from offsets[i] to offsets[i + 1]
     shard-00000/shard.json    the entry of prepared.json for this shard, and the settings that it was written with
 
-`prepare` (prepare.py) writes such a folder. Opening it checks the sizes of all files; `verify` reads them and compares
-their checksums. Examples keep the order of their source, and all shards but the last have the same number of them.
+Examples keep the order of their source, and all shards but the last have the same number of them. `prepare`
+(prepare.py) writes such a folder. Opening it checks the sizes of all files; `verify` also compares their checksums.
 """
 
 import hashlib
 import json
 import os
-from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, overload
 
@@ -24,7 +24,6 @@ VERSION = 1
 DTYPES = ("bool", "uint8", "uint16", "uint32", "int8", "int16", "int32", "int64", "float32", "float64")
 OFFSET = np.dtype("<i8")
 CHECKSUM = "blake2b"
-WRITE_BYTES = 1 << 20
 
 
 class PreparedError(ValueError):
@@ -37,7 +36,7 @@ def id_dtype(vocab: int) -> str:
 
 
 class ShardedExamples(Sequence[Mapping[str, np.ndarray]]):
-    """The examples of a prepared folder. Arrays are read-only views of the files; nothing is copied.
+    """The examples of a prepared folder. Arrays are read-only views of the files, unless they are stored as codes.
 
     columns: {name: dtype}. tokens: the number of values in the columns that hold token ids. fingerprints: of the
     source, the tokenizer and the objective. An object can be pickled, and many processes can read the same folder.
@@ -62,7 +61,7 @@ class ShardedExamples(Sequence[Mapping[str, np.ndarray]]):
         self.shards: list[dict[str, Any]] = description["shards"]
         self._length: int = description["examples"]
         self._per_shard: int = description["examples_per_shard"]
-        self._open: dict[int, dict[str, tuple[np.ndarray, np.ndarray]]] = {}
+        self._open: dict[int, dict[str, _Column]] = {}
         for shard in self.shards:
             check_sizes(self.folder / shard["name"], shard["files"])
 
@@ -81,7 +80,7 @@ class ShardedExamples(Sequence[Mapping[str, np.ndarray]]):
             raise IndexError(f"{self.folder} has {len(self)} examples; there is none with index {index}")
         number, row = divmod(index, self._per_shard)
         arrays = self._open.get(number) or self._map(number)
-        return {name: values[offsets[row] : offsets[row + 1]] for name, (values, offsets) in arrays.items()}
+        return {name: column[row] for name, column in arrays.items()}
 
     def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
         return (self[index] for index in range(len(self)))
@@ -89,7 +88,7 @@ class ShardedExamples(Sequence[Mapping[str, np.ndarray]]):
     def lengths(self, column: str) -> np.ndarray:
         """The number of values of every example in a column."""
         shards = [self._open.get(number) or self._map(number) for number in range(len(self.shards))]
-        return np.concatenate([np.diff(arrays[column][1]) for arrays in shards])
+        return np.concatenate([np.diff(arrays[column].offsets) for arrays in shards])
 
     @property
     def bytes(self) -> int:
@@ -103,68 +102,41 @@ class ShardedExamples(Sequence[Mapping[str, np.ndarray]]):
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_open": {}}  # a memory map cannot be pickled; the other process opens its own
 
-    def _map(self, number: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        folder = self.folder / self.shards[number]["name"]
-        arrays = {}
+    def _map(self, number: int) -> "dict[str, _Column]":
+        shard = self.shards[number]
+        folder = self.folder / shard["name"]
+        columns = {}
         for name, dtype in self.columns.items():
-            values = map_file(folder / f"{name}.bin", np.dtype(dtype).newbyteorder("<"))
-            offsets = map_file(folder / f"{name}.idx", OFFSET)
-            consistent = len(offsets) == self.shards[number]["examples"] + 1 and offsets[-1] == len(values)
-            if not consistent or offsets[0] or (np.diff(offsets) < 0).any():
-                raise damaged(folder / f"{name}.idx", "its offsets do not fit the values")
-            arrays[name] = (values, offsets)
-        self._open[number] = arrays
-        return arrays
-
-
-class ColumnWriter:
-    """Append the arrays of a column to its file."""
-
-    def __init__(self, folder: Path, name: str, dtype: str):
-        self.folder, self.name, self.dtype = folder, name, np.dtype(dtype).newbyteorder("<")
-        self.offsets, self.checksum = array("q", [0]), new_checksum()
-        self.stream = (folder / f"{name}.bin").open("wb", buffering=WRITE_BYTES)
-
-    def append(self, values: Any) -> int:
-        """Returns the number of values."""
-        data = self.convert(np.asarray(values)).tobytes()
-        self.stream.write(data)
-        self.checksum.update(data)
-        self.offsets.append(self.offsets[-1] + len(data) // self.dtype.itemsize)
-        return self.offsets[-1] - self.offsets[-2]
-
-    def convert(self, values: np.ndarray) -> np.ndarray:
-        if values.ndim != 1:
-            raise ValueError(
-                f"the column {self.name!r} has the shape {values.shape}; an array of one dimension is needed"
+            table = shard["tables"].get(name)
+            stored = np.dtype("uint8" if table is not None else dtype).newbyteorder("<")
+            column = _Column(
+                map_file(folder / f"{name}.bin", stored),
+                map_file(folder / f"{name}.idx", OFFSET),
+                None if table is None else np.array(table, dtype),
             )
-        if values.dtype == self.dtype or not values.size:
-            return values.astype(self.dtype, copy=False)
-        if values.dtype.kind in "iub" and self.dtype.kind in "iu":
-            limits = np.iinfo(self.dtype)
-            if int(values.min()) < limits.min or int(values.max()) > limits.max:
-                raise ValueError(
-                    f"the column {self.name!r} has values from {values.min()} to {values.max()}, outside of "
-                    f"{self.dtype.name}; choose a larger dtype"
-                )
-        elif not (values.dtype.kind in "iubf" and self.dtype.kind == "f"):
-            raise ValueError(f"the column {self.name!r} is {values.dtype}, not {self.dtype.name}")
-        return values.astype(self.dtype)
+            if not column.is_consistent(shard["examples"]):
+                raise damaged(folder / f"{name}.idx", "its offsets do not fit the values")
+            columns[name] = column
+        self._open[number] = columns
+        return columns
 
-    def close(self) -> dict[str, dict[str, Any]]:
-        """Sync the files to disk; returns their sizes and checksums."""
-        offsets = np.frombuffer(self.offsets, dtype=np.int64).astype(OFFSET).tobytes()
-        with self.stream as stream:
-            stream.flush()
-            os.fsync(stream.fileno())
-        with (self.folder / f"{self.name}.idx").open("wb") as stream:
-            stream.write(offsets)
-            stream.flush()
-            os.fsync(stream.fileno())
-        return {
-            f"{self.name}.bin": {"bytes": self.offsets[-1] * self.dtype.itemsize, CHECKSUM: self.checksum.hexdigest()},
-            f"{self.name}.idx": {"bytes": len(offsets), CHECKSUM: new_checksum(offsets).hexdigest()},
-        }
+
+@dataclass(frozen=True)
+class _Column:
+    """The mapped files of a column of a shard. With a table, the values are codes."""
+
+    values: np.ndarray
+    offsets: np.ndarray
+    table: np.ndarray | None
+
+    def __getitem__(self, row: int) -> np.ndarray:
+        values = self.values[self.offsets[row] : self.offsets[row + 1]]
+        return values if self.table is None else self.table[values]
+
+    def is_consistent(self, examples: int) -> bool:
+        offsets = self.offsets
+        ends_fit = len(offsets) == examples + 1 and offsets[0] == 0 and offsets[-1] == len(self.values)
+        return bool(ends_fit and (np.diff(offsets) >= 0).all())
 
 
 def map_file(path: Path, dtype: np.dtype) -> np.ndarray:
