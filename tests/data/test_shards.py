@@ -145,7 +145,7 @@ def same_json(file: Path, content: bytes) -> bool:
 
 def test_other_settings_other_files_and_a_second_writer_are_refused(tmp_path):
     write(tmp_path / "out")
-    with pytest.raises(PreparedError, match=r"prepared with fingerprints=.*choose another folder"):
+    with pytest.raises(PreparedError, match="prepared with another source; choose another folder"):
         prepare(Numbers(60), encode, tmp_path / "out", {"source": "other"}, DTYPES, per_shard=16)
     with pytest.raises(PreparedError, match="prepared with examples=60"):
         prepare(Numbers(61), encode, tmp_path / "out", {"source": "numbers"}, DTYPES, per_shard=16)
@@ -168,9 +168,17 @@ def test_an_error_names_the_example_and_keeps_finished_shards(processes, tmp_pat
     assert contents(tmp_path / "out") == contents(tmp_path / "undisturbed")
 
 
+def encode_text(example):
+    if "text" not in example:
+        raise ValueError("'text' is missing")
+    return {"ids": np.frombuffer(example["text"].encode(), np.uint8)}
+
+
 def test_an_error_names_the_line_of_a_file(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"n": 1}\n\n{"n": 70000}\n')
     examples = read_examples(tmp_path / "a.jsonl")
+    with pytest.raises(PreparedError, match="a.jsonl, line 1: 'text' is missing"):
+        prepare(examples, encode_text, tmp_path / "out", {})
     with pytest.raises(PreparedError, match=r"a.jsonl, line 3: the column 'x' has values from 70000 .*uint16"):
         prepare(examples, lambda example: {"x": np.array([example["n"]])}, tmp_path / "out", {}, {"x": "uint16"})
 
@@ -225,9 +233,7 @@ def test_memory_does_not_grow_with_the_data(tmp_path):
             stream.write(json.dumps({"text": (f"{number} " * 800)[:4000]}) + "\n")  # 50 MB in all
     examples = read_examples(tmp_path / "a.jsonl")
     tracemalloc.start()
-    prepared = prepare(
-        examples, lambda example: {"ids": np.frombuffer(example["text"].encode(), np.uint8)}, tmp_path / "out", {}
-    )
+    prepared = prepare(examples, encode_text, tmp_path / "out", {})
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert prepared.tokens == 12_500 * 4000 and bytes(prepared[7777]["ids"]).startswith(b"7777 7777")

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from regard.data.column_writer import ColumnWriter
+from regard.data.file_index import FileError
 from regard.data.shards import (
     DTYPES,
     PREPARED,
@@ -118,8 +119,9 @@ def prepare(
     """
     if not len(examples):
         raise PreparedError("there are no examples to prepare; check the source")
-    first = {name: np.asarray(values) for name, values in encode(examples[0]).items()}
-    columns = {name: (dtypes or {}).get(name, values.dtype.name) for name, values in first.items()}
+    with named_errors(examples, 0):
+        first = encode(examples[0])
+    columns = {name: (dtypes or {}).get(name, np.asarray(values).dtype.name) for name, values in first.items()}
     check_columns(columns, dtypes or {})
     per_shard = per_shard or max(MIN_PER_SHARD, -(-len(examples) // MAX_SHARDS))
     task = Preparation(
@@ -194,13 +196,20 @@ def is_finished(task: Preparation, number: int, note: Callable[[str], None]) -> 
         note(f"{path} is written again, because it is damaged ({error})")
         remove_shard(path)
         return False
-    for name, value in task.settings().items():
-        if shard["settings"][name] != value:
-            raise PreparedError(
-                f"{task.folder} was prepared with {name}={shard['settings'][name]}, and now it is {value}; "
-                "choose another folder, or delete this one"
-            )
+    refuse_other_settings(task, shard["settings"])
     return True
+
+
+def refuse_other_settings(task: Preparation, found: Mapping[str, Any]) -> None:
+    for name, value in task.settings().items():
+        if found[name] != value:
+            difference = f"{name}={found[name]}, and now it is {value}"
+            if name == "fingerprints":
+                changed = [key for key in value if found[name].get(key) != value[key]]
+                difference = f"another {' and another '.join(changed or found[name])}"
+            raise PreparedError(
+                f"{task.folder} was prepared with {difference}; choose another folder, or delete this one"
+            )
 
 
 def remove_shard(path: Path) -> None:
@@ -244,15 +253,24 @@ def write_shard(task: Preparation, number: int, report: Report) -> None:
 
 def append_example(task: Preparation, row: int, writers: Mapping[str, ColumnWriter]) -> int:
     """Encode one example and append its columns; returns the number of tokens."""
-    try:
+    with named_errors(task.examples, row):
         columns = task.encode(task.examples[row])
         if columns.keys() != writers.keys():
             raise ValueError(f"it has the columns {', '.join(columns)}, the first one has {', '.join(writers)}")
         counts = {name: writers[name].append(values) for name, values in columns.items()}
-    except ValueError as error:
-        origin = getattr(task.examples, "origin", lambda row: f"example {row}")
-        raise PreparedError(f"{origin(row)}: {error}") from error
     return sum(counts[name] for name in task.token_columns)
+
+
+@contextmanager
+def named_errors(examples: Sequence[Any], row: int) -> Generator[None]:
+    """Name the example in errors, by its file and line if it has them."""
+    try:
+        yield
+    except FileError:  # it names the file
+        raise
+    except ValueError as error:
+        origin = getattr(examples, "origin", lambda row: f"example {row}")
+        raise PreparedError(f"{origin(row)}: {error}") from error
 
 
 def write_in_processes(task: Preparation, pending: Sequence[int], processes: int, report: Report) -> None:
