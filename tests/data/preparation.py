@@ -17,8 +17,6 @@ from regard.data.column_writer import ColumnWriter
 from regard.data.prepare import PreparationListener, prepare
 from regard.data.shards import ShardedExamples
 
-DTYPES = {"tokens": "uint16", "weights": "float32", "label": "int64"}
-
 
 class Numbers:
     """The examples 0, 1, 2 …"""
@@ -36,7 +34,8 @@ class Numbers:
 def encode(example: int) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(example)
     count = int(rng.integers(0, 40))  # an example may be empty
-    return {"tokens": rng.integers(0, 5000, count), "weights": rng.random(count), "label": np.array([-example])}
+    columns = {"tokens": rng.integers(0, 5000, count), "label": np.array([-example])}
+    return columns if example % 5 == 1 else columns | {"weights": rng.integers(0, 9, count).astype(np.float32) / 10}
 
 
 def encode_until_17(example: int) -> dict[str, np.ndarray]:
@@ -47,7 +46,7 @@ def encode_until_17(example: int) -> dict[str, np.ndarray]:
 
 def write(folder: Path, count: int = 60, processes: int = 1, listener: PreparationListener | None = None, per_shard=16):
     return prepare(
-        Numbers(count), encode, folder, {"source": "numbers"}, DTYPES,
+        Numbers(count), encode, folder, {"source": "numbers"},
         processes=processes, per_shard=per_shard, listener=listener or PreparationListener(),
     )  # fmt: skip
 

@@ -13,18 +13,19 @@ import pytest
 
 from regard.data.prepare import MAX_SHARDS, PreparationListener, locked, prepare
 from regard.data.readers import read_examples
-from regard.data.shards import PREPARED, PreparedError, ShardedExamples, id_dtype
-from tests.data.preparation import DTYPES, Numbers, contents, encode, encode_until_17, write
+from regard.data.shards import PREPARED, PreparedError, ShardedExamples
+from tests.data.preparation import Numbers, contents, encode, encode_until_17, write
 
 ROOT = Path(__file__).parents[2]
 
 
 def assert_equal(prepared: ShardedExamples, index: int, example: int) -> None:
-    found, expected = prepared[index], encode(example)
-    assert list(found) == list(DTYPES)
-    for name, dtype in DTYPES.items():
-        assert found[name].dtype == dtype
-        np.testing.assert_array_equal(found[name], expected[name].astype(dtype))
+    found = prepared[index]
+    expected = {name: values for name, values in encode(example).items() if len(values) or name != "weights"}
+    assert set(found) == set(expected)
+    for name, values in expected.items():
+        np.testing.assert_array_equal(found[name], values)
+        assert found[name].dtype.kind in ("f" if name == "weights" else "iu")
 
 
 def test_examples_are_those_that_were_encoded(tmp_path):
@@ -146,9 +147,9 @@ def same_json(file: Path, content: bytes) -> bool:
 def test_other_settings_other_files_and_a_second_writer_are_refused(tmp_path):
     write(tmp_path / "out")
     with pytest.raises(PreparedError, match="prepared with another source; choose another folder"):
-        prepare(Numbers(60), encode, tmp_path / "out", {"source": "other"}, DTYPES, per_shard=16)
+        prepare(Numbers(60), encode, tmp_path / "out", {"source": "other"}, per_shard=16)
     with pytest.raises(PreparedError, match="prepared with examples=60"):
-        prepare(Numbers(61), encode, tmp_path / "out", {"source": "numbers"}, DTYPES, per_shard=16)
+        prepare(Numbers(61), encode, tmp_path / "out", {"source": "numbers"}, per_shard=16)
     with locked(tmp_path / "out"), pytest.raises(PreparedError, match="another process writes"):
         write(tmp_path / "out")
     (tmp_path / "mine").mkdir()
@@ -160,7 +161,7 @@ def test_other_settings_other_files_and_a_second_writer_are_refused(tmp_path):
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_an_error_names_the_example_and_keeps_finished_shards(processes, tmp_path):
-    arguments = (tmp_path / "out", {"source": "numbers"}, DTYPES, None, processes, 16)
+    arguments = (tmp_path / "out", {"source": "numbers"}, None, processes, 16)
     with pytest.raises(PreparedError, match="example 17: seventeen"):
         prepare(Numbers(60), encode_until_17, *arguments)
     prepare(Numbers(60), encode, *arguments)
@@ -175,37 +176,49 @@ def encode_text(example):
 
 
 def test_an_error_names_the_line_of_a_file(tmp_path):
-    (tmp_path / "a.jsonl").write_text('{"n": 1}\n\n{"n": 70000}\n')
+    (tmp_path / "a.jsonl").write_text('{"n": [1]}\n\n{"n": [[70000]]}\n')
     examples = read_examples(tmp_path / "a.jsonl")
     with pytest.raises(PreparedError, match="a.jsonl, line 1: 'text' is missing"):
         prepare(examples, encode_text, tmp_path / "out", {})
-    with pytest.raises(PreparedError, match=r"a.jsonl, line 3: the column 'x' has values from 70000 .*uint16"):
-        prepare(examples, lambda example: {"x": np.array([example["n"]])}, tmp_path / "out", {}, {"x": "uint16"})
+    with pytest.raises(PreparedError, match=r"a.jsonl, line 3: the column 'x' has the shape \(1, 1\)"):
+        prepare(examples, lambda example: {"x": np.array(example["n"])}, tmp_path / "out", {})
 
 
 @pytest.mark.parametrize(
-    ("columns", "dtypes", "message"),
+    ("columns", "message"),
     [
-        ({"x": np.zeros((2, 2))}, {}, r"shape \(2, 2\)"),
-        ({"x": np.zeros(2)}, {"x": "uint16"}, "'x' is float64, not uint16"),
-        ({"x": np.array([-1])}, {"x": "uint16"}, "values from -1"),
-        ({"x": np.array(["a"])}, {}, "dtype str"),
-        ({"../x": np.zeros(2)}, {}, "cannot be the name of a file"),
-        ({"x": np.zeros(2)}, {"y": "uint16"}, "dtypes has the column 'y'"),
+        ([{"x": np.zeros((2, 2))}], r"example 0: the column 'x' has the shape \(2, 2\)"),
+        ([{"x": np.array(["a"])}], "dtype str"),
+        ([{"x": np.zeros(2, np.float16)}], "dtype float16"),
+        ([{"../x": np.zeros(2)}], "cannot be the name of a file"),
+        ([{"x": np.zeros(2)}, {"x": np.zeros(2, int)}], "example 1: the column 'x' is int64 here and float64 in other"),
+        ([], "no examples"),
     ],
 )
-def test_columns_that_cannot_be_stored_are_refused(columns, dtypes, message, tmp_path):
-    with pytest.raises(ValueError, match=message):
-        prepare([0], lambda example: columns, tmp_path / "out", {}, dtypes)
+def test_columns_that_cannot_be_stored_are_refused(columns, message, tmp_path):
+    with pytest.raises(PreparedError, match=message):
+        prepare(columns, lambda example: example, tmp_path / "out", {})
 
 
-def test_all_examples_must_have_the_same_columns(tmp_path):
-    with pytest.raises(PreparedError, match="example 1: it has the columns y, the first one has x"):
-        prepare(["x", "y"], lambda name: {name: np.zeros(1)}, tmp_path / "out", {})
-    with pytest.raises(PreparedError, match="no examples"):
-        prepare([], encode, tmp_path / "out", {})
+def test_a_folder_without_its_description_is_not_prepared(tmp_path):
     with pytest.raises(PreparedError, match=r"no prepared.json.*run regard data prepare"):
         ShardedExamples(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype"),
+    [
+        ([255], "uint8"), ([256], "uint16"), ([65_535], "uint16"), ([65_536], "uint32"), ([2**32], "int64"),
+        ([-1], "int8"), ([-1, 128], "int16"), ([-100, 70_000], "int32"), ([-(2**40)], "int64"), ([], "uint8"),
+    ],
+)  # fmt: skip
+def test_integers_are_stored_in_the_smallest_dtype(values, dtype, tmp_path):
+    examples = [np.arange(5), np.array(values, np.int64), np.arange(3)]
+    prepared = prepare(examples, lambda example: {"ids": example}, tmp_path / "out", {})
+    assert [example["ids"].tolist() for example in prepared] == [example.tolist() for example in examples]
+    assert prepared[0]["ids"].dtype == dtype
+    assert (tmp_path / "out" / "shard-00000" / "ids.bin").stat().st_size == (8 + len(values)) * np.dtype(dtype).itemsize
+    prepared.verify()
 
 
 @pytest.mark.parametrize("distinct", [1, 3, 256, 257, 5000])
@@ -221,10 +234,6 @@ def test_few_distinct_weights_are_stored_as_codes(distinct, tmp_path):
     size = 1 if distinct <= 256 else 4
     assert (tmp_path / "out" / "shard-00001" / "weights.bin").stat().st_size == size * (700 + distinct)
     prepared.verify()
-
-
-def test_ids_take_two_bytes_if_the_vocabulary_allows_it():
-    assert [id_dtype(size) for size in (300, 65_536, 65_537)] == ["uint16", "uint16", "uint32"]
 
 
 def test_memory_does_not_grow_with_the_data(tmp_path):

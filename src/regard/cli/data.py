@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 if TYPE_CHECKING:
-    from regard.data.readers import Examples
+    from regard.data.readers import FileExamples
     from regard.text.tokenizer import Tokenizer
 
 HELP = """Train a tokenizer on files, and prepare examples for training.
@@ -76,7 +76,7 @@ def tokenizer(
     print(json.dumps(result, indent=2, ensure_ascii=False) if as_json else format_tokenizer(out, result))
 
 
-def train_tokenizer(kind: str, size: int, sources: "Sequence[Examples]", fields: list[str] | None) -> "Tokenizer":
+def train_tokenizer(kind: str, size: int, sources: "Sequence[FileExamples]", fields: list[str] | None) -> "Tokenizer":
     from regard.text.train import bpe, byte, character
 
     texts = (text for source in sources for example in source for text in field_strings(example, fields))
@@ -97,7 +97,7 @@ def field_strings(example: dict[str, Any], fields: list[str] | None) -> Iterator
 
 
 def describe_tokenizer(
-    tokenizer: "Tokenizer", kind: str, sources: "Sequence[Examples]", fields: list[str] | None
+    tokenizer: "Tokenizer", kind: str, sources: "Sequence[FileExamples]", fields: list[str] | None
 ) -> dict[str, Any]:
     """The vocabulary, the compression on examples of all sources, the longest tokens, and a tokenized text."""
     size = tokens = 0

@@ -25,7 +25,6 @@ import numpy as np
 from regard.data.column_writer import ColumnWriter
 from regard.data.file_index import FileError
 from regard.data.shards import (
-    DTYPES,
     PREPARED,
     SHARD,
     VERSION,
@@ -71,7 +70,6 @@ class Preparation:
     examples: Sequence[Any]
     encode: Encode
     folder: Path
-    columns: Mapping[str, str]
     token_columns: Sequence[str]
     fingerprints: Mapping[str, str]
     per_shard: int
@@ -84,7 +82,6 @@ class Preparation:
         """The values that all shards of a folder share."""
         return {
             "version": VERSION,
-            "columns": dict(self.columns),
             "token_columns": list(self.token_columns),
             "fingerprints": dict(self.fingerprints),
             "examples": len(self.examples),
@@ -104,7 +101,6 @@ def prepare(
     encode: Encode,
     folder: str | Path,
     fingerprints: Mapping[str, str],
-    dtypes: Mapping[str, str] | None = None,
     token_columns: Sequence[str] | None = None,
     processes: int = 1,
     per_shard: int | None = None,
@@ -112,21 +108,16 @@ def prepare(
 ) -> ShardedExamples:
     """Encode all examples and write them to a folder; call it again to continue after an interruption.
 
-    encode: returns the columns of an example as one-dimensional arrays, always with the same names. With more than one
-    process, it and the examples must be picklable. fingerprints: of everything that the columns depend on, for example
-    of source, tokenizer and objective. dtypes: of columns that are not stored as `encode` returns them.
-    token_columns: the columns whose values count as tokens; the first one by default.
+    encode: returns the columns of an example as one-dimensional arrays. With more than one process, it and the examples
+    must be picklable. fingerprints: of everything that the columns depend on, for example of source, tokenizer and
+    objective. token_columns: the columns whose values count as tokens; by default the first one of the first example.
     """
     if not len(examples):
         raise PreparedError("there are no examples to prepare; check the source")
     with named_errors(examples, 0):
         first = encode(examples[0])
-    columns = {name: (dtypes or {}).get(name, np.asarray(values).dtype.name) for name, values in first.items()}
-    check_columns(columns, dtypes or {})
     per_shard = per_shard or max(MIN_PER_SHARD, -(-len(examples) // MAX_SHARDS))
-    task = Preparation(
-        examples, encode, Path(folder), columns, token_columns or list(columns)[:1], fingerprints, per_shard
-    )
+    task = Preparation(examples, encode, Path(folder), token_columns or list(first)[:1], fingerprints, per_shard)
     with locked(task.folder):
         remove_leftovers(task)
         pending = [number for number in range(task.shards) if not is_finished(task, number, listener.note)]
@@ -143,17 +134,6 @@ def prepare(
         finally:
             listener.ended()
     return ShardedExamples(task.folder)
-
-
-def check_columns(columns: Mapping[str, str], dtypes: Mapping[str, str]) -> None:
-    unknown = sorted(set(dtypes) - set(columns))
-    if unknown:
-        raise PreparedError(f"dtypes has the column {unknown[0]!r}; the examples have {', '.join(columns)}")
-    for name, dtype in columns.items():
-        if not re.fullmatch(r"[A-Za-z]\w*", name):
-            raise PreparedError(f"the column {name!r} cannot be the name of a file; use letters, digits and _")
-        if dtype not in DTYPES:
-            raise PreparedError(f"the column {name!r} has the dtype {dtype}; choose one of {', '.join(DTYPES)}")
 
 
 @contextmanager
@@ -223,21 +203,20 @@ def write_shard(task: Preparation, number: int, report: Report) -> None:
     path = task.path(number)
     partial = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")
     partial.mkdir()
-    writers = {name: ColumnWriter(partial, name, dtype) for name, dtype in task.columns.items()}
+    writers: dict[str, ColumnWriter] = {}
     rows = task.rows(number)
     last, examples, tokens, total = time.monotonic(), 0, 0, 0
     try:
         for row in rows:
-            tokens += append_example(task, row, writers)
+            tokens += append_example(task, row, row - rows.start, writers, partial)
             examples += 1
             if time.monotonic() - last > REPORT_SECONDS:
                 report(examples, tokens)
                 last, examples, tokens, total = time.monotonic(), 0, 0, total + tokens
         files = {name: entry for writer in writers.values() for name, entry in writer.close().items()}
-        tables = {name: writer.table_values for name, writer in writers.items() if writer.table_values is not None}
-        entry = {
-            "name": path.name, "examples": len(rows), "tokens": total + tokens, "files": files, "tables": tables,
-        }  # fmt: skip
+        columns = {name: writer.description() for name, writer in writers.items()}
+        counts = {"examples": len(rows), "tokens": total + tokens}
+        entry = {"name": path.name, **counts, "columns": columns, "files": files}
         write_checked(partial / SHARD, {**entry, "settings": task.settings()})
         if path.exists():  # by a process that outlived its killed parent; it wrote the same
             remove_shard(path)
@@ -251,14 +230,20 @@ def write_shard(task: Preparation, number: int, report: Report) -> None:
     report(examples, tokens)
 
 
-def append_example(task: Preparation, row: int, writers: Mapping[str, ColumnWriter]) -> int:
-    """Encode one example and append its columns; returns the number of tokens."""
+def append_example(task: Preparation, row: int, previous: int, writers: dict[str, ColumnWriter], folder: Path) -> int:
+    """Encode one example and append its columns; returns the number of tokens. `previous` rows are in the shard."""
     with named_errors(task.examples, row):
         columns = task.encode(task.examples[row])
-        if columns.keys() != writers.keys():
-            raise ValueError(f"it has the columns {', '.join(columns)}, the first one has {', '.join(writers)}")
-        counts = {name: writers[name].append(values) for name, values in columns.items()}
-    return sum(counts[name] for name in task.token_columns)
+        for name in columns.keys() - writers.keys():
+            if not re.fullmatch(r"[A-Za-z]\w*", name):
+                raise ValueError(f"the column {name!r} cannot be the name of a file; use letters, digits and _")
+        for name in columns:
+            if name not in writers:
+                writers[name] = ColumnWriter(folder, name, previous)
+            writers[name].append(columns[name])
+    for name in writers.keys() - columns.keys():
+        writers[name].skip()
+    return sum(len(columns[name]) for name in task.token_columns if name in columns)
 
 
 @contextmanager
@@ -332,6 +317,6 @@ def describe(task: Preparation) -> None:
     shards = []
     for number in range(task.shards):
         entry = read_checked(task.path(number) / SHARD)
-        shards.append({name: entry[name] for name in ("name", "examples", "tokens", "files", "tables")})
+        shards.append({name: entry[name] for name in ("name", "examples", "tokens", "columns", "files")})
     tokens = sum(shard["tokens"] for shard in shards)
     write_checked(task.folder / PREPARED, {**task.settings(), "tokens": tokens, "shards": shards})

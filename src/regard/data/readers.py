@@ -55,7 +55,7 @@ class ExampleFile(Protocol):
         ...
 
 
-class Examples(Sequence[Mapping[str, Any]]):
+class FileExamples(Sequence[Mapping[str, Any]]):
     """The examples of one or more files, in order, read when they are needed.
 
     columns: {field of the examples: its name in the files}; fields that are not listed keep their names.
@@ -117,7 +117,9 @@ class Examples(Sequence[Mapping[str, Any]]):
         return kept | {field: example[name] for field, name in self.columns.items()}
 
 
-def read_examples(path: str | Path, format: str | None = None, columns: Mapping[str, str] | None = None) -> Examples:
+def read_examples(
+    path: str | Path, format: str | None = None, columns: Mapping[str, str] | None = None
+) -> FileExamples:
     """Open a file, a folder or a pattern such as `corpus/**/*.md`.
 
     format: one of `FORMATS`; by default it is chosen by the suffix or the content of the folder.
@@ -126,7 +128,7 @@ def read_examples(path: str | Path, format: str | None = None, columns: Mapping[
     if format is not None and format not in FORMATS:
         raise ValueError(f"format={format!r} is not a format of files; {suggest_name(format, FORMATS)}")
     files, format = find_files(Path(path), format)
-    return Examples(str(path), format, [open_file(file, format) for file in files], columns)
+    return FileExamples(str(path), format, [open_file(file, format) for file in files], columns)
 
 
 def strings_of(value: Any) -> Iterator[str]:

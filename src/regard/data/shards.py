@@ -1,12 +1,14 @@
 """Prepared examples: columns of arrays of any lengths, in memory-mapped shards.
 
-    prepared.json             columns and their dtypes, counts, fingerprints, and the size and checksum of every file
+    prepared.json             counts, fingerprints, columns and the size and checksum of every file
     shard-00000/tokens.bin    the values of all examples, one after another, little-endian
     shard-00000/tokens.idx    n + 1 offsets (int64): example i has the values from offsets[i] to offsets[i + 1]
     shard-00000/shard.json    the entry of prepared.json for this shard, and the settings that it was written with
 
-Examples keep the order of their source, and all shards but the last have the same number of them. `prepare`
-(prepare.py) writes such a folder. Opening it checks the sizes of all files; `verify` also compares their checksums.
+A column that some examples of a shard lack is optional there: they have empty arrays in the files, and empty arrays are
+left out when an example is read. Examples keep the order of their source, and all shards but the last have the same
+number of them. `prepare` (prepare.py) writes such a folder. Opening it checks the sizes of all files; `verify` also
+compares their checksums.
 """
 
 import hashlib
@@ -21,7 +23,6 @@ import numpy as np
 
 PREPARED, SHARD = "prepared.json", "shard.json"
 VERSION = 1
-DTYPES = ("bool", "uint8", "uint16", "uint32", "int8", "int16", "int32", "int64", "float32", "float64")
 OFFSET = np.dtype("<i8")
 CHECKSUM = "blake2b"
 
@@ -30,16 +31,12 @@ class PreparedError(ValueError):
     """A folder that is not, or not completely, what `prepare` wrote; the message names the file and its fault."""
 
 
-def id_dtype(vocab: int) -> str:
-    """The smallest dtype of token ids."""
-    return "uint16" if vocab <= 1 << 16 else "uint32"
-
-
 class ShardedExamples(Sequence[Mapping[str, np.ndarray]]):
     """The examples of a prepared folder. Arrays are read-only views of the files, unless they are stored as codes.
 
-    columns: {name: dtype}. tokens: the number of values in the columns that hold token ids. fingerprints: of the
-    source, the tokenizer and the objective. An object can be pickled, and many processes can read the same folder.
+    tokens: the number of values in the columns that hold token ids. fingerprints: of the source, the tokenizer and the
+    objective. Integers have the smallest dtype that holds them. An object can be pickled, and many processes can read
+    the same folder.
     """
 
     def __init__(self, folder: str | Path):
@@ -54,7 +51,6 @@ class ShardedExamples(Sequence[Mapping[str, np.ndarray]]):
                 f"{self.folder} has version {description['version']} of the format, and this program reads version "
                 f"{VERSION}; prepare the data again"
             )
-        self.columns: dict[str, str] = description["columns"]
         self.fingerprints: dict[str, str] = description["fingerprints"]
         self.fingerprint: str = description[CHECKSUM]
         self.tokens: int = description["tokens"]
@@ -80,7 +76,8 @@ class ShardedExamples(Sequence[Mapping[str, np.ndarray]]):
             raise IndexError(f"{self.folder} has {len(self)} examples; there is none with index {index}")
         number, row = divmod(index, self._per_shard)
         arrays = self._open.get(number) or self._map(number)
-        return {name: column[row] for name, column in arrays.items()}
+        example = {name: column[row] for name, column in arrays.items()}
+        return {name: values for name, values in example.items() if len(values) or not arrays[name].optional}
 
     def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
         return (self[index] for index in range(len(self)))
@@ -88,7 +85,12 @@ class ShardedExamples(Sequence[Mapping[str, np.ndarray]]):
     def lengths(self, column: str) -> np.ndarray:
         """The number of values of every example in a column."""
         shards = [self._open.get(number) or self._map(number) for number in range(len(self.shards))]
-        return np.concatenate([np.diff(arrays[column].offsets) for arrays in shards])
+        return np.concatenate(
+            [
+                np.diff(columns[column].offsets) if column in columns else np.zeros(shard["examples"], np.int64)
+                for columns, shard in zip(shards, self.shards, strict=True)
+            ]
+        )
 
     @property
     def bytes(self) -> int:
@@ -106,13 +108,12 @@ class ShardedExamples(Sequence[Mapping[str, np.ndarray]]):
         shard = self.shards[number]
         folder = self.folder / shard["name"]
         columns = {}
-        for name, dtype in self.columns.items():
-            table = shard["tables"].get(name)
-            stored = np.dtype("uint8" if table is not None else dtype).newbyteorder("<")
+        for name, entry in shard["columns"].items():
             column = _Column(
-                map_file(folder / f"{name}.bin", stored),
+                map_file(folder / f"{name}.bin", np.dtype(entry["dtype"]).newbyteorder("<")),
                 map_file(folder / f"{name}.idx", OFFSET),
-                None if table is None else np.array(table, dtype),
+                np.array(entry["table"], np.float32) if "table" in entry else None,
+                entry["optional"],
             )
             if not column.is_consistent(shard["examples"]):
                 raise damaged(folder / f"{name}.idx", "its offsets do not fit the values")
@@ -128,6 +129,7 @@ class _Column:
     values: np.ndarray
     offsets: np.ndarray
     table: np.ndarray | None
+    optional: bool
 
     def __getitem__(self, row: int) -> np.ndarray:
         values = self.values[self.offsets[row] : self.offsets[row + 1]]
