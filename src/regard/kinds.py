@@ -118,6 +118,7 @@ SOURCES = {
     "world": "regard.data.sources.world:WorldStories",
     "pydoc": "regard.data.sources.files:Pydoc",
     "file": "regard.data.sources.files:File",
+    "prepared": "regard.data.sources.prepared:Prepared",
     "digits": "regard.data.sources.images:Digits",
     "images": "regard.data.sources.images:ImageFolder",
 }

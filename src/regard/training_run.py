@@ -16,6 +16,7 @@ from torch import nn
 
 from regard.data.loader import Loader
 from regard.data.sources.base import Examples, Splits
+from regard.data.tokenization import Tokenization
 from regard.engine.engine import Engine
 from regard.engine.request import Sampling
 from regard.language_model import resolve_device
@@ -165,6 +166,6 @@ def sample_text(
 ) -> str:
     """The beginning of the first held-out example and the model's greedy continuation."""
     prompt_length = min(prompt_length, (model.spec.context or 2 * prompt_length) // 2)
-    ids = objective.tokenize(examples.example(0), tokenizer)["ids"][:prompt_length].tolist()
+    ids = examples.map(Tokenization(objective, tokenizer)).example(0)["ids"][:prompt_length].tolist()
     tokens = Engine(model, rows=1).generate(ids, Sampling(max_new=max_new, temperature=0))
     return tokenizer.decode(ids + [token.id for token in tokens], special=True)

@@ -1,4 +1,4 @@
-"""`regard data`: tokenizers from files."""
+"""`regard data`: tokenizers from files, and prepared data that trains like the data itself."""
 
 import json
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from regard.checkpoint.atomic_folder import check_folder
+from regard.cli import app
 from regard.text.tokenizer import Tokenizer
 from tests.cli.conftest import regard
 
@@ -57,3 +58,31 @@ def test_wrong_arguments_of_tokenizer_are_refused(corpus: Path) -> None:
     assert isinstance(missing.exception, FileNotFoundError) and not out.exists()
     existing = regard("data", "tokenizer", corpus / "a.txt", "--out", corpus)
     assert isinstance(existing.exception, ValueError) and "exists" in str(existing.exception)
+
+
+def losses(run: Path) -> list[float]:
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [record["loss"] for record in records if "loss" in record]
+
+
+def test_training_on_prepared_data_has_the_same_losses(corpus: Path) -> None:
+    small = ("--model.width=24", "--data.rows=2", "--data.length=32", "--data.held_out=1", "--train.steps=3")
+    arguments = ("llama", "--data", corpus / "a.txt", *small, "--tokenizer.size=280")
+    plain = regard("train", *arguments, "--out", corpus / "plain")
+    assert plain.exit_code == 0, plain.output
+    result = regard("data", "prepare", *arguments, "--processes", 1, "--out", corpus / "prepared")
+    assert result.exit_code == 0 and "tokens/s" in result.output and "regard train" in result.output, result.output
+    again = regard("data", "prepare", *arguments, "--processes", 1, "--out", corpus / "prepared")
+    assert "everything was prepared already" in again.output
+    prepared = regard("train", corpus / "prepared" / "recipe.toml", "--out", corpus / "run")
+    assert prepared.exit_code == 0, prepared.output
+    assert losses(corpus / "run") == losses(corpus / "plain")
+
+
+def test_flags_of_data_are_frozen() -> None:
+    from typer.main import get_command
+
+    commands = get_command(app).commands["data"].commands  # ty: ignore
+    flags = {name: {o for p in c.params for o in p.opts if o.startswith("--")} for name, c in commands.items()}
+    assert flags["tokenizer"] >= {"--out", "--kind", "--size", "--format", "--field", "--json"}
+    assert flags["prepare"] >= {"--out", "--processes", "--examples", "--from", "--data"}

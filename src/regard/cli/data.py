@@ -16,8 +16,10 @@ HELP = """Train a tokenizer on files, and prepare examples for training.
 \b
 Examples:
   regard data tokenizer corpus.txt --size 4096 --out tokenizer
+  regard data prepare llama --data corpus.txt --processes 8 --out prepared
 """
 DEFAULT_SIZE = 4096
+ACCEPT_OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
 SAMPLED_EXAMPLES = 200  # for the compression that is printed
 SHOWN_CHARACTERS, SHOWN_TOKENS = 160, 12
 
@@ -129,3 +131,47 @@ def format_tokenizer(out: Path, result: dict[str, Any]) -> str:
             f"example         {'|'.join(result['example'])!r}",
         ]
     )
+
+
+@app.command("prepare", context_settings=ACCEPT_OVERRIDES)
+def prepare(
+    context: typer.Context,
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="The name of a recipe, or a TOML file.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The folder to write, or to continue.")],
+    processes: Annotated[int | None, typer.Option(min=1, help="By default one per CPU core.")] = None,
+    examples: Annotated[
+        int | None, typer.Option(min=1, help="The number of examples, for sources that generate them endlessly.")
+    ] = None,
+    start: Annotated[
+        str | None, typer.Option("--from", metavar="MODEL", help="Prepare for fine-tuning this model.")
+    ] = None,
+    data: Annotated[Path | None, typer.Option(help="The file or folder, instead of the data of the recipe.")] = None,
+) -> None:
+    """Tokenize the data of a recipe once, into memory-mapped files, and write a recipe that trains on them.
+
+    The files do not depend on the number of processes. After an interruption, the same command continues. Values of the
+    recipe can be overridden by their dotted names.
+
+    \b
+    Examples:
+      regard data prepare llama --data corpus.txt --processes 8 --out prepared
+      regard train prepared/recipe.toml --out runs/mine
+      regard data prepare demo --examples 100000 --tokenizer.size=1024 --out prepared
+    """
+    import os
+
+    from rich.console import Console
+
+    from regard.data.prepare_progress import PreparationProgress
+    from regard.training.prepare_data import RECIPE, prepare_recipe
+    from regard.training.recipe import parse_overrides, resolve
+    from regard.training_run import read_tables
+
+    _, tables = read_tables(recipe, parse_overrides(list(context.args)), start, data)
+    progress = PreparationProgress(Console(stderr=True))
+    processes = processes or os.cpu_count() or 1
+    written = prepare_recipe(resolve(tables), out, processes, examples, progress, tables.get("head"))
+    for prepared in written:
+        size = f"{len(prepared):,} examples, {prepared.tokens:,} tokens, {prepared.bytes / 1e6:,.1f} MB"
+        print(f"{prepared.folder}: {size}")
+    print(f"{progress.summary()}\nto train on them: regard train {out / RECIPE}")

@@ -10,14 +10,14 @@ depend on the number of ranks, and all ranks have the same state.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 
 from regard.data.batch import Batch
 from regard.data.packing import Item, best_fit, item_length
-from regard.data.sources.base import Example, Examples
+from regard.data.sources.base import Examples
+from regard.data.tokenization import Tokenization, Tokenizes
 from regard.text.tokenizer import Tokenizer
 
 MAX_EMPTY_EXAMPLES = 10_000  # consecutive examples without an item
@@ -25,7 +25,7 @@ NEXT_EXAMPLES = 1000  # of an endless source, from which another example is draw
 MAX_PENDING = 32  # items to choose from; with more, rows are fuller and documents further out of order
 
 
-class ExampleEncoder(Protocol):
+class ExampleEncoder(Tokenizes, Protocol):
     """How an objective turns examples into batches."""
 
     @property
@@ -37,8 +37,6 @@ class ExampleEncoder(Protocol):
     def needs_other(self) -> bool:
         """Whether `sample` also gets the columns of another example, as `other_NAME`."""
         ...
-
-    def tokenize(self, example: Example, tokenizer: Tokenizer) -> Mapping[str, np.ndarray]: ...
 
     def sample(
         self, columns: Mapping[str, np.ndarray], tokenizer: Tokenizer, length: int, rng: np.random.Generator
@@ -70,7 +68,7 @@ class Loader:
             raise ValueError(f"rank={rank} must be from 0 to {ranks - 1}, because ranks={ranks}")
         if rows % ranks:
             raise ValueError(f"rows={rows} is not divisible by ranks={ranks}; use a multiple of {ranks}")
-        self.examples = examples.map(partial(objective.tokenize, tokenizer=tokenizer))
+        self.examples = examples.map(Tokenization(objective, tokenizer))
         self.objective, self.tokenizer, self.rows, self.length = objective, tokenizer, rows, length
         self.seed, self.rank, self.ranks = seed, rank, ranks
         self._next_example = 0

@@ -23,6 +23,7 @@ from regard.data.sources.base import DataSource, Example, Splits, read_examples
 from regard.data.sources.files import File
 from regard.data.sources.images import ImageFolder
 from regard.data.sources.mixture import open_sources
+from regard.data.sources.prepared import Prepared
 from regard.data.sources.world import WorldStories
 from regard.spec import Spec, class_of, require, suggest_name
 from regard.text.tokenizer import Tokenizer
@@ -42,6 +43,11 @@ class Data(Spec):
         for name in ("rows", "length"):
             require(getattr(self, name) > 0, f"data: {name}={getattr(self, name)} must be positive")
         require(self.held_out >= 0, f"data: held_out={self.held_out} must not be negative")
+
+    @property
+    def prepared(self) -> bool:
+        """Whether all examples are arrays already."""
+        return all(isinstance(source, Prepared) for source in self.sources)
 
     def open(self) -> Splits:
         return open_sources(self.sources, self.seed, self.held_out > 0)
@@ -84,7 +90,7 @@ def with_absolute_paths(data: Data) -> Data:
     """The same data from any working directory."""
     sources = (
         dataclasses.replace(source, path=str(Path(source.path).absolute()))
-        if isinstance(source, File | ImageFolder)
+        if isinstance(source, File | ImageFolder | Prepared)
         else source
         for source in data.sources
     )

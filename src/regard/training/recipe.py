@@ -168,7 +168,8 @@ def resolve(
     if tokenizer is None:
         tokenizer = draft.tokenizer.build(splits, draft.objective.special_tokens)
     draft.objective.prepare_tokenizer(tokenizer)
-    objective = draft.objective.fit(splits.train, draft.model)
+    # the recipe of prepared data has the objective that was fitted to the examples
+    objective = draft.objective if draft.data.prepared else draft.objective.fit(splits.train, draft.model)
     recipe = build_recipe(
         tables | {"objective": objective.to_dict()}, tokenizer.vocab_size, pattern, objective.head_options
     )
