@@ -164,6 +164,7 @@ FAULTS = {
     "d.jsonl": (b"[" * 100_000 + b"\n", "d.jsonl, line 1: JSON that is nested too deeply"),
     "a.txt": (b"one\ntwo\n\xc3(\n", "a.txt, line 3: not UTF-8"),
     "b.txt": (b"", "b.txt is empty"),
+    "c.txt": (b" \n", "c.txt is empty"),
     "a.json": (b'[{"a": 1},\n{"a" 1}]', "a.json, line 2: not valid JSON"),
     "b.json": (b'[{"a": 1}\n{"a": 1}]', "b.json, line 2: expected ',' or ']'"),
     "c.json": (b'[{"a": 1},\n3]', "c.json, line 2: expected an object"),

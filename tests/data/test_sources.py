@@ -3,11 +3,13 @@
 import json
 from collections import Counter
 from itertools import pairwise
+from typing import get_args
 
 import pytest
 
+from regard.data.readers import FORMATS
 from regard.data.sources.base import Generated, read_examples
-from regard.data.sources.files import File, Pydoc, split_lines
+from regard.data.sources.files import File, Format, Pydoc
 from regard.data.sources.mixture import BLOCK, Mixture, open_sources
 from regard.data.sources.world import WorldStories
 from regard.data.world import story
@@ -92,16 +94,6 @@ def test_transformed_examples_keep_their_order_and_are_computed_once():
     assert calls == Counter(epoch(source))  # copies of a document are computed once each
 
 
-@pytest.mark.parametrize("size", [1, 7, 1000])
-def test_chunks_concatenate_to_the_text_and_end_with_lines(size):
-    text = "one\ntwo three\n\nfour five six seven"
-    chunks = list(split_lines(text, size))
-    assert "".join(chunks) == text
-    assert max(map(len, chunks)) <= size
-    if size == 1000:
-        assert chunks[0].endswith("\n")
-
-
 def test_text_files_and_folders_are_read_completely(tmp_path):
     lines = [f"line {number} of the text\n" * 300 for number in range(40)]
     (tmp_path / "all.txt").write_text("".join(lines))
@@ -165,11 +157,27 @@ def test_unreadable_files_are_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="check the path"):
         File(path=str(tmp_path / "none.txt")).open()
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match=r"no file that matches .* other files are not read"):
+    with pytest.raises(ValueError, match=r"no file that ends in .* give a pattern"):
         File(path=str(tmp_path / "empty")).open()
     (tmp_path / "empty.txt").write_text(" \n")
-    with pytest.raises(SpecError, match="has no examples"):
+    with pytest.raises(ValueError, match=r"empty.txt is empty"):
         File(path=str(tmp_path / "empty.txt")).open()
+
+
+def test_formats_and_columns_of_files(tmp_path):
+    (tmp_path / "a.csv").write_text("body,label\n" + "".join(f"text {n},{n % 2}\n" for n in range(30)))
+    source = File(path=str(tmp_path / "a.csv"), columns=("text=body",))
+    assert {(example["text"], example["label"]) for example in all_examples(source)} == {
+        (f"text {n}", str(n % 2)) for n in range(30)
+    }
+    (tmp_path / "a.txt").write_text("one\n\ntwo\nthree\n")
+    lines = File(path=str(tmp_path / "a.txt"), format="lines").open(hold_out=False).train
+    assert sorted(epoch(lines)) == ["one", "three", "two"]
+    with pytest.raises(SpecError, match="must be FIELD=COLUMN"):
+        File(path="a.csv", columns=("body",))
+    with pytest.raises(SpecError, match="format"):
+        File(path="a.csv", format="cvs")
+    assert set(get_args(Format)) == set(FORMATS)
 
 
 def test_the_fingerprint_changes_with_any_word(tmp_path):

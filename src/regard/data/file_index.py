@@ -51,7 +51,9 @@ def index_chunks(path: Path) -> np.ndarray:
             stream.seek(offsets[-1])
             block = stream.read(limit + 1)
             offsets.append(offsets[-1] + (block.rfind(b"\n", 0, limit) + 1 or _character_end(block, limit)))
-    if size:
+        stream.seek(offsets[-1])
+        is_blank = len(offsets) == 1 and not stream.read().strip()
+    if not is_blank:
         offsets.append(size)
     return np.array(offsets, dtype=np.int64)
 

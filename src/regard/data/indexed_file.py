@@ -73,6 +73,11 @@ def parse_text(text: str) -> dict[str, Any]:
     return {"text": text.replace("\r\n", "\n").replace("\r", "\n")}
 
 
+def parse_chunk(text: str) -> dict[str, Any]:
+    """A chunk of a text, which does not end a document."""
+    return parse_text(text) | {"end": False}
+
+
 def parse_stripped(text: str) -> dict[str, Any]:
     """A line or a paragraph, without the ends of lines after it."""
     return {"text": parse_text(text)["text"].rstrip("\n")}
@@ -114,7 +119,7 @@ class ParseRecord:
 
 
 SLICES: dict[str, tuple[Callable[[Path], np.ndarray], Callable[[str], dict[str, Any]]]] = {
-    "text": (index_chunks, parse_text),
+    "text": (index_chunks, parse_chunk),
     "lines": (index_lines, parse_stripped),
     "paragraphs": (index_paragraphs, parse_stripped),
     "files": (index_whole, parse_text),

@@ -1,12 +1,12 @@
 """Examples from files: text, JSON Lines, JSON arrays, CSV, Parquet, and folders of Hugging Face `datasets`.
 
-An example is a mapping of named values, as in a line of JSON Lines; text files have examples with one field, `text`.
+An example is a mapping of named values, as in a line of JSON Lines; those of text files have the field `text`.
 `read_examples` opens a file, a folder or a pattern as a sequence. Only the offsets of the examples are in memory, and
 each example is read when it is needed. A collection can be pickled and read in many processes.
 
 | format                | examples                                                                          |
 | --------------------- | --------------------------------------------------------------------------------- |
-| text                  | chunks that end at ends of lines; a small file has small chunks                   |
+| text                  | chunks that end at ends of lines, with `end = false`; small ones of a small file  |
 | lines, paragraphs     | the lines of a text; groups of lines that are separated by blank lines            |
 | files                 | each text file is one example; the default for folders of text                    |
 | jsonl, json           | one object per line; an array of objects                                          |

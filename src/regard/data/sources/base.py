@@ -149,6 +149,12 @@ class Subset(Sequence[Example]):
     def __getitem__(self, index: Any) -> Any:
         return self.collection[self.indices[index]]
 
+    def origin(self, index: int) -> str:
+        """The file and the line of an example, if its collection has them, for errors."""
+        original = self.indices[index]
+        origin = getattr(self.collection, "origin", None)
+        return f"example {original}" if origin is None else origin(original)
+
 
 def read_examples(examples: Examples, limit: int) -> Iterator[Example]:
     """One epoch of a finite source; the first `limit` examples of an endless one."""

@@ -1,45 +1,40 @@
-"""Text of the user (a file, a folder, JSONL), and the text of the Python manual.
+"""Files of the user (data/readers.py: text, JSON, CSV, Parquet …), and the text of the Python manual."""
 
-.jsonl          one object per line: its keys are those of the example
-a folder        the files that match `pattern`, each a document
-other files     one text, split into documents at ends of lines
-"""
-
-import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from regard.data.sources.base import DataSource, Example, Splits, open_collection
+from regard.data.readers import FileExamples, read_examples
+from regard.data.sources.base import DataSource, Splits, open_collection
 from regard.spec import require
 
-CHUNK_CHARACTERS = 4000  # a text file is split into documents of about this size, at ends of lines
-MIN_CHUNKS = 20  # a short text is split into this many documents, if they have at least
-MIN_CHARACTERS = 100  # characters
+Format = Literal[
+    "text", "lines", "paragraphs", "files", "jsonl", "json", "csv", "tsv", "parquet", "arrow", "dataset"
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
 class File(DataSource):
+    """A file, a folder, or a pattern such as `corpus/**/*.md`. The fields of an example are those of the file."""
+
     path: str = ""
-    pattern: str = "**/*.txt"  # of the files of a folder
+    pattern: str | None = None  # of the files of a folder; by default all with a suffix of one known format
     tail: bool = False  # hold out the last tenth, instead of a tenth that is selected by its content
+    format: Format | None = None  # by default that of the suffix
+    columns: tuple[str, ...] = ()  # "text=content": the field `text` of the examples is the column `content`
 
     def check(self) -> None:
         super().check()
         require(bool(self.path), "file: path is missing; set data.path")
+        for column in self.columns:
+            require("=" in column, f"file: columns={column!r} must be FIELD=COLUMN, for example text=content")
 
     def open(self, seed: int = 0, hold_out: bool = True) -> Splits:
         return open_collection(f"{self.path}, seed {seed}", self.read(), seed, hold_out, self.tail)
 
-    def read(self) -> list[Example]:
-        path = Path(self.path)
-        if path.is_dir():
-            return read_folder(path, self.pattern)
-        text = read_text(path)
-        if path.suffix == ".jsonl":
-            lines = enumerate(text.split("\n"), start=1)
-            return [parse_line(line, f"{path}, line {number}") for number, line in lines if line.strip()]
-        return [{"text": chunk, "end": False} for chunk in split_lines(text, chunk_size(len(text))) if chunk.strip()]
+    def read(self) -> FileExamples:
+        path = Path(self.path) / self.pattern if self.pattern else self.path
+        return read_examples(path, self.format, dict(column.split("=", 1) for column in self.columns))
 
 
 @dataclass(frozen=True)
@@ -51,44 +46,3 @@ class Pydoc(DataSource):
 
         documents = [{"text": topics[name]} for name in sorted(topics) if topics[name]]
         return open_collection(f"pydoc, seed {seed}", documents, seed, hold_out)
-
-
-def read_folder(path: Path, pattern: str) -> list[Example]:
-    files = sorted(file for file in path.glob(pattern) if file.is_file())
-    if not files:
-        raise ValueError(f"{path} has no file that matches {pattern!r}, and other files are not read; set data.pattern")
-    texts = (read_text(file) for file in files)
-    return [{"text": text} for text in texts if text]
-
-
-def read_text(path: Path) -> str:
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} is not a file or folder; check the path")
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 ({error.reason} at byte {error.start}); convert it first") from error
-
-
-def parse_line(line: str, origin: str) -> Example:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{origin}: not valid JSON ({error}); write one object per line") from error
-    if not isinstance(row, dict):
-        raise ValueError(f"{origin}: expected an object such as {{'text': '…'}}, found {row!r:.60}")
-    return row
-
-
-def chunk_size(characters: int) -> int:
-    return min(CHUNK_CHARACTERS, max(MIN_CHARACTERS, characters // MIN_CHUNKS))
-
-
-def split_lines(text: str, size: int = CHUNK_CHARACTERS) -> Iterator[str]:
-    """Chunks of at most `size` characters, which end at the end of a line unless the line is longer."""
-    start = 0
-    while start < len(text):
-        line_end = text.rfind("\n", start, start + size) + 1
-        end = line_end if line_end > start else start + size
-        yield text[start:end]
-        start = end
