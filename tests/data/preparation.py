@@ -1,10 +1,11 @@
 """Examples and an encoder for the tests of prepared shards, importable by the processes that they start.
 
-`python -m tests.data.preparation FOLDER` compares kills at every event of writing with an undisturbed call, and prints
-the number of kills. It starts no process that imports torch, so a kill costs milliseconds.
+`python -m tests.data.preparation kill-all FOLDER 1` compares kills at every event of writing with an undisturbed call,
+and prints the number of kills. It starts no process that imports torch, so a kill costs milliseconds.
 """
 
 import hashlib
+import itertools
 import os
 import shutil
 import signal
@@ -104,24 +105,26 @@ def in_child(folder: Path, event: int) -> bool:
     return os.WIFSIGNALED(os.waitpid(child, 0)[1])
 
 
-def kill_at_every_event(folder: Path) -> int:
+def kill_at_events(folder: Path, every: int) -> int:
+    """Kill at every n-th event, in calls that are compared with an undisturbed one; returns the number of kills."""
     write(folder / "undisturbed", count=20, per_shard=8)
-    expected, event = contents(folder / "undisturbed"), 0
-    while True:
-        event += 1
+    expected = contents(folder / "undisturbed")
+    for kills, event in enumerate(itertools.count(1, every)):
         out = folder / str(event)
         if not in_child(out, event):
             assert contents(out) == expected
-            return event - 1
+            return kills
         in_child(out, event // 2)  # a second kill, during the repair
         write(out, count=20, per_shard=8)
         assert contents(out) == expected, f"after a kill at event {event}"
         ShardedExamples(out).verify()
+    raise AssertionError("unreachable")
 
 
 if __name__ == "__main__":
     command, out = sys.argv[1], Path(sys.argv[2])
+    os.fsync = lambda handle: None  # it matters only if the machine fails, and takes most of the time
     if command == "kill-all":
-        print(kill_at_every_event(out))
+        print(kill_at_events(out, int(sys.argv[3])))
     else:
         write(out, count=2000, processes=2, listener=KillAfter(300), per_shard=100)

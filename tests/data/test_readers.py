@@ -46,9 +46,7 @@ def test_lines_and_paragraphs_equal_those_of_a_plain_loop(seed, block, tmp_path,
     paragraphs = [[]]
     for line in lines:
         paragraphs = [*paragraphs[:-1], paragraphs[-1] + [line]] if line.strip() else [*paragraphs, []]
-    assert [p.split("\n") for p in map(str.rstrip, texts(path, "paragraphs"))] == [
-        "\n".join(paragraph).rstrip().split("\n") for paragraph in paragraphs if paragraph
-    ]
+    assert texts(path, "paragraphs") == ["\n".join(paragraph) for paragraph in paragraphs if paragraph]
 
 
 @pytest.mark.parametrize("text", [SHORT, random_text(1), "x" * 5000, "漢" * 5000, "one line", "a\n" * 9000])
@@ -195,7 +193,7 @@ def test_missing_files_and_wrong_formats_are_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no file .*chat.jsonl; did you mean .*chats.jsonl"):
         read_examples(tmp_path / "chat.jsonl")
     with pytest.raises(ValueError, match="did you mean 'jsonl'"):
-        read_examples(tmp_path / "chats.jsonl", "jsonlines")
+        read_examples(tmp_path / "chats.jsonl", "jsnl")
     with pytest.raises(FileError, match="reads folders"):
         read_examples(tmp_path / "chats.jsonl", "dataset")
     assert set(SUFFIXES.values()) < set(FORMATS)
@@ -227,14 +225,14 @@ def test_memory_does_not_grow_with_the_file(name, tmp_path):
     line = {"a.jsonl": '{"text": "%s"}\n', "a.txt": "%s\n", "a.csv": "%s,x\n", "a.json": '{"text": "%s"},\n'}[name]
     with (tmp_path / name).open("w") as stream:
         stream.write({"a.csv": "text,y\n", "a.json": "["}.get(name, ""))
-        for number in range(12_500):
-            stream.write(line % (f"{number} " * 800)[:4000])  # 50 MB in all
+        for number in range(2500):
+            stream.write(line % (f"{number} " * 10_000)[:20_000])  # 50 MB in all
         stream.write('{"text": ""}]' if name == "a.json" else "")
     tracemalloc.start()
     examples = read_examples(tmp_path / name)
-    assert len(examples) >= 12_500 and examples.fingerprint
-    for index in range(0, len(examples), 500):
-        assert len(examples[index]["text"]) >= 1
+    assert len(examples) >= 2500 and examples.fingerprint
+    for index in range(0, len(examples), 100):
+        assert isinstance(examples[index]["text"], str)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 12 << 20, f"{peak / 2**20:.0f} MiB"

@@ -78,9 +78,16 @@ def parse_chunk(text: str) -> dict[str, Any]:
     return parse_text(text) | {"end": False}
 
 
-def parse_stripped(text: str) -> dict[str, Any]:
-    """A line or a paragraph, without the ends of lines after it."""
-    return {"text": parse_text(text)["text"].rstrip("\n")}
+def parse_line(text: str) -> dict[str, Any]:
+    return {"text": text.split("\n", 1)[0].removesuffix("\r")}
+
+
+def parse_paragraph(text: str) -> dict[str, Any]:
+    """The lines without the blank ones that follow."""
+    lines = parse_text(text)["text"].split("\n")
+    while not lines[-1].strip(" \t\v\f"):
+        lines.pop()
+    return {"text": "\n".join(lines)}
 
 
 def parse_json(text: str) -> dict[str, Any]:
@@ -120,8 +127,8 @@ class ParseRecord:
 
 SLICES: dict[str, tuple[Callable[[Path], np.ndarray], Callable[[str], dict[str, Any]]]] = {
     "text": (index_chunks, parse_chunk),
-    "lines": (index_lines, parse_stripped),
-    "paragraphs": (index_paragraphs, parse_stripped),
+    "lines": (index_lines, parse_line),
+    "paragraphs": (index_paragraphs, parse_paragraph),
     "files": (index_whole, parse_text),
     "jsonl": (index_lines, parse_json),
     "json": (index_json_array, parse_element),
