@@ -37,7 +37,7 @@ class FirstExamples(Sequence[Example]):
     source: DataSource
     seed: int
     split: str
-    count: int
+    length: int
 
     @cached_property
     def examples(self) -> Examples:
@@ -47,7 +47,7 @@ class FirstExamples(Sequence[Example]):
         return examples
 
     def __len__(self) -> int:
-        return self.count
+        return self.length
 
     def __getitem__(self, index: Any) -> Any:
         return self.examples.example(index)
