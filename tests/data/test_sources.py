@@ -9,7 +9,7 @@ import pytest
 
 from regard.data.readers import FORMATS
 from regard.data.sources.base import Generated, read_examples
-from regard.data.sources.files import File, Format, Pydoc
+from regard.data.sources.files import File, FileFormat, Pydoc
 from regard.data.sources.mixture import BLOCK, Mixture, open_sources
 from regard.data.sources.world import WorldStories
 from regard.data.world import story
@@ -177,7 +177,7 @@ def test_formats_and_columns_of_files(tmp_path):
         File(path="a.csv", columns=("body",))
     with pytest.raises(SpecError, match="format"):
         File(path="a.csv", format="cvs")
-    assert set(get_args(Format)) == set(FORMATS)
+    assert set(get_args(FileFormat)) == set(FORMATS)
 
 
 def test_the_fingerprint_changes_with_any_word(tmp_path):

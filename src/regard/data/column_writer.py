@@ -132,5 +132,6 @@ class ColumnWriter:
 
 def smallest_dtype(low: int, high: int) -> np.dtype:
     """The smallest little-endian integer dtype for values from `low` to `high`."""
-    dtypes = [np.dtype(name).newbyteorder("<") for name in (SIGNED if low < 0 else UNSIGNED)]
-    return next(dtype for dtype in dtypes if np.iinfo(dtype).min <= low and high <= np.iinfo(dtype).max)
+    limits = {name: np.iinfo(name) for name in (SIGNED if low < 0 else UNSIGNED)}
+    name = next(name for name, limit in limits.items() if limit.min <= low and high <= limit.max)
+    return np.dtype(name).newbyteorder("<")

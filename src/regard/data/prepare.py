@@ -41,7 +41,7 @@ REPORT_SECONDS = 0.2
 PARTIAL = ".partial"
 
 Encode = Callable[[Any], Mapping[str, np.ndarray]]
-Report = Callable[[int, int], None]  # called with the numbers of examples and tokens since the last call
+ReportProgress = Callable[[int, int], None]  # called with the numbers of examples and tokens since the last call
 
 
 class PreparationListener:
@@ -199,7 +199,7 @@ def remove_shard(path: Path) -> None:
     shutil.rmtree(leftover)
 
 
-def write_shard(task: Preparation, number: int, report: Report) -> None:
+def write_shard(task: Preparation, number: int, report: ReportProgress) -> None:
     path = task.path(number)
     partial = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")
     partial.mkdir()
@@ -258,7 +258,7 @@ def named_errors(examples: Sequence[Any], row: int) -> Generator[None]:
         raise PreparedError(f"{origin(row)}: {error}") from error
 
 
-def write_in_processes(task: Preparation, pending: Sequence[int], processes: int, report: Report) -> None:
+def write_in_processes(task: Preparation, pending: Sequence[int], processes: int, report: ReportProgress) -> None:
     """Write shards in processes, which receive their numbers through pipes and end when their pipe is closed."""
     context = get_context("spawn")  # a fork would copy the locks of threads
     remaining = list(reversed(pending))

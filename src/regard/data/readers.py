@@ -220,5 +220,5 @@ def fingerprint_file(path: Path) -> bytes:
         return digest.digest()
 
 
-def new_hash(data: bytes = b"") -> "hashlib._Hash":
+def new_hash(data: bytes = b"") -> hashlib.blake2b:
     return hashlib.blake2b(data, digest_size=16)

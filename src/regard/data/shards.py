@@ -169,7 +169,7 @@ def damaged(file: Path, fault: str) -> PreparedError:
     return PreparedError(f"{file} is damaged: {fault}; run regard data prepare again, which keeps the other shards")
 
 
-def new_checksum(data: bytes = b"") -> "hashlib._Hash":
+def new_checksum(data: bytes = b"") -> hashlib.blake2b:
     return hashlib.blake2b(data, digest_size=16)
 
 

@@ -8,7 +8,7 @@ from regard.data.readers import FileExamples, read_examples
 from regard.data.sources.base import DataSource, Splits, open_collection
 from regard.spec import require
 
-Format = Literal[
+FileFormat = Literal[
     "text", "lines", "paragraphs", "files", "jsonl", "json", "csv", "tsv", "parquet", "arrow", "dataset"
 ]  # fmt: skip
 
@@ -20,7 +20,7 @@ class File(DataSource):
     path: str = ""
     pattern: str | None = None  # of the files of a folder; by default all with a suffix of one known format
     tail: bool = False  # hold out the last tenth, instead of a tenth that is selected by its content
-    format: Format | None = None  # by default that of the suffix
+    format: FileFormat | None = None  # by default that of the suffix
     columns: tuple[str, ...] = ()  # "text=content": the field `text` of the examples is the column `content`
 
     def check(self) -> None:
