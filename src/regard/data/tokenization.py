@@ -36,7 +36,8 @@ class Tokenization:
 
     def fingerprints(self) -> dict[str, str]:
         tokenizer = self.tokenizer
-        special = [tokenizer.special_tokens_map, tokenizer.chat_template, tokenizer.prefix_ids, tokenizer.stop_ids]
+        ids = [tokenizer.prefix_ids, tokenizer.stop_ids, tokenizer.decoder_start]
+        special = [tokenizer.special_tokens_map, tokenizer.chat_template, ids]
         return {
             "objective": fingerprint([FORMAT, self.objective.to_dict()]),
             "tokenizer": fingerprint([tokenizer.core.to_str(), special]),
