@@ -94,7 +94,9 @@ def start_run(path: Path, resolved: ResolvedRecipe, device: str, console: Consol
     device = resolve_device(device)
     trained = None if recipe.adapter is None else 0  # adapters are too small to matter here
     check_memory(recipe.model, recipe.train, device, recipe.data.rows, recipe.data.length, trained)
-    model = build_model(recipe)  # before the directory is created: an impossible model leaves no directory
+    # before the directory is created: an impossible model, or a pattern that matches no parameter, leaves no directory
+    model = build_model(recipe)
+    recipe.train.build_optimizer(model)
     run = Run.create(path, recipe.to_dict(), tokenizer)
     return run_training(run, recipe, model, tokenizer, splits, device, progress_listener(console))
 

@@ -35,6 +35,20 @@ def test_every_recipe_trains_a_few_steps(recipe: str, tmp_path: Path) -> None:
     assert [r["step"] for r in records if "loss" in r] == [1, 2]
 
 
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ('--train.freeze=["embeding*"]', "freeze: 'embeding*' matches no parameter"),
+        ('--train.lr_scales=[{parameters = "xyz*", scale = 2.0}]', "lr_scales: 'xyz*' matches no parameter"),
+        ('--train.freeze=["*"]', "no trainable parameter"),
+    ],
+)
+def test_a_wrong_pattern_leaves_no_run(override: str, message: str, tmp_path: Path) -> None:
+    result = regard("train", "demo", "--out", tmp_path / "run", *SMALL, "--train.steps=1", override)
+    assert message in str(result.exception)
+    assert not (tmp_path / "run").exists()
+
+
 def test_overrides_reach_the_saved_config(tmp_path: Path) -> None:
     out = tmp_path / "run"
     result = regard(
