@@ -216,3 +216,32 @@ def test_a_size_is_planned_on_several_devices() -> None:
 def test_wrong_arguments_are_refused(arguments: tuple[str, ...], message: str) -> None:
     assert message in str(regard("plan", "train", *arguments).exception)
     assert regard("plan", "train", "7B", "--split", "shard=2").exit_code == 2
+
+
+def test_adapters_are_trained_and_the_model_is_frozen() -> None:
+    job = TrainingJob(SMALL, rows=8, length=128, steps=10, trained=1000)
+    whole = replace(job, trained=None)
+    assert job.memory()["gradients"] == 4000 and job.memory()["optimizer"] == 8000
+    assert job.memory()["weights"] == whole.memory()["weights"] + 4000
+    assert job.flops_per_step == pytest.approx(whole.flops_per_step * 2 / 3)
+
+
+def test_recipes_of_other_models_and_of_adapters_are_planned(tmp_path: Path, demo_run: Path) -> None:
+    encoder = bert(vocab=100, width=64, layers=2, heads=4, hidden=128).to_dict()
+    del encoder["input"]["vocab"]
+    steps, tokenizer = "[train]\nsteps = 3\n", "[tokenizer]\nby = 'byte'\n"
+    (tmp_path / "encoder.toml").write_text(f"model = {toml(encoder)}\n{steps}{tokenizer}")
+    assert planned(str(tmp_path / "encoder.toml"))["run"]["parameters"] > 261 * 64
+    adapter = "[adapter]\nrank = 2\ntargets = 'all-linear'\n"
+    (tmp_path / "tuned.toml").write_text(f"from = '{demo_run}'\n{adapter}{steps}")
+    tuned = planned(str(tmp_path / "tuned.toml"))
+    assert 0 < tuned["run"]["trained_parameters"] < tuned["run"]["parameters"] / 5
+
+
+def toml(value: object) -> str:
+    """A value as an inline TOML value; tables leave out None."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {toml(entry)}" for key, entry in value.items() if entry is not None) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(toml, value)) + "]"
+    return json.dumps(value)

@@ -112,7 +112,15 @@ def spec_tables(name: str, overrides: list[str], other_names: Mapping[str, Itera
     """A model's spec as plain data."""
     from regard.checkpoint.model_folder import read_spec_and_table
     from regard.spec import parse_spec
-    from regard.training.recipe import RECIPES, Vocabulary, find_recipe, override, parse_overrides, read_recipe
+    from regard.training.recipe import (
+        RECIPES,
+        Vocabulary,
+        fill_model,
+        find_recipe,
+        override,
+        parse_overrides,
+        read_recipe,
+    )
 
     if has_weights(name):
         if overrides:
@@ -125,9 +133,13 @@ def spec_tables(name: str, overrides: list[str], other_names: Mapping[str, Itera
     if path.suffix == ".json":
         return override(json.loads(path.read_text(encoding="utf-8")), parse_overrides(overrides))
     tables = read_recipe(path, parse_overrides(overrides))
-    model = tables.get("model", tables)
-    if "model" in tables and "vocab" not in model and model.get("kind", "decoder") == "decoder":
-        vocabulary = parse_spec(tables.get("tokenizer", {}), "tokenizer", Vocabulary)
-        assert isinstance(vocabulary, Vocabulary)
-        model = {"vocab": vocabulary.expected_size, **model}
-    return model
+    if "from" in tables:
+        return read_spec_and_table(model_folder(str(tables["from"])))[0].to_dict()
+    if "model" not in tables:
+        return tables
+    model, head = {"kind": "decoder", **tables["model"]}, {"labels": 2}
+    if fill_model(model, 1, head) == fill_model(model, 2, head):  # the vocabulary is given, or there is none
+        return fill_model(model, 1, head)
+    vocabulary = parse_spec(tables.get("tokenizer", {}), "tokenizer", Vocabulary)
+    assert isinstance(vocabulary, Vocabulary)
+    return fill_model(model, vocabulary.expected_size, head)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from regard.models.base import Model
     from regard.planning.speed import Device
     from regard.planning.training_plan import ParallelSplit, TrainingJob
 
@@ -66,8 +67,7 @@ def run_settings(name: str, overrides: Sequence[str], options: Mapping[str, int 
 
     is_recipe = (RECIPES / f"{name}.toml").is_file() or Path(name).suffix == ".toml"
     tables = read_recipe(find_recipe(name), parse_overrides(overrides)) if is_recipe else {}
-    start = tables.get("from")
-    spec = find_spec(name, overrides) if start is None else find_spec(str(start))
+    spec = find_spec(name, overrides)
     train, data = tables.get("train", {}), tables.get("data", {})
     sizes = {"rows": ROWS, "length": LENGTH, "steps": STEPS}
     if tables:
@@ -82,8 +82,22 @@ def run_settings(name: str, overrides: Sequence[str], options: Mapping[str, int 
         "accumulate": train.get("accumulate", 1),
         "optimizer": train.get("optimizer", {}).get("kind", "adamw"),
         "precision": train.get("precision", "auto"),
+        "trained": adapter_size(spec, tables.get("adapter")),
         "corpus": corpus_tokens(data, tables.get("tokenizer", {})),
     }
+
+
+def adapter_size(spec: "Model", adapter: Mapping[str, Any] | None) -> int | None:
+    """The number of parameters of a recipe's adapters; None if it has none."""
+    from regard.adapt.lora import LoRA
+    from regard.planning.training import lora_parameters
+    from regard.spec import parse_spec
+
+    if adapter is None:
+        return None
+    lora = parse_spec(adapter, "adapter", LoRA)
+    assert isinstance(lora, LoRA)
+    return lora_parameters(spec, lora.rank, lora.targets)
 
 
 def corpus_tokens(data: Mapping[str, Any], tokenizer: Mapping[str, Any]) -> float | None:
@@ -128,7 +142,7 @@ def make_job(settings: Mapping[str, Any], device: str) -> "TrainingJob":
 
     precision = settings["precision"]
     mixed = precision == "bfloat16" or precision == "auto" and device != "cpu"
-    names = ("spec", "rows", "length", "steps", "accumulate", "optimizer")
+    names = ("spec", "rows", "length", "steps", "accumulate", "optimizer", "trained")
     return TrainingJob(mixed=mixed, **{name: settings[name] for name in names})
 
 
@@ -136,6 +150,7 @@ def describe_run(job: "TrainingJob", settings: Mapping[str, Any]) -> dict[str, A
     corpus = settings["corpus"]
     epochs = {} if corpus is None else {"epochs_estimated_from_file_sizes": job.tokens / corpus}
     counts = {"parameters": job.costs.parameters, "active_parameters": job.costs.count.active}
+    counts |= {} if job.trained is None else {"trained_parameters": job.trained}
     sizes = {"steps": job.steps, "tokens_per_step": job.tokens_per_step, "tokens": job.tokens}
     ratio = {"tokens_per_parameter": job.tokens / job.costs.count.active}
     return {"run": {**counts, **sizes, **ratio, **epochs}, "run_flops": job.flops}

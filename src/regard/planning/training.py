@@ -56,7 +56,7 @@ def adapter_parameters(rank: int, inputs: int, outputs: int) -> int:
 
 def adapted_shapes(spec: Model, targets: Iterable[str]) -> dict[str, tuple[int, ...]]:
     """The shape (…, out, in) of every weight that the targets select."""
-    weights = select_weights(build_on_meta(spec), tuple(targets))
+    weights = select_weights(build_on_meta(spec), (targets,) if isinstance(targets, str) else tuple(targets))
     return {name: tuple(weight.weight.shape) for name, weight in weights.items()}
 
 

@@ -71,6 +71,7 @@ class TrainingJob:
     accumulate: int = 1
     mixed: bool = False  # bfloat16 autocast
     optimizer: str = "adamw"
+    trained: int | None = None  # parameters of adapters, if the model itself is frozen
 
     def __post_init__(self) -> None:
         for name in ("rows", "length", "steps", "accumulate"):
@@ -90,8 +91,13 @@ class TrainingJob:
         return self.steps * self.tokens_per_step
 
     @property
+    def flops_per_token(self) -> int:
+        """Frozen weights have no gradients, so their backward is one product of two."""
+        return self.costs.training_flops if self.trained is None else self.costs.training_flops * 2 // 3
+
+    @property
     def flops_per_step(self) -> int:
-        return self.costs.training_flops * self.tokens_per_step
+        return self.flops_per_token * self.tokens_per_step
 
     @property
     def flops(self) -> dict[str, float]:
@@ -99,7 +105,7 @@ class TrainingJob:
         without_pairs = self.costs.flops(self.length, 0)
         pairs = 3 * (self.costs.flops(self.length, self.length) - without_pairs) / self.length
         return {
-            "total": self.costs.training_flops * self.tokens,
+            "total": self.flops_per_token * self.tokens,
             "6ND": flops_6nd(self.costs.count.active, self.tokens),
             "of query-key pairs": pairs * self.tokens,
         }
@@ -112,10 +118,11 @@ class TrainingJob:
         """Bytes on one device by their use. A process and its libraries are not included."""
         parameters, rows = self.costs.parameters, self.micro_rows(split)
         local = -(-parameters // (split.shard * split.tensor))
+        trained = local if self.trained is None else -(-self.trained // (split.shard * split.tensor))
         sizes = {
-            "weights": 4 * local,
-            "gradients": 4 * local,
-            "optimizer": int(STATE_BYTES.get(self.optimizer, 8.0) * local),
+            "weights": 4 * (local if self.trained is None else local + trained),
+            "gradients": 4 * trained,
+            "optimizer": int(STATE_BYTES.get(self.optimizer, 8.0) * trained),
         }
         gathered = -(-max(size for size, _ in block_parameters(self.spec)) // split.tensor)
         if split.shard > 1:
@@ -127,12 +134,12 @@ class TrainingJob:
 
     def exchange(self, split: ParallelSplit) -> dict[str, float]:
         """Bytes that one device sends per step, by the role of the split."""
-        local = self.costs.parameters / (split.shard * split.tensor)
+        trained = (self.trained or self.costs.parameters) / (split.shard * split.tensor)
         gathered = self.costs.parameters / split.tensor * (split.shard - 1) / split.shard
         numbers = sum(len(block.sublayers) * s.width for s in stacks(self.spec).values() for block in unroll(s.layers))
         stream = self.tokens_per_step / (split.data * split.shard) * numbers * (2 if self.mixed else 4)
         return {
-            "data": 2 * 4 * local * (split.data - 1) / split.data,
+            "data": 2 * 4 * trained * (split.data - 1) / split.data,
             "shard": gathered * ((4 if self.mixed else 8) + 4) * self.accumulate,
             "tensor": 2 * 2 * stream * (split.tensor - 1) / split.tensor,
         }
@@ -147,7 +154,9 @@ class TrainingJob:
         """The time of a step. The overhead of launching operations, which bounds small models, is not included."""
         forwards = 4 if checkpointing else 3
         compute = self.flops_per_step * forwards / 3 / (split.devices * device.flops * utilization)
-        update = UPDATE_BYTES * self.costs.parameters / (split.shard * split.tensor) / device.bandwidth
+        update = (
+            UPDATE_BYTES * (self.trained or self.costs.parameters) / (split.shard * split.tensor) / device.bandwidth
+        )
         seconds = {name: sent / device.link for name, sent in self.exchange(split).items()}
         return max(compute, seconds["data"] + seconds["shard"]) + seconds["tensor"] + update
 
