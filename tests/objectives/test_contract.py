@@ -8,21 +8,33 @@ import torch
 from torch import Tensor, nn
 
 import regard
+from regard import kinds
 from regard.data.batch import Batch
+from regard.kernels.attention.mask import Mask, PrefixLM
+from regard.models.heads import PreTraining
 from regard.models.presets import clip
+from regard.objectives.bert_pretraining import BertPretraining
 from regard.objectives.classification import classification
 from regard.objectives.contrastive import Contrastive
+from regard.objectives.denoising import Denoising
 from regard.objectives.embeddings import SentenceEmbeddings
-from regard.objectives.masked import masked
-from regard.objectives.next_token import image_text, next_token
+from regard.objectives.masked import MaskedTokens
+from regard.objectives.next_token import NextToken, image_text, next_token
+from regard.objectives.prefix_lm import PrefixLanguageModel
 from regard.objectives.scores import regression, relevance
+from regard.objectives.span_corruption import SpanCorruption
 from regard.objectives.translation import translation
 
 OBJECTIVES = {
     "next_token": next_token,
+    "z_loss": NextToken(z_loss=0.1),
     "image_text": image_text,
-    "masked": masked,
+    "masked_lm": MaskedTokens(),
+    "prefix_lm": PrefixLanguageModel(2),
+    "bert_pretraining": BertPretraining(),
     "translation": translation,
+    "span_corruption": SpanCorruption(label_smoothing=0.1),
+    "denoising": Denoising(),
     "classification": classification,
     "token_classification": classification,
     "regression": regression,
@@ -50,14 +62,18 @@ def decoder(*bodies: regard.Body) -> regard.Decoder:
     return regard.Decoder(VOCAB, WIDTH, (regard.Repeat((layer,)),))
 
 
-def encoder(head: regard.Spec | None, input: regard.Spec | None = None) -> regard.Encoder:
-    layers = (regard.Repeat((block(regard.Attention(2, mask=regard.Full())),)),)
+def encoder(head: regard.Spec | None, input: regard.Spec | None = None, mask: Mask | None = None) -> regard.Encoder:
+    layers = (regard.Repeat((block(regard.Attention(2, mask=mask or regard.Full())),)),)
     return regard.Encoder(input or regard.Tokens(VOCAB), WIDTH, layers, head=head)
 
 
 def interleaved_model() -> nn.Module:
     vision = encoder(None, regard.Patches((4, 4), (8, 8)))
     return regard.Interleaved(vision, decoder(), marker=5).build(seed=0)
+
+
+def encoder_decoder_model() -> nn.Module:
+    return regard.EncoderDecoder(encoder(None), decoder(regard.CrossAttention(2))).build(seed=0)
 
 
 def dual_encoder_model() -> nn.Module:
@@ -91,11 +107,25 @@ ONE_IMAGE = {  # of four patches, at the start of each row
 CASES = {
     "next_token": Case(lambda: decoder().build(seed=0), TOKENS),
     "image_text": Case(interleaved_model, TOKENS, ONE_IMAGE),
-    "masked": Case(lambda: encoder(regard.MaskedLM()).build(seed=0), TOKENS),
-    "translation": Case(
-        lambda: regard.EncoderDecoder(encoder(None), decoder(regard.CrossAttention(2))).build(seed=0),
-        (*TOKENS, "source", "source_valid"),
+    "z_loss": Case(lambda: decoder().build(seed=0), TOKENS),
+    "masked_lm": Case(lambda: encoder(regard.MaskedLM()).build(seed=0), TOKENS),
+    "prefix_lm": Case(lambda: encoder(regard.MaskedLM(), mask=PrefixLM(2)).build(seed=0), TOKENS),
+    "bert_pretraining": Case(
+        lambda: encoder(PreTraining(regard.MaskedLM(), regard.Classification(2)), regard.Tokens(VOCAB, types=2)).build(
+            seed=0
+        ),
+        ("tokens", "targets"),
+        {
+            "weights": FIELDS["weights"],
+            "segments": FIELDS["segments"].clamp_max(0),
+            "types": torch.zeros(ROWS, LENGTH, dtype=torch.int64),
+            "labels": torch.tensor([0, 1, 1, 0]),
+            "pair_weights": torch.full((ROWS,), 5.5, dtype=torch.float64),
+        },
     ),
+    "translation": Case(encoder_decoder_model, (*TOKENS, "source", "source_valid")),
+    "span_corruption": Case(encoder_decoder_model, (*TOKENS, "source", "source_valid")),
+    "denoising": Case(encoder_decoder_model, (*TOKENS, "source", "source_valid")),
     "classification": Case(lambda: encoder(regard.Classification(3)).build(seed=0), ("tokens", "labels")),
     "relevance": Case(
         lambda: encoder(regard.Classification(1)).build(seed=0),
@@ -130,7 +160,7 @@ def batch_of(case: Case) -> Batch:
 
 
 def test_every_objective_has_a_case() -> None:
-    assert CASES.keys() == OBJECTIVES.keys()
+    assert CASES.keys() == OBJECTIVES.keys() and CASES.keys() >= kinds.OBJECTIVES.keys()
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -1,9 +1,14 @@
 """Translation: shifted targets, weights, teacher forcing and training; and training on images with text."""
 
+import json
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+import regard
 from regard.data.batch import Batch
 from regard.kernels.attention.mask import Full
 from regard.layout import TokenLayout
@@ -14,7 +19,7 @@ from regard.models.interleaved import Interleaved
 from regard.models.presets import transformer_2017
 from regard.models.stack import Repeat
 from regard.objectives.next_token import image_text
-from regard.objectives.translation import translation, translation_batch
+from regard.objectives.translation import Translation, translation, translation_batch
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
 from regard.parts.cross_attention import CrossAttention
@@ -22,6 +27,8 @@ from regard.parts.feedforward import SwiGLU
 from regard.parts.patches import Patches
 from regard.parts.position.learned import Learned
 from regard.parts.position.rope import Rope
+from regard.spec import SpecError
+from regard.text.train import byte
 from regard.training.optimizer import AdamW
 from regard.training.step import take_step
 
@@ -37,6 +44,78 @@ def test_the_target_is_shifted_right_and_padding_has_no_weight() -> None:
     assert batch.targets.tolist() == [[9, END, 0], [10, 11, END]]
     assert batch.weights.tolist() == [[1, 1, 0], [1, 1, 1]]
     assert batch.segments.tolist() == [[0, 0, -1], [0, 0, 0]]
+
+
+@pytest.mark.ledger("tr.translation")
+def test_examples_are_shifted_after_the_start_token_and_padded() -> None:
+    tokenizer = byte()
+    Translation().prepare_tokenizer(tokenizer)
+    pairs = [{"source": "ab", "target": "xyz"}, {"source": "c", "target": ""}]
+    columns = [Translation().tokenize(pair, tokenizer) for pair in pairs]
+    rows = [Translation().sample(column, tokenizer, 8, np.random.default_rng(0)) for column in columns]
+    batch = Translation().collate(rows, tokenizer, 8)
+    start, end = tokenizer.decoder_start, tokenizer.eos
+    a, b, c, x, y, z = (tokenizer.encode(letter)[0] for letter in "abcxyz")
+    assert start == tokenizer.pad
+    assert batch.source.tolist() == [[a, b], [c, tokenizer.pad]]
+    assert batch.source_valid.tolist() == [[True, True], [True, False]]
+    assert batch.tokens.tolist() == [[start, x, y, z], [start, tokenizer.pad, tokenizer.pad, tokenizer.pad]]
+    assert [row[:n] for row, n in zip(batch.targets.tolist(), (4, 1), strict=True)] == [[x, y, z, end], [end]]
+    assert batch.weights.tolist() == [[1, 1, 1, 1], [1, 0, 0, 0]]
+
+
+def test_label_smoothing_equals_its_formula() -> None:
+    """(1 - ε) onehot + ε / V as the target, for the valid tokens only."""
+    model = transformer_2017(13, 16, 2, 32, 2, dropout=0.0).build(0).double()
+    batch = translation_batch([[5, 6, 7], [8]], [[9], [10, 11]], START, END)
+    loss, count, _ = Translation(label_smoothing=0.1)(model, batch)
+    expected = 0.0
+    for source, target in (([5, 6, 7], [9, END]), ([8], [10, 11, END])):
+        log_p = model(torch.tensor([source]), torch.tensor([[START, *target[:-1]]]))[0].log_softmax(-1)
+        for t, token in enumerate(target):
+            smoothed = torch.full((13,), 0.1 / 13, dtype=torch.float64)
+            smoothed[token] += 0.9
+            expected -= smoothed @ log_p[t]
+    assert count == 5 and abs(loss - expected) < 1e-10
+    assert Translation().label_smoothing == 0.1
+    with pytest.raises(SpecError, match="label_smoothing=1.0 must be"):
+        Translation(label_smoothing=1.0)
+
+
+def test_examples_without_tokens_or_with_too_many_are_refused() -> None:
+    tokenizer, rng = byte(), np.random.default_rng(0)
+    with pytest.raises(ValueError, match="the source of this example has no tokens: {'source': '', 'target': 'a'}"):
+        Translation().tokenize({"source": "", "target": "a"}, tokenizer)
+    columns = Translation().tokenize({"source": "abc", "target": "a long target"}, tokenizer)
+    with pytest.raises(ValueError, match="has 14 tokens, more than data.length=8.*'a long target'"):
+        Translation().sample(columns, tokenizer, 8, rng)
+    assert Translation(too_long="drop").sample(columns, tokenizer, 8, rng) == []
+    (cut,) = Translation(too_long="cut").sample(columns, tokenizer, 8, rng)
+    assert len(cut["targets"]) == 8
+
+
+@pytest.mark.ledger("tr.translation")
+def test_a_trained_translator_generates_from_its_run(tmp_path: Path) -> None:
+    """The start token of training is saved with every checkpoint, and generation starts with it."""
+    pairs = [{"source": f"{a}{b}", "target": f"{b}{a}".upper()} for a in "abcd" for b in "abcd"]
+    (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, pairs)))
+    model = transformer_2017(400, 32, 2, 64, 1, dropout=0.0).to_dict()
+    recipe = {
+        "model": model,
+        "objective": {"kind": "translation", "label_smoothing": 0.0},
+        "data": {"path": str(tmp_path / "pairs.jsonl"), "rows": 16, "length": 8, "held_out": 0},
+        "tokenizer": {"by": "byte"},
+        "train": {"steps": 150, "lr": 5e-3, "schedule": {"kind": "constant", "warmup": 10}},
+    }
+    regard.train(recipe, out=tmp_path / "run", device="cpu")
+    translator = regard.load(tmp_path / "run", device="cpu")
+    start = translator.tokenizer.pad
+    assert translator.generation.decoder_start_token_id == translator.tokenizer.decoder_start == start
+    outputs = translator.generate([pair["source"] for pair in pairs], temperature=0, max_new=5)
+    assert sum(output == pair["target"] for output, pair in zip(outputs, pairs, strict=True)) >= 14
+    regard.save(translator, tmp_path / "saved")
+    again = regard.load(tmp_path / "saved", device="cpu")
+    assert again.generate("ab", temperature=0, max_new=5) == outputs[1]
 
 
 @pytest.mark.ledger("tr.translation", "tr.parallel")

@@ -25,6 +25,7 @@ from regard.models.heads import PreTraining
 from regard.objectives.base import Columns, LossResult, Objective, padded_layout, require_model, token_loss
 from regard.objectives.masked import MaskedTokens, mask_id
 from regard.objectives.text import plain_text, require_tokens
+from regard.parts.input import Tokens
 from regard.spec import SpecError, require
 from regard.text.borders import encode_words, split_sentences
 from regard.text.tokenizer import Tokenizer
@@ -55,6 +56,11 @@ class BertPretraining(Objective):
         require(
             isinstance(head, PreTraining) and head.pair.labels == 2,
             f"objective {self.kind} needs an encoder with a pretraining head with two labels of pairs, not {head}",
+        )
+        types = model.input.types if isinstance(model.input, Tokens) else 0
+        require(
+            types is not None and types > 1,
+            f"objective {self.kind} gives the two segments the types 0 and 1; set model.input.types=2",
         )
 
     def prepare_tokenizer(self, tokenizer: Tokenizer) -> None:

@@ -1,0 +1,250 @@
+"""Corrupted texts: every corruption is undone from the source and the target, on known seeds."""
+
+import math
+
+import numpy as np
+import pytest
+
+from regard.data.packing import Item
+from regard.models.heads import Classification, MaskedLM
+from regard.models.presets import bert, transformer_2017
+from regard.objectives.base import Objective
+from regard.objectives.bert_pretraining import FOLLOWS, RANDOM, BertPretraining
+from regard.objectives.denoising import Denoising, infill_spans, infilled_spans, sentence_permutation
+from regard.objectives.masked import MaskedTokens
+from regard.objectives.prefix_lm import PrefixLanguageModel
+from regard.objectives.span_corruption import SpanCorruption, random_partition, sentinel
+from regard.spec import SpecError
+from regard.text.borders import split_sentences
+from regard.text.tokenizer import Tokenizer
+from regard.text.train import byte
+
+TEXT = " ".join(f"Sentence {n} names the {['cat', 'dog', 'owl'][n % 3]}." for n in range(40))
+
+
+def items_of(objective: Objective, tokenizer: Tokenizer, length: int, seed: int, text: str = TEXT) -> list[Item]:
+    columns = objective.tokenize({"text": text}, tokenizer)
+    return objective.sample(columns, tokenizer, length, np.random.default_rng(seed))
+
+
+def prepared(objective: Objective) -> Tokenizer:
+    tokenizer = byte(objective.special_tokens)
+    objective.prepare_tokenizer(tokenizer)
+    return tokenizer
+
+
+def insert_spans(source: list[int], target: list[int], sentinels: set[int]) -> list[int]:
+    """The original ids: every sentinel of the source is replaced by the tokens that follow it in the target."""
+    spans: dict[int, list[int]] = {}
+    for id in target:
+        if id in sentinels:
+            spans[id] = current = []
+        else:
+            current.append(id)
+    return [part for id in source for part in (spans[id] if id in sentinels else [id])]
+
+
+@pytest.mark.ledger("tr.t5")
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("length", [8, 33, 64, 300])
+def test_removed_spans_reconstruct_the_text(length: int, seed: int) -> None:
+    objective = SpanCorruption()
+    tokenizer = prepared(objective)
+    sentinels = {tokenizer.core.token_to_id(sentinel(n)) for n in range(100)}
+    items = items_of(objective, tokenizer, length, seed)
+    restored: list[int] = []
+    for item in items:
+        source, target = item["source"].tolist(), item["targets"].tolist()
+        assert len(source) <= length and len(target) <= length and target[-1] == tokenizer.eos
+        assert item["tokens"].tolist() == [tokenizer.pad, *target[:-1]]  # without bos, pad starts the output
+        found = [id for id in source if id in sentinels]
+        assert found == [id for id in target if id in sentinels] == sorted(found) and len(set(found)) == len(found)
+        restored += insert_spans(source, target[:-1], sentinels)
+    assert restored == tokenizer.encode(TEXT)[: len(restored)] and len(restored) >= len(tokenizer.encode(TEXT)) - 1
+
+
+def test_rates_of_span_corruption_are_exact() -> None:
+    objective = SpanCorruption()
+    tokenizer = prepared(objective)
+    size = objective.slice_size(512, 0)
+    assert size == 569  # 85 tokens are removed in 28 spans: 512 tokens of the source, 114 of the target
+    assert objective.counts(size) == (85, 28)
+    (item,) = items_of(objective, tokenizer, 512, 0, TEXT[:size])
+    assert len(item["source"]) == 512 and len(item["targets"]) == 85 + 28 + 1
+
+
+def test_every_partition_is_equally_likely() -> None:
+    rng = np.random.default_rng(0)
+    draws = [tuple(random_partition(5, 3, rng).tolist()) for _ in range(6000)]
+    counts = {partition: draws.count(partition) for partition in set(draws)}
+    assert len(counts) == math.comb(4, 2)
+    assert all(abs(count - 1000) < 4 * math.sqrt(1000) for count in counts.values())
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_infilled_spans_are_undone(seed: int) -> None:
+    ids, mask, rng = np.arange(100, 160), 7, np.random.default_rng(seed)
+    starts, lengths = infilled_spans(len(ids), 0.3, 3.0, rng)
+    corrupted = infill_spans(ids, mask, starts, lengths).tolist()
+    assert sum(lengths) == 18 and corrupted.count(mask) == len(lengths) and len(corrupted) == 42 + len(lengths)
+    kept, spans, next_id = [id for id in corrupted if id != mask], iter(lengths), 100
+    assert kept == sorted(kept)
+    for id in corrupted:  # every mask stands for as many missing ids as its span is long
+        if id == mask:
+            next_id += next(spans)
+        else:
+            assert id == next_id
+            next_id += 1
+    assert next_id == 160
+
+
+def test_spans_of_infilling_have_poisson_lengths() -> None:
+    rng = np.random.default_rng(0)
+    lengths = [length for _ in range(200) for length in infilled_spans(1000, 0.3, 3.0, rng)[1][:-1]]
+    assert abs(np.mean(lengths) - 3) < 0.05 and abs(np.var(lengths) - 3) < 0.1
+    assert abs(lengths.count(0) / len(lengths) - math.exp(-3)) < 0.01
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_permuted_sentences_are_undone(seed: int) -> None:
+    sentences = np.repeat(np.arange(1, 9), [3, 1, 4, 1, 5, 9, 2, 6])
+    order = sentence_permutation(sentences, np.random.default_rng(seed))
+    permuted = sentences[order]
+    borders = [permuted[0], *permuted[1:][np.diff(permuted) != 0]]
+    assert sorted(borders) == list(range(1, 9)) and borders != sorted(borders)
+    assert (np.arange(len(order))[order][np.argsort(order)] == np.arange(len(order))).all()
+
+
+def only(**shares: float) -> Denoising:
+    return Denoising(**{"permute": 0.0, "infill": 0.0} | shares)
+
+
+@pytest.mark.ledger("tr.denoise")
+@pytest.mark.parametrize("seed", range(3))
+def test_each_corruption_alone(seed: int) -> None:
+    tokenizer = prepared(Denoising())
+    mask, ids = tokenizer.core.token_to_id("[MASK]"), tokenizer.encode(TEXT[:400])
+
+    def source_of(objective: Denoising) -> list[int]:
+        (item,) = items_of(objective, tokenizer, 401, seed, TEXT[:400])
+        assert item["targets"].tolist() == [*ids, tokenizer.eos]
+        return item["source"].tolist()
+
+    masked = source_of(only(mask=0.3))
+    assert all(a in (b, mask) for a, b in zip(masked, ids, strict=True)) and 80 < masked.count(mask) < 160
+    deleted, remaining = source_of(only(delete=0.3)), iter(ids)
+    assert all(id in remaining for id in deleted) and 240 < len(deleted) < 320  # a subsequence
+    rotated = source_of(only(rotate=1.0))
+    assert any(rotated[-n:] + rotated[:-n] == ids for n in range(1, 400))
+    permuted = tokenizer.decode(source_of(only(permute=1.0)))
+    assert sorted(split_sentences(permuted)) == sorted(split_sentences(TEXT[:400])) or permuted != TEXT[:400]
+    assert sorted(source_of(only(permute=1.0))) == sorted(ids)
+
+
+def test_denoising_slices_fit_and_cover_the_text() -> None:
+    objective = Denoising(rotate=0.5, delete=0.1, mask=0.1)
+    tokenizer = prepared(objective)
+    for seed in range(20):
+        items = items_of(objective, tokenizer, 24, seed)
+        assert all(len(item["source"]) <= 24 and len(item["targets"]) <= 24 for item in items)
+        assert [id for item in items for id in item["targets"][:-1].tolist()] == tokenizer.encode(TEXT)
+
+
+@pytest.mark.ledger("tr.nsp")
+def test_pairs_follow_or_come_from_another_document() -> None:
+    objective = BertPretraining(MaskedTokens(whole_words=True))
+    tokenizer = prepared(objective)
+    cls, sep = (tokenizer.core.token_to_id(token) for token in ("[CLS]", "[SEP]"))
+    other = " ".join(f"Other words {n}." for n in range(30))
+    columns = dict(objective.tokenize({"text": TEXT}, tokenizer))
+    columns |= {
+        f"other_{n}": c for n, c in objective.tokenize({"sentences": split_sentences(other)}, tokenizer).items()
+    }
+    labels = []
+    for seed in range(20):
+        for item in objective.sample(columns, tokenizer, 128, np.random.default_rng(seed)):
+            ids, types = item["targets"].tolist(), item["types"]
+            assert len(ids) <= 128 and ids[0] == cls and ids.count(sep) == 2 and ids[-1] == sep
+            middle = ids.index(sep)
+            assert not types[: middle + 1].any() and types[middle + 1 :].all()
+            first, second = tokenizer.decode(ids[1:middle]), tokenizer.decode(ids[middle + 1 : -1])
+            assert first.startswith("Sentence")
+            labels.append(int(item["label"]))
+            if labels[-1] == RANDOM:
+                assert second.startswith("Other words")
+            else:
+                number = int(first.split("Sentence ")[-1].split()[0])
+                assert second.startswith(f"Sentence {number + 1} ")
+            chosen = item["weights"] == 1
+            assert chosen.any() and not chosen[[0, middle, -1]].any()
+    assert set(labels) == {FOLLOWS, RANDOM} and 0.4 < np.mean(labels) < 0.65
+
+
+def test_the_prefix_has_no_loss_and_the_split_is_random() -> None:
+    objective = PrefixLanguageModel(5)
+    tokenizer, ids = byte(), [*byte().encode(TEXT), byte().eos]
+    starts = set()
+    for seed in range(30):
+        items = items_of(objective, tokenizer, 32, seed)
+        first = items[0]["tokens"].tolist()
+        starts.add(next(n for n in range(len(ids)) if ids[n : n + 32] == first))
+        for item in items:
+            assert item["weights"].tolist() == [0.0] * 4 + [1.0] * (len(item["weights"]) - 4)
+            assert item["tokens"][1:].tolist() == item["targets"][:-1].tolist()
+    assert len(starts) > 10
+
+
+CAUSAL = transformer_2017(50, 8, 2, 8, 1).target
+SMALL_BERT = {"vocab": 50, "width": 8, "heads": 2, "hidden": 8, "layers": 1}
+
+
+@pytest.mark.parametrize(
+    ("objective", "model", "message"),
+    [
+        (PrefixLanguageModel(3), CAUSAL, "attends to earlier tokens only: use next_token"),
+        (
+            PrefixLanguageModel(3),
+            bert(**SMALL_BERT, head=MaskedLM()),
+            r"needs attentions with the mask PrefixLM\(prefix=3\)",
+        ),
+        (SpanCorruption(), CAUSAL, "trains models of the class EncoderDecoder, not Decoder"),
+        (Denoising(), bert(**SMALL_BERT), "trains models of the class EncoderDecoder, not Encoder"),
+        (BertPretraining(), bert(**SMALL_BERT, head=Classification(2)), "needs an encoder with a pretraining head"),
+    ],
+)
+def test_other_models_are_refused(objective: Objective, model, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        objective.check_model(model)
+
+
+@pytest.mark.parametrize("objective", [SpanCorruption(), Denoising(), BertPretraining()], ids=lambda o: o.kind)
+def test_missing_tokens_and_empty_examples_are_refused(objective: Objective) -> None:
+    with pytest.raises(ValueError, match="no sentinels|no mask token"):
+        objective.prepare_tokenizer(byte())
+    with pytest.raises(ValueError, match="nothing to train on: {'text': ''}"):
+        objective.tokenize({"text": ""}, prepared(objective))
+    with pytest.raises(ValueError, match="needs examples with text; this one has label"):
+        objective.tokenize({"label": 1}, prepared(objective))
+
+
+@pytest.mark.parametrize(
+    ("cls", "options"),
+    [
+        (SpanCorruption, {"density": 0.0}),
+        (SpanCorruption, {"span": 0.5}),
+        (SpanCorruption, {"label_smoothing": 1.0}),
+        (Denoising, {"infill": 1.5}),
+        (Denoising, {"infill": 0.0, "permute": 0.0}),
+        (BertPretraining, {"random": 1.0}),
+        (PrefixLanguageModel, {"prefix": 0}),
+    ],
+)
+def test_wrong_options_are_refused(cls: type[Objective], options: dict[str, float]) -> None:
+    with pytest.raises(SpecError):
+        cls(**options)
+
+
+def test_too_few_sentinels_are_refused() -> None:
+    objective = SpanCorruption(sentinels=2)
+    with pytest.raises(ValueError, match="has only 2 sentinels; lower data.length"):
+        items_of(objective, prepared(objective), 200, 0)
