@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.adapt.adapters import adapters, merge_lora
 from regard.adapt.peft import adapter_base, load_adapter
 from regard.checkpoint import model_folder
 from regard.checkpoint.image_processor import (
@@ -350,6 +351,8 @@ def load(
     folder = newest_checkpoint(name)
     if (base := adapter_base(folder)) is not None:
         llm = load(base, device, dtype, context, progress)
+        if adapters(llm.model):  # the adapter was trained on a model with an adapter of its own
+            merge_lora(llm.model)
         load_adapter(llm.model, folder)
         return llm
     model = model_folder.load(folder, resolve_device(device), dtype, checked=folder != Path(name), progress=progress)

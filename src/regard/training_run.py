@@ -109,7 +109,8 @@ def resume_run(
     config, changes = resumed_config(run, overrides or {}, extend, listener.note)
     recipe = Recipe.from_dict(config)
     tokenizer, splits = Tokenizer.load(path / "tokenizer"), recipe.data.open()
-    return run_training(run, recipe, build_model(recipe), tokenizer, splits, device, listener, changes)
+    model = build_model(recipe, from_checkpoint=bool(run.checkpoints))
+    return run_training(run, recipe, model, tokenizer, splits, device, listener, changes)
 
 
 def run_training(

@@ -1,6 +1,7 @@
 """`regard train --from`: all weights or adapters of a run or folder are trained on the user's examples."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from regard.language_model import load
+from regard.training.recipe import Recipe
 from regard.training.run import Run
 from regard.training_run import train
 from tests.cli.conftest import regard
@@ -94,3 +96,29 @@ def test_wrong_options_are_refused_and_leave_no_directory(
 def test_an_unknown_model_to_start_from_is_refused(chats: Path, tmp_path: Path) -> None:
     result = regard("train", "--from", "smolm2", "--data", chats, "--out", tmp_path / "run")
     assert "did you mean 'smollm2'" in str(result.exception)
+
+
+def test_training_continues_from_a_run_with_adapters(base: Path, chats: Path, tmp_path: Path) -> None:
+    """The adapter is merged into its model; another run trains all weights, or a new adapter, from there."""
+    small = {"data.rows": 2, "data.length": 48, "data.held_out": 1, "train.steps": 2, "train.schedule.warmup": 1}
+    options = {"adapter.rank": 2, "train.lr": 0.05}
+    train(start=base, data=chats, out=tmp_path / "first", overrides=small | options, device="cpu")
+    train(
+        start=tmp_path / "first", data=chats, out=tmp_path / "all", overrides=small | {"train.lr": 1e-9}, device="cpu"
+    )
+    train(start=tmp_path / "first", data=chats, out=tmp_path / "second", overrides=small | options, device="cpu")
+    first, continued, second = (load(tmp_path / name, "cpu").model for name in ("first", "all", "second"))
+    ids = torch.tensor([[7, 8, 9, 10]])
+    assert (continued(ids) - first(ids)).abs().max() < 1e-4 < (second(ids) - first(ids)).abs().max()
+
+
+def test_a_finished_run_needs_its_start_only_for_adapters(base: Path, chats: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(base, copy)
+    small = {"data.rows": 2, "data.length": 48, "data.held_out": 1, "train.steps": 1}
+    train(start=copy, data=chats, out=tmp_path / "all", overrides=small, device="cpu")
+    recipe = Recipe.from_dict(Run.open(tmp_path / "all").config)
+    assert recipe.start.startswith(str(copy)) and "from = " in recipe.to_toml()
+    assert Recipe.from_toml(recipe.to_toml()) == recipe
+    shutil.rmtree(copy)
+    assert train(resume=tmp_path / "all", device="cpu").finished

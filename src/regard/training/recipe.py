@@ -14,6 +14,7 @@ the run.
 """
 
 import dataclasses
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
@@ -25,6 +26,7 @@ import torch
 from torch import nn
 
 from regard.adapt.lora import LoRA
+from regard.adapt.peft import adapter_base
 from regard.checkpoint.model_folder import read_spec_and_table
 from regard.data.sources.base import Splits
 from regard.models.base import Model, Scheme
@@ -108,6 +110,10 @@ class Recipe(Spec):
     def to_dict(self) -> dict[str, Any]:
         return rename(super().to_dict(), "start", "from")
 
+    def to_toml(self, defaults: bool = False) -> str:
+        text = super().to_toml(defaults)
+        return text if self.start is None else re.sub("^start = ", "from = ", text, count=1, flags=re.MULTILINE)
+
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "Recipe":
         return super().from_dict(rename(data, "from", "start"))
@@ -182,7 +188,8 @@ def tables_from(start: Path, tables: Mapping[str, Any]) -> dict[str, Any]:
     for key in ("model", "tokenizer"):
         require(key not in tables, f"the recipe has both `from` and [{key}], but it comes with the model; remove one")
     folder = newest_checkpoint(start)
-    spec = read_spec_and_table(folder)[0].to_dict()
+    base = Path(adapter_base(folder) or folder)  # the model of an adapter
+    spec = read_spec_and_table(base)[0].to_dict()
     head = tables.get("head")
     if head is not None:
         require("input" in spec, f"[head] replaces the head of an encoder; the model of {start} is a {spec['kind']}")
@@ -190,7 +197,7 @@ def tables_from(start: Path, tables: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in tables.items() if key not in ("from", "head")} | {
         "start": str(folder.absolute()),
         "model": spec,
-        "tokenizer": {"by": "folder", "path": str(folder.absolute())},
+        "tokenizer": {"by": "folder", "path": str(base.absolute())},
     }
 
 

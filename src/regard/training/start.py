@@ -5,22 +5,35 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from regard.adapt import add_lora
+from regard.adapt import add_lora, load_adapter, merge_lora
+from regard.adapt.peft import adapter_base
 from regard.checkpoint import model_folder
 from regard.training.recipe import Recipe
 
 
-def build_model(recipe: Recipe) -> nn.Module:
+def build_model(recipe: Recipe, from_checkpoint: bool = False) -> nn.Module:
+    """from_checkpoint: all trained weights will be loaded from a checkpoint of the run."""
     spec, settings = recipe.model, recipe.train
-    if recipe.start is None:
+    if recipe.start is None or from_checkpoint and recipe.adapter is None:
         model = spec.build(settings.seed, settings.initialize)
     else:
-        model = model_folder.load(Path(recipe.start), dtype=torch.float32)
+        model = load_start(Path(recipe.start))
         if model.spec != spec:  # another head
             model = with_weights_of(model, spec.build(settings.seed, settings.initialize))
     if recipe.adapter is not None:
         add_lora(model, recipe.adapter, settings.seed)
     return model.train()
+
+
+def load_start(folder: Path) -> nn.Module:
+    """The model of a folder; an adapter is merged into its model."""
+    base = adapter_base(folder)
+    if base is None:
+        return model_folder.load(folder, dtype=torch.float32)
+    model = load_start(Path(base))
+    load_adapter(model, folder)
+    merge_lora(model)
+    return model.requires_grad_(True)
 
 
 @torch.no_grad()
