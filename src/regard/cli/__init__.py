@@ -14,6 +14,7 @@ from regard import __version__
 from regard.cli import (
     chat,
     data,
+    data_show,
     demo,
     doctor,
     export,
@@ -74,6 +75,7 @@ app.command("sweep", context_settings=ACCEPT_OVERRIDES)(sweep.sweep)
 app.command("runs")(runs.runs)
 app.command("runs show")(runs.show)
 app.command("runs compare")(runs.compare)
+data.app.command("show", context_settings=ACCEPT_OVERRIDES)(data_show.show)
 app.add_typer(data.app, name="data")
 app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)

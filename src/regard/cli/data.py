@@ -11,12 +11,13 @@ if TYPE_CHECKING:
     from regard.data.readers import FileExamples
     from regard.text.tokenizer import Tokenizer
 
-HELP = """Train a tokenizer on files, and prepare examples for training.
+HELP = """Train a tokenizer on files, prepare examples for training, and show what a batch trains on.
 
 \b
 Examples:
   regard data tokenizer corpus.txt --size 4096 --out tokenizer
   regard data prepare llama --data corpus.txt --processes 8 --out prepared
+  regard data show demo
 """
 DEFAULT_SIZE = 4096
 ACCEPT_OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
