@@ -94,6 +94,7 @@ KINDS = {
     "vocabulary": "regard.training.data_settings:Vocabulary",
     "training": "regard.training.recipe:Training",
     "lr_scale": "regard.training.parameter_groups:LRScale",
+    "parallel": "regard.training.parallel.mesh:Parallel",
     "lora": "regard.adapt.lora:LoRA",
 }
 

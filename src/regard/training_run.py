@@ -11,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from torch import nn
 
@@ -26,6 +27,15 @@ from regard.objectives.next_token import NextToken
 from regard.planning.machine import check_memory
 from regard.text.tokenizer import Tokenizer
 from regard.training.loop import Trainer, TrainingResult
+from regard.training.parallel.mesh import (
+    Processes,
+    check_processes,
+    is_restart,
+    make_processes,
+    process_group,
+    process_rank,
+)
+from regard.training.parallel.shared_run import SharedRun
 from regard.training.progress import Listener, progress_listener
 from regard.training.recipe import Recipe, ResolvedRecipe, find_recipe, override, read_recipe, resolve
 from regard.training.resume_settings import resumed_config
@@ -61,8 +71,15 @@ def train(
         return resume_run(Path(resume), device, console, overrides, extend)
     name, tables = read_tables(recipe, dict(overrides or {}), start, data)
     path = Path("runs") / name if out is None else Path(out)
+    if joins_run(path):
+        return resume_run(path, device, console)
     Run(path).check_new()
     return start_run(path, resolve(tables), device, console)
+
+
+def joins_run(path: Path) -> bool:
+    """Whether this process trains in a run that another one creates, or that torchrun restarted after a failure."""
+    return process_rank() > 0 or is_restart() and Run(path).config_file.exists()
 
 
 def read_tables(
@@ -92,25 +109,30 @@ def read_tables(
 def start_run(path: Path, resolved: ResolvedRecipe, device: str, console: Console) -> TrainingResult:
     recipe, tokenizer, splits = resolved
     device = resolve_device(device)
+    check_processes(recipe.train.parallel, recipe.data.rows)
     trained = None if recipe.adapter is None else 0  # adapters are too small to matter here
     check_memory(recipe.model, recipe.train, device, recipe.data.rows, recipe.data.length, trained)
     # before the directory is created: an impossible model, or a pattern that matches no parameter, leaves no directory
     model = build_model(recipe)
     recipe.train.build_optimizer(model)
     run = Run.create(path, recipe.to_dict(), tokenizer)
-    return run_training(run, recipe, model, tokenizer, splits, device, progress_listener(console))
+    with process_group(device) as own_device:  # other processes wait here until the run exists
+        return run_training(run, recipe, model, tokenizer, splits, own_device, progress_listener(console))
 
 
 def resume_run(
     path: Path, device: str, console: Console, overrides: Mapping[str, Any] | None = None, extend: bool = False
 ) -> TrainingResult:
-    run, listener, device = Run.open(path), progress_listener(console), resolve_device(device)
-    run.check_files()
-    config, changes = resumed_config(run, overrides or {}, extend, listener.note)
-    recipe = Recipe.from_dict(config)
-    tokenizer, splits = Tokenizer.load(path / "tokenizer"), recipe.data.open()
-    model = build_model(recipe, from_checkpoint=bool(run.checkpoints))
-    return run_training(run, recipe, model, tokenizer, splits, device, listener, changes)
+    listener = progress_listener(console) if process_rank() == 0 else Listener()
+    with process_group(resolve_device(device)) as own_device:
+        run = Run.open(path)
+        run.check_files()
+        config, changes = resumed_config(run, overrides or {}, extend, listener.note)
+        recipe = Recipe.from_dict(config)
+        check_processes(recipe.train.parallel, recipe.data.rows)
+        tokenizer, splits = Tokenizer.load(path / "tokenizer"), recipe.data.open()
+        model = build_model(recipe, from_checkpoint=bool(run.checkpoints))
+        return run_training(run, recipe, model, tokenizer, splits, own_device, listener, changes)
 
 
 def run_training(
@@ -119,7 +141,7 @@ def run_training(
     model: nn.Module,
     tokenizer: Tokenizer,
     splits: Splits,
-    device: str,
+    device: torch.device,
     listener: Listener,
     overrides: Mapping[str, Any] | None = None,
 ) -> TrainingResult:
@@ -131,18 +153,28 @@ def run_training(
         )
     if recipe.data.held_out and splits.held_out is None:
         listener.note(f"{splits.train.name}: too few examples to hold some out; there is no evaluation")
-    trainer = build_trainer(run, recipe, model.to(device), tokenizer, splits, listener)
+    processes = make_processes(recipe.train.parallel, device)
+    run = run if processes.mesh is None else SharedRun(run.path, processes)
+    trainer = build_trainer(run, recipe, model.to(device), tokenizer, splits, listener, processes)
     return replace(trainer, overrides=overrides or {}).train()
 
 
 def build_trainer(
-    run: Run, recipe: Recipe, model: nn.Module, tokenizer: Tokenizer, splits: Splits, listener: Listener
+    run: Run,
+    recipe: Recipe,
+    model: nn.Module,
+    tokenizer: Tokenizer,
+    splits: Splits,
+    listener: Listener,
+    processes: Processes | None = None,
 ) -> Trainer:
     data, objective, held_out = recipe.data, recipe.objective, splits.held_out
     assert objective is not None, "a resolved recipe has an objective"
+    processes = processes or Processes()
 
     def loader(examples: Examples) -> Loader:
-        return Loader(examples, objective, tokenizer, data.rows, data.length, data.seed)
+        ranks = (processes.row_rank, processes.row_ranks)
+        return Loader(examples, objective, tokenizer, data.rows, data.length, data.seed, *ranks)
 
     can_sample = isinstance(model, DecoderModule) and isinstance(objective, NextToken) and held_out is not None
     return Trainer(
@@ -156,6 +188,7 @@ def build_trainer(
         tokenizer=tokenizer,
         base=recipe.start,
         listener=listener,
+        processes=processes,
     )
 
 

@@ -42,7 +42,7 @@ def train(
 
     from regard.training.recipe import parse_overrides, resolve
     from regard.training.run import Run
-    from regard.training_run import read_tables, resume_run, start_run
+    from regard.training_run import joins_run, read_tables, resume_run, start_run
 
     console, overrides = Console(stderr=True), list(context.args)
     if recipe is not None and recipe.startswith("--"):  # an override was read as the recipe
@@ -62,6 +62,8 @@ def train(
         )
     name, tables = read_tables(recipe, parse_overrides(overrides), start, data)
     path = out or Path("runs") / name
+    if joins_run(path):
+        raise typer.Exit(resume_run(path, device, console).exit_code)
     Run(path).check_new()  # before the tokenizer is trained, which may take minutes
     resolved = resolve(tables, pattern=pattern)
     console.print(resolved.recipe.to_toml(), highlight=False, markup=False)

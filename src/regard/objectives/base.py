@@ -159,8 +159,9 @@ def shifted(batch: Batch, weights: Tensor, by: int) -> tuple[Tensor, Tensor]:
 
 def layout_of(batch: Batch) -> TokenLayout:
     """The layout of a packed batch. If every row is one unpadded document, attention takes its causal fast path."""
-    length = batch.tokens.shape[1]
-    if (batch.positions[:, -1] == length - 1).all():  # positions restart with every document, so each row is one
+    # All positions and segments, because a row may be a part of a longer one, distributed over processes.
+    ordered = batch.positions == torch.arange(batch.tokens.shape[1], device=batch.tokens.device)
+    if (ordered & (batch.segments == batch.segments[:, :1])).all():
         return TokenLayout.whole(*batch.tokens.shape, batch.tokens.device)
     return TokenLayout(batch.positions, batch.segments, valid=batch.segments >= 0, consecutive=True)
 

@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +25,12 @@ from regard.training.faults import MAX_ROLL_BACKS, FaultState, StepFault
 from regard.training.log import Log
 from regard.training.monitor import gradient_norms, measure_activations
 from regard.training.optimizer import set_learning_rate
+from regard.training.parallel.context_parallel import split_columns
+from regard.training.parallel.distribute import check_settings, distribute, is_whole, split_groups
+from regard.training.parallel.mesh import Processes
+from regard.training.parallel.shared_run import NoLog
+from regard.training.parallel.snapshot import take_shared_snapshot
+from regard.training.parameter_groups import freeze
 from regard.training.progress import Listener, summarize
 from regard.training.recipe import Training
 from regard.training.resume_state import (
@@ -59,7 +66,8 @@ class Trainer:
 
     held_out: the batches of every evaluation; sample: returns a generated text, which every evaluation logs;
     tokenizer: saved with the model; base: the folder of the model that adapters belong to; overrides: settings that
-    differ from those before this resume, recorded in the run.
+    differ from those before this resume, recorded in the run;
+    processes: those that train together, with a SharedRun and a loader of their own rows (parallel/).
     """
 
     model: nn.Module
@@ -73,6 +81,7 @@ class Trainer:
     base: str | None = None
     listener: Listener = field(default_factory=Listener)
     overrides: Mapping[str, Any] = field(default_factory=dict)
+    processes: Processes = field(default_factory=Processes)
 
     def train(self) -> TrainingResult:
         """Start or resume, and train until `settings.steps` or a signal. Seeds torch's global generator."""
@@ -80,8 +89,9 @@ class Trainer:
             self.run.check_files()
             self.prepare()
             position = self.restore()
-            if self.overrides:
+            if self.overrides and self.processes.is_main:
                 append_change(self.run.path, {"step": position.step, "overrides": dict(self.overrides)})
+            self.processes.wait_for_all()
             self.stamp = self.run.stamp()
             if position.step >= self.settings.steps:
                 self.listener.note(
@@ -93,7 +103,7 @@ class Trainer:
             self.listener.started(position.step, self.settings.steps)
             try:
                 with (
-                    Log(self.run.path, position.step, self.listener.note) as log,
+                    self.open_log(position.step) as log,
                     stop_on_signals() as stop,
                     self.saver,
                 ):
@@ -106,13 +116,13 @@ class Trainer:
             )
         return result
 
-    def loop(self, position: TrainingPosition, log: Log, stop: StopSignal) -> TrainingResult:
+    def loop(self, position: TrainingPosition, log: Log | NoLog, stop: StopSignal) -> TrainingResult:
         steps, self.evaluation = self.settings.steps, {}
         record: dict[str, Any] = {}
         batches = iter(self.loader)
         if self.settings.nonfinite == "roll_back" and not self.run.checkpoints:
             self.save(position, log)
-        while position.step < steps and not stop.requested:
+        while position.step < steps and not self.processes.any_has(stop.requested):
             self.saver.poll()
             input_state = InputState.now(self.loader)
             try:
@@ -137,33 +147,38 @@ class Trainer:
 
     def prepare(self) -> None:
         settings = self.settings
-        torch.manual_seed(settings.seed)
+        torch.manual_seed(settings.seed + self.processes.random_stream)
         self.device = next(self.model.parameters()).device
         self.precision = autocast(settings.precision, self.device)
+        check_settings(settings, getattr(self.objective, "scope", "token"), self.processes)
+        freeze(self.model, settings.freeze)
+        self.forward_model, self.reduction = distribute(self.model, self.processes)
         self.optimizer = settings.build_optimizer(self.model)
+        if self.processes.mesh is not None:
+            split_groups(self.optimizer)
         self.ema = MovingAverage(self.model, settings.ema)
-        self.forward_model = (
-            compile_model(self.model, self.device, self.listener.note) if settings.compile else self.model
-        )
+        if settings.compile:
+            self.forward_model = compile_model(self.forward_model, self.device, self.listener.note)
         self.faults = FaultState(settings.spike)
-        self.saver = Saver(self.run, settings.keep, settings.async_save, self.listener.saved)
+        background = settings.async_save and self.processes.mesh is None  # collective operations keep their order
+        self.saver = Saver(self.run, settings.keep, background, self.listener.saved)
         self.model.train()
 
     def step(self, batches: Iterator[Batch], position: TrainingPosition) -> tuple[TrainingPosition, dict[str, Any]]:
         """One step; returns the position after it, and its record. A fault that is not skipped is raised."""
         start, settings = time.perf_counter(), self.settings
         batch = next(batches)
-        tokens = batch.token_count
+        tokens = self.processes.sum_rows(batch.token_count)
         lr = settings.lr * settings.schedule.factor(position.step, settings.steps)
         set_learning_rate(self.optimizer, lr)
         position = TrainingPosition(position.step + 1, position.tokens + tokens, position.batches + 1)
-        batch = batch.to(self.device)
+        batch = split_columns(batch, self.processes).to(self.device)
         self.monitored = settings.monitor_every > 0 and position.step % settings.monitor_every == 0
         measured = measure_activations(self.model, self.objective, batch, self.precision) if self.monitored else {}
         try:
             values = take_step(
                 self.forward_model, self.objective, batch, self.optimizer,
-                settings.clip, settings.accumulate, self.precision, self.before_update,
+                settings.clip, settings.accumulate, self.precision, self.before_update, self.reduction,
             )  # fmt: skip
             self.ema.update()
         except StepFault as fault:
@@ -182,7 +197,7 @@ class Trainer:
             values |= gradient_norms(self.model, count)
 
     def roll_back(
-        self, fault: StepFault, position: TrainingPosition, log: Log, input_state: InputState
+        self, fault: StepFault, position: TrainingPosition, log: Log | NoLog, input_state: InputState
     ) -> TrainingPosition:
         """Restore the last scheduled checkpoint; the loader goes on after the batch with the fault.
 
@@ -202,7 +217,7 @@ class Trainer:
         scheduled = [f for f in self.run.checkpoints if is_due(self.settings.save_every, step_of(f), 0)]
         folder = self.run.latest(self.listener.note, scheduled or self.run.checkpoints)
         assert folder is not None, "a run with this policy has a checkpoint from its start"
-        roll_backs, saved = self.faults.roll_backs + 1, load_state(folder, self.model, self.optimizer)
+        roll_backs, saved = self.faults.roll_backs + 1, self.load(folder)
         self.faults.load_state_dict(saved["faults"] | {"roll_backs": roll_backs})
         self.ema.average = {}
         self.ema.load(folder)
@@ -213,22 +228,23 @@ class Trainer:
         self.listener.note(f"{reason}. Rolled back to step {saved['step']}; the batches since then are not used again")
         return TrainingPosition(saved["step"], saved["tokens"], position.batches + 1)
 
-    def evaluate(self, position: TrainingPosition, log: Log) -> dict[str, Any]:
+    def evaluate(self, position: TrainingPosition, log: Log | NoLog) -> dict[str, Any]:
         """Evaluate the held-out batches and log a sample; the random generators are left unchanged."""
         record: dict[str, Any] = {"step": position.step}
         with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []), self.ema.applied():
-            values = evaluate(self.forward_model, self.objective, self.held_out, self.precision)
+            held_out = (split_columns(batch, self.processes) for batch in self.held_out)
+            values = evaluate(self.forward_model, self.objective, held_out, self.precision, self.reduction)
             if values:
                 record |= {f"held_out_{name}": value for name, value in values.items()}
                 log.write(record)
                 self.listener.evaluated(record)
-            if self.sample is not None:
+            if self.sample is not None and self.processes.is_main and is_whole(self.processes):
                 self.model.eval()
                 log.sample(position.step, self.sample(self.model))
                 self.model.train()
         return record
 
-    def save(self, position: TrainingPosition, log: Log, input_state: InputState | None = None) -> None:
+    def save(self, position: TrainingPosition, log: Log | NoLog, input_state: InputState | None = None) -> None:
         """Save the state; `input_state` is by default the present one."""
         current = self.evaluation if self.evaluation.get("step") == position.step else {}
         loss = current.get("held_out_loss", math.nan)
@@ -239,10 +255,20 @@ class Trainer:
         }
         input_state = input_state or InputState.now(self.loader)
         averages = {FILE: self.ema.average} if self.ema.average else {}
-        weights = copy_weights(self.model, self.tokenizer, self.base)
-        snapshot = take_snapshot(position, weights, self.optimizer, input_state, details, averages)
+        if self.processes.mesh is None:
+            weights = copy_weights(self.model, self.tokenizer, self.base)
+            snapshot = take_snapshot(position, weights, self.optimizer, input_state, details, averages)
+        else:
+            parts = (self.model, self.tokenizer, self.base, self.processes)
+            snapshot = take_shared_snapshot(position, *parts, self.optimizer, input_state, details, averages)
         self.saver.save(snapshot, log.sync)
         self.saved_step = position.step
+
+    def load(self, folder: Path) -> dict[str, Any]:
+        return load_state(folder, self.model, self.optimizer, self.processes.rank, self.processes.count)
+
+    def open_log(self, step: int) -> Log | NoLog:
+        return Log(self.run.path, step, self.listener.note) if self.processes.is_main else NoLog()
 
     def restore(self) -> TrainingPosition:
         """Load the newest complete checkpoint; returns its position, or the start if there is none."""
@@ -250,7 +276,7 @@ class Trainer:
         folder = self.run.latest(self.listener.note)
         if folder is not None:
             self.run.check_changes(folder)
-            saved = load_state(folder, self.model, self.optimizer)
+            saved = self.load(folder)
             self.ema.load(folder)
             self.loader.load_state_dict(saved["loader"])
             self.faults.load_state_dict(saved["faults"])

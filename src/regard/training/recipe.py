@@ -38,6 +38,7 @@ from regard.spec import Spec, SpecError, class_of, field_types, parse_spec, requ
 from regard.text.tokenizer import Tokenizer
 from regard.training.data_settings import Data, Vocabulary, read_data_table, with_absolute_paths, without_source
 from regard.training.optimizer import AdamW, Optimizer
+from regard.training.parallel.mesh import Parallel
 from regard.training.parameter_groups import LRScale, freeze, learning_rate_scales
 from regard.training.run import newest_checkpoint
 from regard.training.schedule import Cosine, Schedule
@@ -79,6 +80,7 @@ class Training(Spec):
     keep: int = 2  # newest checkpoints, beside the best; with two or more, a damaged one has a predecessor
     async_save: bool = True  # write checkpoints while training continues
     monitor_every: int = 0  # steps between measurements of every layer (monitor.py); 0: none
+    parallel: Parallel = Parallel()  # how the processes that torchrun started are used
 
     def check(self) -> None:
         for name in ("steps", "accumulate", "keep"):

@@ -3,7 +3,8 @@
     model.safetensors …     the model's folder; for an adapted model its adapter in PEFT's format, and in
                             trained.safetensors all other trained parameters, such as those of a new head
     optimizer.safetensors   the optimizer's moments, by parameter name
-    rng.safetensors         the states of torch's random generators, which dropout uses
+    rng.safetensors         the states of torch's random generators, which dropout uses; rng-1.safetensors … those of
+                            further processes
     training.json           steps, tokens and batches so far, the loader's state, the run's identity
 
 A snapshot is a copy of all of this in the memory of the CPU, so it can be written while training continues. No file is
@@ -29,6 +30,9 @@ from regard.checkpoint.model_folder import SavesFiles, own_config, unique_parame
 from regard.data.batch import Batch
 from regard.spec import Spec
 from regard.training.optimizer import load_optimizer_state, optimizer_state
+from regard.training.parallel.sharded_files import ShardedFiles
+
+RESEED = 1_000_003  # per step, if the number of processes changed
 
 
 class StatefulLoader(Protocol):
@@ -96,17 +100,42 @@ class InputState:
         return cls(loader.state_dict(), rng_states())
 
 
-def load_state(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+def load_state(
+    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, rank: int = 0, processes: int = 1
+) -> dict[str, Any]:
     """Restore model, optimizer and random generators from a folder whose checksums were verified.
 
-    Returns the contents of training.json.
+    It may have been written by another number of processes; the generators are then seeded by the step. Returns the
+    contents of training.json.
     """
+    training = read_json(folder / "training.json")
     load_weights(folder, model)
-    # Copies, because loaded tensors are views into the file.
-    moments = {name: tensor.clone() for name, tensor in load_file(folder / "optimizer.safetensors").items()}
-    load_optimizer_state(optimizer, moments)
-    set_rng_states(load_file(folder / "rng.safetensors"))
-    return read_json(folder / "training.json")
+    load_optimizer_state(optimizer, read_moments(folder, optimizer))
+    if training.get("processes", 1) == processes:
+        set_rng_states(load_file(folder / rng_file(rank)))
+    else:
+        torch.manual_seed(torch.initial_seed() + RESEED * training["step"])
+    return training
+
+
+def rng_file(rank: int) -> str:
+    return f"rng-{rank}.safetensors" if rank else "rng.safetensors"
+
+
+def read_moments(folder: Path, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The optimizer's state; moments are sharded like their parameters."""
+    files = ShardedFiles(folder, "optimizer")
+    parameters = {
+        name: parameter
+        for group in optimizer.param_groups
+        for name, parameter in zip(group["param_names"], group["params"], strict=True)
+    }
+    tensors = {}
+    for key, shape in files.shapes.items():
+        parameter = parameters.get(key.rpartition("/")[0])
+        like = parameter is not None and parameter.shape == shape
+        tensors[key] = files.read_like(key, parameter) if like else files.read(key)
+    return tensors
 
 
 def copy_weights(
@@ -135,8 +164,12 @@ def copy_weights(
     return write
 
 
+def trained_parameters(model: nn.Module) -> dict[str, Tensor]:
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
 def trained_beside_adapter(model: nn.Module) -> dict[str, Tensor]:
-    return {name: p for name, p in model.named_parameters() if p.requires_grad and "lora_" not in name}
+    return {name: p for name, p in trained_parameters(model).items() if "lora_" not in name}
 
 
 def copy_to_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -156,20 +189,24 @@ def copy_to_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def load_weights(folder: Path, model: nn.Module) -> None:
     """Copy the saved weights or adapters into the model, which must have the same spec and adapters."""
     mismatch = f"{folder} holds another model than the one that is trained; use the config of the run"
-    file, weights = folder / "model.safetensors", dict(model.named_parameters())
+    stem, weights = "model", dict(model.named_parameters())
     if adapters(model):
-        try:
-            restore_adapter(model, folder)
-        except AdapterError as error:
-            raise CheckpointError(f"{mismatch} ({error})") from error
-        file, weights = folder / "trained.safetensors", trained_beside_adapter(model)
-    elif not file.exists() or Spec.from_dict(read_json(folder / "config.json")["spec"]) != model.spec:
+        stem, weights = "trained", trained_parameters(model)
+        if not any(
+            "lora_" in name for name in ShardedFiles(folder, stem, missing_ok=True).shapes
+        ):  # one process: only in PEFT's file
+            try:
+                restore_adapter(model, folder)
+            except AdapterError as error:
+                raise CheckpointError(f"{mismatch} ({error})") from error
+            weights = trained_beside_adapter(model)
+    elif Spec.from_dict(read_json(folder / "config.json")["spec"]) != model.spec:
         raise CheckpointError(mismatch)
-    saved = load_file(file) if file.exists() else {}
-    if {name: t.shape for name, t in saved.items()} != {name: p.shape for name, p in weights.items()}:
+    files = ShardedFiles(folder, stem, missing_ok=True)
+    if files.shapes != {name: p.shape for name, p in weights.items()}:
         raise CheckpointError(mismatch)
     for name, parameter in weights.items():
-        parameter.copy_(saved[name])
+        parameter.copy_(files.read_like(name, parameter))
 
 
 def read_json(path: Path) -> dict[str, Any]:

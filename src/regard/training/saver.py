@@ -9,12 +9,21 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from pathlib import Path
+from typing import Protocol
 
 from safetensors import SafetensorError
 
 from regard.checkpoint.atomic_folder import CheckpointError
-from regard.training.resume_state import TrainingSnapshot
 from regard.training.run import Run
+
+
+class WritableState(Protocol):
+    """A Snapshot, or the SharedSnapshot of several processes."""
+
+    @property
+    def step(self) -> int: ...
+
+    def write(self, folder: Path) -> None: ...
 
 
 class Saver:
@@ -25,13 +34,13 @@ class Saver:
         self.pool = ThreadPoolExecutor(1, "save")
         self.pending: Future[Path] | None = None
 
-    def save(self, snapshot: TrainingSnapshot, sync_log: Callable[[], None]) -> None:
+    def save(self, snapshot: WritableState, sync_log: Callable[[], None]) -> None:
         self.wait()
         self.pending = self.pool.submit(self.write, snapshot, sync_log)
         if not self.background:
             self.wait()
 
-    def write(self, snapshot: TrainingSnapshot, sync_log: Callable[[], None]) -> Path:
+    def write(self, snapshot: WritableState, sync_log: Callable[[], None]) -> Path:
         try:
             sync_log()  # a checkpoint is never newer than the log
             with self.run.saving(snapshot.step, self.keep) as folder:

@@ -1,18 +1,19 @@
 """One training step, and evaluation: sums over a batch, divided once by its count.
 
-    g = Σ ∇ loss_sum / Σ count over the micro-batches          g ← g · min(1, clip / ‖g‖)
+    g = Σ ∇ loss_sum / Σ count over the micro-batches of all processes          g ← g · min(1, clip / ‖g‖)
 
-A batch may be split into micro-batches to save memory. A loss or gradient that is not finite is detected before any
-weight changes. Precision and compilation are run-time choices and are not saved.
+A batch may be split into micro-batches to save memory, and over processes (`Reduction`; parallel/). A loss or gradient
+that is not finite is detected before any weight changes, by all processes alike. Precision and compilation are run-time
+choices and are not saved.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
 from regard.compat import cannot_compile
@@ -24,6 +25,28 @@ Precision = Callable[[], AbstractContextManager]
 BeforeUpdate = Callable[[dict[str, float], float], None]
 
 
+class Reduction:
+    """Combines the sums and gradients of all processes. This one is for a single process, and changes nothing."""
+
+    ranks = 1  # processes with different rows
+
+    def micro_batch(self, last: bool) -> AbstractContextManager:
+        """A context for the backward of a micro-batch; gradients are complete after that of the last one."""
+        return nullcontext()
+
+    def gather(self, sums: list[list[float]]) -> list[list[float]]:
+        """The rows of all processes, in the order of their batch rows."""
+        return sums
+
+    def gradients(self, optimizer: torch.optim.Optimizer) -> tuple[list[Tensor], Tensor]:
+        """The gradients in this process, and the norm of the whole gradient, of which they may be shards."""
+        gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        return gradients, get_total_norm(gradients)
+
+
+SINGLE_PROCESS = Reduction()
+
+
 def take_step(
     model: nn.Module,
     objective: LossFunction,
@@ -33,6 +56,7 @@ def take_step(
     micro_batches: int = 1,
     precision: Precision = nullcontext,
     before_update: BeforeUpdate | None = None,
+    reduction: Reduction = SINGLE_PROCESS,
 ) -> dict[str, float]:
     """Update the weights; returns `loss`, the objective's metrics, and `grad_norm` before clipping.
 
@@ -40,21 +64,23 @@ def take_step(
     raise a StepFault, and then the weights do not change.
     """
     sums = []
-    for micro_batch in split_batch(batch, micro_batches, getattr(objective, "scope", "token")):
-        with precision():
-            loss, count, metrics = objective(model, micro_batch)
-        loss.backward()
+    for i, micro_batch in enumerate(split_batch(batch, micro_batches, getattr(objective, "scope", "token"))):
+        with reduction.micro_batch(last=i + 1 == micro_batches):
+            with precision():
+                loss, count, metrics = objective(model, micro_batch)
+            loss.backward()
         sums.append({"loss": loss.detach(), "count": count, **metrics})
-    gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-    norm = get_total_norm(gradients)
+    gradients, norm = reduction.gradients(optimizer)
     # Values are copied to the CPU only from here on: a GPU runs the code above asynchronously, except for one
     # comparison in next_token.
-    totals = {name: sum(float(values[name]) for values in sums) for name in sums[0]}
+    rows = reduction.gather([[float(values[name]) for name in sums[0]] for values in sums])
+    columns = dict(zip(sums[0], zip(*rows, strict=True), strict=True))
+    totals = {name: sum(values) for name, values in columns.items()}
     count = totals.pop("count")
     means = {name: total / count if count else math.nan for name, total in totals.items()}
     means["grad_norm"] = float(norm) / count if count else math.nan
     try:
-        require_finite(means, [float(values["loss"]) for values in sums], batch.size)
+        require_finite(means, columns["loss"], batch.size * reduction.ranks)
         if before_update is not None:
             before_update(means, count)
         scale = min(1.0, clip / means["grad_norm"]) if clip and means["grad_norm"] else 1.0
@@ -76,7 +102,7 @@ def split_batch(batch: Batch, count: int, scope: str = "token") -> Iterator[Batc
     return (batch.rows(slice(start, start + size)) for start in range(0, rows, size))
 
 
-def require_finite(means: dict[str, float], losses: list[float], rows: int) -> None:
+def require_finite(means: dict[str, float], losses: Sequence[float], rows: int) -> None:
     size = rows // len(losses)
     for i, loss in enumerate(losses):
         if not math.isfinite(loss):
@@ -89,7 +115,11 @@ def require_finite(means: dict[str, float], losses: list[float], rows: int) -> N
 
 @torch.no_grad()
 def evaluate(
-    model: nn.Module, objective: LossFunction, batches: Iterable[Batch], precision: Precision = nullcontext
+    model: nn.Module,
+    objective: LossFunction,
+    batches: Iterable[Batch],
+    precision: Precision = nullcontext,
+    reduction: Reduction = SINGLE_PROCESS,
 ) -> dict[str, float]:
     """`loss` and the objective's metrics over all batches, in eval mode; the model's mode is restored."""
     device, mode = next(model.parameters()).device, model.training
@@ -102,7 +132,8 @@ def evaluate(
         for name, value in {"loss": loss, **metrics}.items():
             sums[name] = sums.get(name, 0.0) + float(value)
     model.train(mode)
-    return {name: value / count if count else math.nan for name, value in sums.items()}
+    count, *totals = map(sum, zip(*reduction.gather([[count, *sums.values()]]), strict=True))
+    return {name: value / count if count else math.nan for name, value in zip(sums, totals, strict=True)}
 
 
 def autocast(precision: str, device: torch.device) -> Precision:

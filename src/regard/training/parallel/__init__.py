@@ -1,0 +1,1 @@
+"""Training on many processes, started by `torchrun`, through torch.distributed: gloo on CPUs, NCCL on GPUs."""
