@@ -213,6 +213,7 @@ def test_a_sweep_trains_its_trials_in_processes(tmp_path: Path) -> None:
     assert json.loads(again.stdout)["trials"][0] == first
 
 
+@pytest.mark.slow
 def test_ctrl_c_saves_the_running_trial_and_says_how_to_go_on(tmp_path: Path) -> None:
     out = tmp_path / "sweep"
     arguments = ["sweep", "llama", "--out", str(out), *TINY, "--train.steps=100000", "--vary", "train.lr=1e-3,3e-3"]
