@@ -20,6 +20,11 @@ def test_a_conversation_is_shown_with_the_tokens_that_count(tmp_path: Path) -> N
     assert "1 examples; objective next_token" in result.output and "count in the loss" in result.output
 
 
+def test_overrides_may_precede_the_recipe() -> None:
+    assert regard("data", "show", *SMALL, "demo").exit_code == 0
+    assert "give a recipe" in str(regard("data", "show", "--data.rows=2").exception)
+
+
 def test_held_out_examples_can_be_shown() -> None:
     result = regard("data", "show", "demo", *SMALL, "--split", "held-out")
     assert result.exit_code == 0 and "held-out" in result.output and "document 0" in result.output

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from regard.cli.open_model import split_recipe
+
 if TYPE_CHECKING:
     from regard.data.readers import FileExamples
     from regard.text.tokenizer import Tokenizer
@@ -168,7 +170,8 @@ def prepare(
     from regard.training.recipe import parse_overrides, resolve
     from regard.training_run import read_tables
 
-    _, tables = read_tables(recipe, parse_overrides(list(context.args)), start, data)
+    recipe, overrides = split_recipe(recipe, context.args)
+    _, tables = read_tables(recipe, parse_overrides(overrides), start, data)
     progress = PreparationProgress(Console(stderr=True))
     processes = processes or os.cpu_count() or 1
     written = prepare_recipe(resolve(tables), out, processes, examples, progress, tables.get("head"))

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from regard.cli.open_model import split_recipe
+
 
 def show(
     context: typer.Context,
@@ -35,7 +37,8 @@ def show(
 
     if split not in ("train", "held-out"):
         raise typer.BadParameter(f"--split {split}: choose train or held-out")
-    _, tables = read_tables(recipe, parse_overrides(context.args), start, data)
+    recipe, overrides = split_recipe(recipe, context.args)
+    _, tables = read_tables(recipe, parse_overrides(overrides), start, data)
     resolved, tokenizer, splits = resolve(tables)
     examples = splits.train if split == "train" else splits.held_out
     if examples is None:

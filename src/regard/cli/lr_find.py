@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from regard.cli.open_model import DeviceOption, PatternOption
+from regard.cli.open_model import DeviceOption, PatternOption, split_recipe
 
 
 def lr_find(
@@ -37,7 +37,6 @@ def lr_find(
 
     from rich.console import Console
 
-    from regard.cli.train import find_positional
     from regard.language_model import resolve_device
     from regard.report.plots import pyplot, rate_sweep
     from regard.report.terminal import text_plot
@@ -48,10 +47,7 @@ def lr_find(
     from regard.training.start import build_model
     from regard.training_run import build_trainer, read_tables
 
-    console, overrides = Console(highlight=False), list(context.args)
-    if recipe is not None and recipe.startswith("--"):  # an override was read as the recipe
-        overrides.insert(0, recipe)
-        recipe = find_positional(overrides)
+    console, (recipe, overrides) = Console(highlight=False), split_recipe(recipe, context.args)
     if recipe is None and start is None:
         raise typer.BadParameter("give a recipe, or a model to fine-tune (--from MODEL)")
     if plot is not None:

@@ -143,3 +143,16 @@ def spec_tables(name: str, overrides: list[str], other_names: Mapping[str, Itera
     vocabulary = parse_spec(tables.get("tokenizer", {}), "tokenizer", Vocabulary)
     assert isinstance(vocabulary, Vocabulary)
     return fill_model(model, vocabulary.expected_size, head)
+
+
+def split_recipe(recipe: str | None, arguments: list[str]) -> tuple[str | None, list[str]]:
+    """The recipe and the overrides. With an override before the recipe, typer reads the override as the recipe."""
+    overrides = list(arguments)
+    if recipe is None or not recipe.startswith("--"):
+        return recipe, overrides
+    overrides.insert(0, recipe)
+    for index, argument in enumerate(overrides):
+        is_value = index > 0 and overrides[index - 1].startswith("--") and "=" not in overrides[index - 1]
+        if not argument.startswith("--") and not is_value:
+            return overrides.pop(index), overrides
+    return None, overrides

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from regard.cli.open_model import DeviceOption, PatternOption
+from regard.cli.open_model import DeviceOption, PatternOption, split_recipe
 
 
 def train(
@@ -44,10 +44,7 @@ def train(
     from regard.training.run import Run
     from regard.training_run import joins_run, read_tables, resume_run, start_run
 
-    console, overrides = Console(stderr=True), list(context.args)
-    if recipe is not None and recipe.startswith("--"):  # an override was read as the recipe
-        overrides.insert(0, recipe)
-        recipe = find_positional(overrides)
+    console, (recipe, overrides) = Console(stderr=True), split_recipe(recipe, context.args)
     if resume is not None:
         given = {"RECIPE": recipe, "--out": out, "--from": start, "--data": data, "--pattern": pattern}
         for name, value in given.items():
@@ -66,14 +63,5 @@ def train(
         raise typer.Exit(resume_run(path, device, console).exit_code)
     Run(path).check_new()  # before the tokenizer is trained, which may take minutes
     resolved = resolve(tables, pattern=pattern)
-    console.print(resolved.recipe.to_toml(), highlight=False, markup=False)
+    console.print(resolved.recipe.to_toml(), highlight=False, markup=False, soft_wrap=True)
     raise typer.Exit(start_run(path, resolved, device, console).exit_code)
-
-
-def find_positional(arguments: list[str]) -> str | None:
-    """Remove and return the first argument that is neither an override nor the value of one."""
-    for index, argument in enumerate(arguments):
-        is_value = index > 0 and arguments[index - 1].startswith("--") and "=" not in arguments[index - 1]
-        if not argument.startswith("--") and not is_value:
-            return arguments.pop(index)
-    return None
