@@ -44,7 +44,7 @@ from regard.training.resume_state import (
 from regard.training.run import Run, step_of
 from regard.training.run_identity import append_change
 from regard.training.saver import Saver
-from regard.training.step import autocast, compile_model, evaluate, take_step
+from regard.training.step import autocast, compile_model, cut_rows, evaluate, take_step
 from regard.training.stop_signal import StopSignal, stop_on_signals
 
 
@@ -167,7 +167,7 @@ class Trainer:
     def step(self, batches: Iterator[Batch], position: TrainingPosition) -> tuple[TrainingPosition, dict[str, Any]]:
         """One step; returns the position after it, and its record. A fault that is not skipped is raised."""
         start, settings = time.perf_counter(), self.settings
-        batch = next(batches)
+        batch = cut_rows(next(batches), settings.row_parts(position.step))
         tokens = self.processes.sum_rows(batch.token_count)
         lr = settings.lr * settings.schedule.factor(position.step, settings.steps)
         set_learning_rate(self.optimizer, lr)

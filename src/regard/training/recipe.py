@@ -43,6 +43,7 @@ from regard.training.parameter_groups import LRScale, freeze, learning_rate_scal
 from regard.training.run import newest_checkpoint
 from regard.training.schedule import Cosine, Schedule
 
+MOST_PARTS = 8  # of a row in the warm-up of the length
 RECIPES = Path(__file__).parents[1] / "recipes"
 # The fields of a model's spec that hold the size of the vocabulary, by its kind.
 VOCAB_FIELDS = {
@@ -69,6 +70,7 @@ class Training(Spec):
     lr_scales: tuple[LRScale, ...] = ()  # factors of the learning rate by patterns of parameter names
     freeze: tuple[str, ...] = ()  # patterns of the names of parameters that are not trained
     ema: float = 0.0  # decay of the moving average of the weights, e.g. 0.999; 0: none
+    length_warmup: int = 0  # steps in which rows are cut into shorter ones: 8 parts, then 4, then 2, for a third each
     accumulate: int = 1  # micro-batches per step, to save memory; the loss does not change
     clip: float = 1.0  # largest norm of the gradient; 0: no clipping
     precision: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 autocast on CUDA, else float32
@@ -85,12 +87,16 @@ class Training(Spec):
     def check(self) -> None:
         for name in ("steps", "accumulate", "keep"):
             require(getattr(self, name) >= 1, f"training: {name}={getattr(self, name)} must be at least 1")
-        for name in ("clip", "evaluate_every", "save_every", "monitor_every"):
+        for name in ("clip", "evaluate_every", "save_every", "monitor_every", "length_warmup"):
             require(getattr(self, name) >= 0, f"training: {name}={getattr(self, name)} must not be negative")
         require(self.lr > 0, f"training: lr={self.lr} must be positive")
         require(self.spike == 0 or self.spike > 1, f"training: spike={self.spike} must be 0 (off) or more than 1")
         require(0 < self.layer_decay <= 1, f"training: layer_decay={self.layer_decay} must be in (0, 1]")
         require(0 <= self.ema < 1, f"training: ema={self.ema} must be in [0, 1)")
+
+    def row_parts(self, done: int) -> int:
+        """The number of parts into which the rows of a batch are cut after `done` steps."""
+        return 1 if done >= self.length_warmup else MOST_PARTS >> 3 * done // self.length_warmup
 
     def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """Freeze the parameters that are not trained; returns the optimizer of the others."""
@@ -218,6 +224,11 @@ def build_recipe(
         recipe = replace(recipe, model=retile(recipe.model, pattern))
     objective = recipe.objective or default_objective(recipe.model)
     objective.check_model(recipe.model)
+    require(
+        recipe.train.length_warmup == 0 or objective.packed and recipe.data.length % MOST_PARTS == 0,
+        f"train.length_warmup cuts packed rows into up to {MOST_PARTS} parts; {objective.kind} with data.length="
+        f"{recipe.data.length} has no such rows; set it to 0, or data.length to a multiple of {MOST_PARTS}",
+    )
     context = context_of(recipe.model)
     require(
         context is None or recipe.data.length <= context,

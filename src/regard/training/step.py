@@ -102,6 +102,16 @@ def split_batch(batch: Batch, count: int, scope: str = "token") -> Iterator[Batc
     return (batch.rows(slice(start, start + size)) for start in range(0, rows, size))
 
 
+def cut_rows(batch: Batch, parts: int) -> Batch:
+    """The same tokens in rows of a `parts`-th of the length; a token attends only within its part of the row."""
+    if parts == 1:
+        return batch
+    shapes = {tuple(tensor.shape) for tensor in batch.values()}
+    if len(shapes) > 1 or len(min(shapes)) != 2 or min(shapes)[1] % parts:
+        raise ValueError(f"length_warmup cannot cut rows into {parts} parts: {batch}; set it to 0")
+    return Batch(**{name: tensor.reshape(parts * len(tensor), -1) for name, tensor in batch.items()})
+
+
 def require_finite(means: dict[str, float], losses: Sequence[float], rows: int) -> None:
     size = rows // len(losses)
     for i, loss in enumerate(losses):
