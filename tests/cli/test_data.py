@@ -74,6 +74,8 @@ def test_training_on_prepared_data_has_the_same_losses(corpus: Path) -> None:
     assert result.exit_code == 0 and "tokens/s" in result.output and "regard train" in result.output, result.output
     again = regard("data", "prepare", *arguments, "--processes", 1, "--out", corpus / "prepared")
     assert "everything was prepared already" in again.output
+    shown = regard("data", "show", corpus / "prepared" / "recipe.toml", "--rows", 1)
+    assert shown.exit_code == 0 and "mill" in shown.output, shown.output
     prepared = regard("train", corpus / "prepared" / "recipe.toml", "--out", corpus / "run")
     assert prepared.exit_code == 0, prepared.output
     assert losses(corpus / "run") == losses(corpus / "plain")
@@ -82,7 +84,12 @@ def test_training_on_prepared_data_has_the_same_losses(corpus: Path) -> None:
 def test_flags_of_data_are_frozen() -> None:
     from typer.main import get_command
 
-    commands = get_command(app).commands["data"].commands  # ty: ignore
+    commands = get_command(app).commands  # ty: ignore
     flags = {name: {o for p in c.params for o in p.opts if o.startswith("--")} for name, c in commands.items()}
-    assert flags["tokenizer"] >= {"--out", "--kind", "--size", "--format", "--field", "--json"}
-    assert flags["prepare"] >= {"--out", "--processes", "--examples", "--from", "--data"}
+    assert flags["data tokenizer"] >= {"--out", "--kind", "--size", "--format", "--field", "--json"}
+    assert flags["data show"] >= {"--from", "--data", "--rows", "--split"}
+    assert flags["data prepare"] >= {"--out", "--processes", "--examples", "--from", "--data"}
+
+
+def test_data_without_a_task_lists_the_tasks() -> None:
+    assert "regard data prepare llama" in regard("data").output

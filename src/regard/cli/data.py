@@ -1,4 +1,4 @@
-"""`regard data`: train a tokenizer on files, and prepare examples for training."""
+"""`regard data`: train a tokenizer on files, show batches (data_show.py), and prepare examples for training."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -13,22 +13,9 @@ if TYPE_CHECKING:
     from regard.data.readers import FileExamples
     from regard.text.tokenizer import Tokenizer
 
-HELP = """Train a tokenizer on files, prepare examples for training, and show what a batch trains on.
-
-\b
-Examples:
-  regard data tokenizer corpus.txt --size 4096 --out tokenizer
-  regard data prepare llama --data corpus.txt --processes 8 --out prepared
-  regard data show demo
-"""
 DEFAULT_SIZE = 4096
-ACCEPT_OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
 SAMPLED_EXAMPLES = 200  # for the compression that is printed
 SHOWN_CHARACTERS, SHOWN_TOKENS = 160, 12
-
-app = typer.Typer(
-    help=HELP, no_args_is_help=True, rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]}
-)
 
 FilesArgument = Annotated[
     list[str],
@@ -38,7 +25,20 @@ FilesArgument = Annotated[
 ]
 
 
-@app.command("tokenizer")
+def data(context: typer.Context) -> None:
+    """Train a tokenizer on files, show batches, and prepare examples for training.
+
+    \b
+    Examples:
+      regard data tokenizer corpus.txt --size 4096 --out tokenizer
+      regard data show llama --data corpus.txt --rows 1
+      regard data prepare llama --data corpus.txt --processes 8 --out prepared
+
+    `regard data tokenizer --help`, `regard data show --help` and `regard data prepare --help` list their options.
+    """
+    print(context.get_help())
+
+
 def tokenizer(
     files: FilesArgument,
     out: Annotated[Path, typer.Option("--out", "-o", help="The folder to write; must not exist.")],
@@ -136,11 +136,12 @@ def format_tokenizer(out: Path, result: dict[str, Any]) -> str:
     )
 
 
-@app.command("prepare", context_settings=ACCEPT_OVERRIDES)
 def prepare(
     context: typer.Context,
-    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="The name of a recipe, or a TOML file.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The folder to write, or to continue.")],
+    recipe: Annotated[
+        str | None, typer.Argument(metavar="RECIPE", help="The name of a recipe, or a TOML file.")
+    ] = None,
     processes: Annotated[int | None, typer.Option(min=1, help="By default one per CPU core.")] = None,
     examples: Annotated[
         int | None, typer.Option(min=1, help="The number of examples, for sources that generate them endlessly.")
@@ -159,6 +160,7 @@ def prepare(
     Examples:
       regard data prepare llama --data corpus.txt --processes 8 --out prepared
       regard train prepared/recipe.toml --out runs/mine
+      regard data prepare --from smollm2 --data chats.jsonl --out prepared
       regard data prepare demo --examples 100000 --tokenizer.size=1024 --out prepared
     """
     import os
