@@ -140,7 +140,7 @@ class Trainer:
         if self.saved_step != position.step:
             self.save(position, log)
         self.saver.wait()
-        if position.step >= steps and self.ema.average:
+        if position.step >= steps and self.ema.average and self.processes.is_main:
             with self.ema.applied(), write_folder(self.run.path / "ema") as folder:
                 copy_weights(self.model, self.tokenizer, self.base)(folder)
         return TrainingResult(position.step, position.step >= steps, record, self.evaluation)

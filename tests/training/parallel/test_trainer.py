@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from regard.checkpoint.model_folder import load
+from regard.training.muon import Muon
 from regard.training.parallel.mesh import Parallel, Processes
 from regard.training.parallel.sharded_files import ShardedFiles
 from tests.training.parallel.processes import largest_difference, run_in_processes
@@ -57,6 +58,24 @@ def test_a_run_of_two_processes_has_the_curve_of_one_and_is_continued_by_one(
     check_continued(Processes(), str(shared))
     check_continued(Processes(), str(single))
     assert largest_difference(curve(shared), curve(single)) <= 1e-5
+
+
+AVERAGED = replace(
+    SETTINGS, steps=4, optimizer=Muon(), ema=0.9, layer_decay=0.8, freeze=("embedding*",), length_warmup=3
+)
+
+
+def check_averaged(processes: Processes, folder: str) -> None:
+    run_trainer(processes, Path(folder), AVERAGED)
+
+
+@pytest.mark.slow
+def test_two_replicas_average_the_weights_of_muon_as_one_process(tmp_path: Path) -> None:
+    single, shared, rendezvous = folders(tmp_path, "single", "shared", "rendezvous")
+    run_trainer(Processes(), single, AVERAGED)
+    run_in_processes(check_averaged, Parallel(replicate=2, shard=1), 2, rendezvous, str(shared))
+    assert largest_difference(curve(shared), curve(single)) <= 1e-5
+    check_same_weights(shared / "ema", single / "ema", 1e-5)
 
 
 @pytest.mark.slow
