@@ -32,6 +32,7 @@ from regard.training.parallel.mesh import (
     check_processes,
     is_restart,
     make_processes,
+    process_count,
     process_group,
     process_rank,
 )
@@ -111,7 +112,7 @@ def start_run(path: Path, resolved: ResolvedRecipe, device: str, console: Consol
     device = resolve_device(device)
     check_processes(recipe.train.parallel, recipe.data.rows)
     trained = None if recipe.adapter is None else 0  # adapters are too small to matter here
-    check_memory(recipe.model, recipe.train, device, recipe.data.rows, recipe.data.length, trained)
+    check_memory(recipe.model, recipe.train, device, recipe.data.rows, recipe.data.length, trained, process_count())
     # before the directory is created: an impossible model, or a pattern that matches no parameter, leaves no directory
     model = build_model(recipe)
     recipe.train.build_optimizer(model)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from regard.models.decoder import Decoder
+from regard.models.heads import MaskedLM
 from regard.models.presets import bert, transformer_2017
 from regard.parts.experts import Experts
 from regard.parts.feedforward import SwiGLU
@@ -73,6 +74,9 @@ def test_memory_is_divided_by_shards_and_tensor_parts() -> None:
 
 def test_logits_are_those_of_one_chunk() -> None:
     assert logit_bytes(SMALL, 32, mixed=False) == 32 * 100 * 8 + 4 * 100 * 64
+    encoder = bert(vocab=100, width=64, layers=2, heads=4, hidden=128)
+    assert logit_bytes(replace(encoder, head=MaskedLM()), 32, mixed=False) == 32 * 100 * 8
+    assert logit_bytes(encoder, 32, mixed=False) == 0
     large = replace(SMALL, vocab=1 << 20)
     assert logit_bytes(large, 10**6, mixed=True) == 64 * (1 << 20) * 2 + 4 * 64 * (1 << 20)  # as many tokens as width
 
@@ -141,6 +145,7 @@ def test_only_what_cannot_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(ValueError, match="the largest part is optimizer state"):
         check_memory(SMALL, SETTINGS, "cpu")
     check_memory(SMALL, SETTINGS, "cpu", trained=100)  # adapters
+    check_memory(SMALL, SETTINGS, "cpu", processes=2)
     needed = weights + activation_memory(SMALL, 4, 128)
     monkeypatch.setattr(machine, "machine_memory", lambda device: needed)
     check_memory(SMALL, SimpleNamespace(accumulate=2, optimizer=SETTINGS.optimizer), "cpu", 8, 128)

@@ -49,13 +49,14 @@ def check_memory(
     rows: int | None = None,
     length: int | None = None,
     trained: int | None = None,
+    processes: int = 1,
 ) -> None:
     """Raise ValueError if training this model needs more memory than the device has.
 
     rows, length: the size of a batch; without them activations are not counted. trained: the number of trained
-    parameters, if the others are frozen.
+    parameters, if the others are frozen. processes: those that train together; at best they divide everything.
     """
-    memory = machine_memory(device)
+    memory = processes * machine_memory(device)
     needed = needed_bytes(spec, training, trained)
     if rows is not None and length is not None:
         rows = max(1, rows // training.accumulate)
@@ -71,6 +72,7 @@ def check_memory(
         return
     largest = max(needed, key=lambda name: needed[name])
     place = f"the GPU {device}" if device.startswith("cuda") else "this machine"
+    place = place if processes == 1 else f"{place}, {processes} times,"
     raise ValueError(
         f"training this model needs at least {format_number(total, 'B')}, but {place} has "
         f"{format_number(memory, 'B')}; the largest part is {largest}: {format_number(needed[largest], 'B')}. "

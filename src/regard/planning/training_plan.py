@@ -19,7 +19,10 @@ from functools import cached_property
 from regard.kernels.linear_cross_entropy import CHUNK
 from regard.models.base import Model
 from regard.models.decoder import Decoder
+from regard.models.encoder import Encoder
+from regard.models.heads import MaskedLM, PreTraining
 from regard.models.stack import unroll
+from regard.parts.input import Tokens
 from regard.planning.activations import activation_memory, block_parameters
 from regard.planning.cost import Costs
 from regard.planning.model_plan import plan
@@ -179,6 +182,9 @@ def logit_bytes(spec: Model, tokens: int, mixed: bool) -> int:
     """Bytes of a language model's loss: logits and their gradient for one chunk of tokens, and that of the head."""
     decoder = next((stack for stack in stacks(spec).values() if isinstance(stack, Decoder)), None)
     if decoder is None:
-        return 0
+        encoders = [stack for stack in stacks(spec).values() if isinstance(stack, Encoder)]
+        inputs = [stack.input for stack in encoders if isinstance(stack.head, MaskedLM | PreTraining)]
+        vocab = [input.vocab for input in inputs if isinstance(input, Tokens)]
+        return 8 * tokens * sum(vocab)  # the logits of all tokens, and their gradient
     chunk = min(tokens, max(decoder.table_dim, CHUNK // decoder.vocab))
     return chunk * decoder.vocab * (2 if mixed else 8) + 4 * decoder.vocab * decoder.table_dim
