@@ -244,6 +244,14 @@ def test_wrong_options_are_refused(cls: type[Objective], options: dict[str, floa
         cls(**options)
 
 
+@pytest.mark.parametrize("objective", [SpanCorruption(), PrefixLanguageModel(4)], ids=lambda o: o.kind)
+def test_texts_too_short_for_the_objective_are_left_out(objective: Objective) -> None:
+    """The last lines of a file may be that short."""
+    tokenizer = byte(objective.special_tokens)
+    assert items_of(objective, tokenizer, 32, 0, "a") == []
+    assert len(items_of(objective, tokenizer, 32, 0, "a few words")) == 1
+
+
 def test_too_few_sentinels_are_refused() -> None:
     objective = SpanCorruption(sentinels=2)
     with pytest.raises(ValueError, match="has only 2 sentinels; lower data.length"):

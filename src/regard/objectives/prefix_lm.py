@@ -56,14 +56,16 @@ class PrefixLanguageModel(Objective):
         )
 
     def tokenize(self, example: Example, tokenizer: Tokenizer) -> Columns:
-        ids = np.array([*tokenizer.encode(plain_text(self, example)), end_id(tokenizer)], np.int64)
-        require_tokens(self, ids, example, minimum=self.prefix + 1)
-        return {"ids": ids}
+        ids = np.array(tokenizer.encode(plain_text(self, example)), np.int64)
+        require_tokens(self, ids, example)
+        return {"ids": np.append(ids, end_id(tokenizer))}
 
     def sample(self, columns: Columns, tokenizer: Tokenizer, length: int, rng: np.random.Generator) -> list[Item]:
         if length <= self.prefix:
             raise ValueError(f"length={length} must be longer than the prefix of {self.prefix}; raise data.length")
         pairs = len(columns["ids"]) - 1
+        if pairs < self.prefix:
+            return []
         first = int(rng.integers(min(length, pairs - self.prefix + 1)))
         items = [slice_columns(columns, start, length) for start in range(first, pairs, length)]
         weighted = [

@@ -50,7 +50,7 @@ class SpanCorruption(SequenceToSequence):
 
     def tokenize(self, example: Example, tokenizer: Tokenizer) -> Columns:
         ids = np.array(tokenizer.encode(plain_text(self, example)), np.int64)
-        require_tokens(self, ids, example, minimum=2)
+        require_tokens(self, ids, example)
         return {"ids": ids}
 
     def sample(self, columns: Columns, tokenizer: Tokenizer, length: int, rng: np.random.Generator) -> list[Item]:

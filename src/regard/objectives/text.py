@@ -23,11 +23,11 @@ def plain_text(objective: Any, example: Example) -> str:
     return text_of(example, "text")
 
 
-def require_tokens(objective: Any, tokens: np.ndarray, example: Example, minimum: int = 1) -> None:
-    if len(tokens) < minimum:
+def require_tokens(objective: Any, tokens: np.ndarray, example: Example) -> None:
+    if not len(tokens):
         raise ValueError(
-            f"objective {objective.kind} needs at least {minimum} tokens, but this example has {len(tokens)}, so there "
-            f"is nothing to train on: {example!r:.200}; remove it"
+            f"objective {objective.kind}: this example has no tokens, so there is nothing to train on: "
+            f"{example!r:.200}; remove it"
         )
 
 
