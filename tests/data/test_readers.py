@@ -190,7 +190,7 @@ def test_faults_name_the_file_and_the_line(name, tmp_path):
 
 def test_missing_files_and_wrong_formats_are_refused(tmp_path):
     write(tmp_path / "chats.jsonl", '{"a": 1}\n')
-    with pytest.raises(FileNotFoundError, match=r"no file .*chat.jsonl; did you mean .*chats.jsonl"):
+    with pytest.raises(FileNotFoundError, match=r"chat.jsonl is not a file or folder; did you mean .*chats.jsonl"):
         read_examples(tmp_path / "chat.jsonl")
     with pytest.raises(ValueError, match="did you mean 'jsonl'"):
         read_examples(tmp_path / "chats.jsonl", "jsnl")

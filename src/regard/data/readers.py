@@ -163,7 +163,7 @@ def find_files(path: Path, format: str | None = None) -> tuple[list[Path], str]:
         siblings = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
         similar = get_close_matches(path.name, siblings, 1)
         hint = f"did you mean {path.parent / similar[0]}?" if similar else "check the path"
-        raise FileNotFoundError(f"there is no file {path}; {hint}")
+        raise FileNotFoundError(f"{path} is not a file or folder; {hint}")
     files = sorted(file for file in map(Path, glob.glob(str(path), recursive=True)) if file.is_file())
     if not files:
         raise FileNotFoundError(f"no file matches {path}; check the pattern, and quote it in a shell")
