@@ -252,6 +252,29 @@ def test_texts_too_short_for_the_objective_are_left_out(objective: Objective) ->
     assert len(items_of(objective, tokenizer, 32, 0, "a few words")) == 1
 
 
+OBJECTIVES = [
+    MaskedTokens(whole_words=True), BertPretraining(MaskedTokens(whole_words=True)), SpanCorruption(),
+    Denoising(mask=0.2), PrefixLanguageModel(3),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda o: o.kind)
+def test_items_of_stored_columns_equal_those_of_new_ones(objective: Objective) -> None:
+    """Prepared columns are read-only and have the smallest dtype that holds their values."""
+    tokenizer = prepared(objective)
+    text = ". ".join("abc" for _ in range(255))
+    columns = dict(objective.tokenize({"text": text}, tokenizer))
+    if objective.needs_other:
+        columns |= {f"other_{name}": column for name, column in columns.items()}
+    stored = {name: column.astype(np.min_scalar_type(column.max())) for name, column in columns.items()}
+    for column in stored.values():
+        column.flags.writeable = False
+    items = [objective.sample(c, tokenizer, 100, np.random.default_rng(0)) for c in (columns, stored)]
+    for new, old in zip(*items, strict=True):
+        assert all((new[name] == old[name]).all() for name in new)
+    assert len(items[0]) > 3 and min(column.dtype.itemsize for column in stored.values()) <= 2
+
+
 def test_too_few_sentinels_are_refused() -> None:
     objective = SpanCorruption(sentinels=2)
     with pytest.raises(ValueError, match="has only 2 sentinels; lower data.length"):

@@ -115,7 +115,7 @@ class BertPretraining(Objective):
         ids = template.ids(columns["ids"][first], columns[f"{origin}ids"][second])
         words = np.arange(len(ids))
         if self.masking.whole_words:
-            second_words = columns[f"{origin}words"][second] + columns["words"].max() + 1
+            second_words = columns[f"{origin}words"][second].astype(np.int64) + int(columns["words"].max()) + 1
             words = template.fill(columns["words"][first], second_words, special=0)
         types = template.types(first.stop - first.start, len(ids))
         item = self.masking.masked_item(ids, words, tokenizer, rng)

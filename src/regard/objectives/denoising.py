@@ -62,7 +62,7 @@ class Denoising(SequenceToSequence):
             )
         items = []
         for start in range(0, len(columns["ids"]), size):
-            ids, sentences = (columns[name][start : start + size] for name in ("ids", "sentences"))
+            ids, sentences = (columns[name][start : start + size].astype(np.int64) for name in ("ids", "sentences"))
             source = np.concatenate(
                 [tokenizer.prefix_ids, self.corrupt(ids, sentences, mask_id(tokenizer), rng), tokenizer.suffix_ids]
             )
