@@ -9,8 +9,8 @@ between them (`embedding_dim`: ELECTRA, Clark et al. 2020).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -98,6 +98,9 @@ class Encoder(Model["EncoderModule"]):
 
     def fields_to_write(self) -> dict[str, Any]:
         return super().fields_to_write() | {"layers": without_default_masks(self.layers, Full())}
+
+    def canonical(self, width: int) -> Self:
+        return replace(self, context=self.context or self.position.max_positions)
 
     def module(self, scheme: Scheme) -> "EncoderModule":
         return EncoderModule(self, scheme)
