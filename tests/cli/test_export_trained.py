@@ -1,0 +1,76 @@
+"""Runs of the recipes for encoders and encoder-decoders are exported, and `transformers` computes the same outputs."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from regard.checkpoint.model_folder import load
+from regard.layout import TokenLayout
+from regard.training.run import newest_checkpoint
+from tests.cli.conftest import regard
+
+LITTLE_DATA = ("--data.rows=2", "--data.length=48", "--data.held_out=1", "--tokenizer.documents=50", "--train.steps=2")
+
+
+def trained_and_exported(recipe: str, tmp_path: Path, *options: str) -> tuple[torch.nn.Module, Path]:
+    run, out = tmp_path / "run", tmp_path / "exported"
+    result = regard("train", recipe, "--out", run, *LITTLE_DATA, *options)
+    assert result.exit_code == 0, result.output
+    result = regard("export", run, out)
+    assert result.exit_code == 0, result.exception
+    return load(newest_checkpoint(run)).requires_grad_(False), out
+
+
+def random_ids(rows: int = 3, length: int = 12) -> torch.Tensor:
+    return torch.randint(5, 250, (rows, length), generator=torch.Generator().manual_seed(0))
+
+
+def test_a_classifier_keeps_its_labels(tmp_path: Path) -> None:
+    model, out = trained_and_exported("classify", tmp_path)
+    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(out).eval().requires_grad_(False)
+    names = model.spec.head.label_names
+    assert len(names) > 3 and theirs.config.id2label == dict(enumerate(names))
+    tokens, tokenizer = random_ids(), transformers.AutoTokenizer.from_pretrained(out)
+    assert (model(tokens) - theirs(tokens).logits).abs().max() < 1e-5
+    assert tokenizer("Mary went to the park.")["input_ids"]
+    again = load(out)
+    assert again.spec.head.label_names == names and torch.equal(again(tokens), model(tokens))
+
+
+def test_a_tagger_keeps_its_labels(tmp_path: Path) -> None:
+    head = ('--model.head={ kind = "classification", pool = "none" }', "--objective.kind=token_classification")
+    model, out = trained_and_exported("classify", tmp_path, "--data.source=world", "--data.task=entities", *head)
+    theirs = transformers.AutoModelForTokenClassification.from_pretrained(out).eval().requires_grad_(False)
+    assert set(theirs.config.id2label.values()) == {"O", "PERSON", "PLACE", "THING"}
+    assert theirs.config.id2label == dict(enumerate(model.spec.head.label_names))
+    assert (model(random_ids()) - theirs(random_ids()).logits).abs().max() < 1e-5
+
+
+def test_a_sentence_encoder_is_exported_with_its_pooling(tmp_path: Path) -> None:
+    model, out = trained_and_exported("embeddings", tmp_path)
+    theirs, tokens = transformers.AutoModel.from_pretrained(out).eval().requires_grad_(False), random_ids()
+    valid = torch.arange(12) < torch.tensor([[12], [5], [1]])
+    hidden = theirs(tokens, attention_mask=valid.long()).last_hidden_state
+    mean = (hidden * valid.unsqueeze(-1)).sum(1) / valid.sum(1, keepdim=True)
+    layout = TokenLayout(torch.arange(12).expand(3, 12).where(valid, 0), valid=valid)
+    expected = torch.nn.functional.normalize(mean, dim=-1)
+    assert (model(tokens, layout) - expected).abs().max() < 1e-5
+    assert (load(out)(tokens, layout) - expected).abs().max() < 1e-5  # modules.json has the pooling
+
+
+def test_a_translator_is_exported(tmp_path: Path) -> None:
+    model, out = trained_and_exported("translator", tmp_path)
+    theirs = transformers.AutoModelForSeq2SeqLM.from_pretrained(out).eval().requires_grad_(False)
+    source, target = random_ids(), random_ids(3, 7).flip(-1)
+    assert (model(source, target) - theirs(source, decoder_input_ids=target).logits).abs().max() < 1e-5
+
+
+def test_a_vision_transformer_is_exported(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    model, out = trained_and_exported("vit", tmp_path)
+    theirs = transformers.AutoModelForImageClassification.from_pretrained(out).eval().requires_grad_(False)
+    images = torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    assert theirs.config.num_labels == 10
+    assert (model(images) - theirs(images).logits).abs().max() < 1e-5
