@@ -187,9 +187,11 @@ def process_group(device: torch.device | str, init_method: str | None = None) ->
     # Gathering a tensor that is sharded along two dimensions warns once that it takes two operations.
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
     backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(
-        backend, init_method=init_method, rank=process_rank(), world_size=process_count(), timeout=TIMEOUT
-    )
+    rank, count = process_rank(), process_count()
+    store, _, _ = next(dist.rendezvous(init_method or "env://", rank, count, timeout=TIMEOUT))
+    # After a restart the store may still hold the addresses of the processes that were killed.
+    store = dist.PrefixStore(f"attempt-{restarts()}", store)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=TIMEOUT)
     try:
         yield device
     finally:
@@ -221,6 +223,10 @@ def process_rank() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
+def restarts() -> int:
+    """How often torchrun restarted the processes after a failure (--max-restarts)."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
 def is_restart() -> bool:
-    """Whether torchrun restarted the processes after a failure (--max-restarts)."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+    return restarts() > 0
