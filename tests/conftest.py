@@ -17,6 +17,9 @@ settings.load_profile("quick")
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+# fsync matters only if the machine fails, and waits for everything that other programs write to the disk.
+os.fsync = lambda handle: None
+
 # The quick tests of these folders run on the oldest torch too: their code depends most on the version of torch. Tests
 # elsewhere carry the mark `oldest`: laws in float32, one family per shape, compiled models.
 OLDEST_FOLDERS = ("tests/engine/", "tests/kernels/", "tests/training/")
