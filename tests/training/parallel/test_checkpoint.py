@@ -70,6 +70,7 @@ def check_failures(processes: Processes, folder: str) -> None:
         (temporary / f"{processes.rank}").write_text("new")
         if processes.rank == 1:
             raise OSError(28, "No space left on device")
+    processes.wait_for_all()  # the main process deletes the temporary folder after the others have their error
     check_folder(path)
     assert [(path / str(rank)).read_text() for rank in range(2)] == ["old", "old"]
     assert not hidden_sibling(path, "partial").exists()
