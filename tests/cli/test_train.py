@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from regard.cli import is_expected
-from regard.data.sources.base import read_examples
+from regard.data.sources.base import first_epoch
 from regard.data.sources.files import Pydoc
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
@@ -202,7 +202,7 @@ def test_a_character_vocabulary_covers_all_splits() -> None:
     splits = Data(sources=(Pydoc(),)).open()
     tokenizer = Vocabulary(by="character", documents=1).build(splits)
     for split in splits:
-        for example in read_examples(split, 0):
+        for example in first_epoch(split, 0):
             tokenizer.encode(example["text"])
 
 

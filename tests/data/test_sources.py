@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 
 from regard.data.readers import FORMATS
-from regard.data.sources.base import Generated, read_examples
+from regard.data.sources.base import Generated, first_epoch
 from regard.data.sources.files import File, FileFormat, Pydoc
 from regard.data.sources.mixture import BLOCK, Mixture, open_sources
 from regard.data.sources.world import WorldStories
@@ -28,7 +28,7 @@ def epoch(examples, number=0):
 
 
 def all_examples(source):
-    return [example for split in source.open() if split is not None for example in read_examples(split, 0)]
+    return [example for split in source.open() if split is not None for example in first_epoch(split, 0)]
 
 
 def test_a_story_equals_the_conversation_of_the_chat_template():

@@ -92,7 +92,7 @@ def train_tokenizer(kind: str, size: int, sources: "Sequence[FileExamples]", fie
 
 def field_strings(example: dict[str, Any], fields: list[str] | None) -> Iterator[str]:
     """The strings of an example in the given fields."""
-    from regard.data.readers import strings_of
+    from regard.data.spans import strings_of
     from regard.spec import suggest_name
 
     for name in fields or ():

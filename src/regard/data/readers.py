@@ -131,18 +131,6 @@ def read_examples(
     return FileExamples(str(path), format, [open_file(file, format) for file in files], columns)
 
 
-def strings_of(value: Any) -> Iterator[str]:
-    """All strings in an example, for training a tokenizer; not the roles of messages."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for name, entry in value.items():
-            yield from () if name == "role" else strings_of(entry)
-    elif isinstance(value, list | tuple):
-        for entry in value:
-            yield from strings_of(entry)
-
-
 def open_file(path: Path, format: str) -> ExampleFile:
     if format == "parquet":
         return open_parquet(path)

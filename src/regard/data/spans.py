@@ -1,7 +1,7 @@
 """A document as spans of text, each with a loss weight for its tokens."""
 
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -35,3 +35,17 @@ def special_token_id(token: str, tokenizer: Tokenizer) -> int:
             "(tokenizer.by='bpe'), or use plain text and a tokenizer with an eos token"
         )
     return id
+
+
+def strings_of(value: Any) -> Iterator[str]:
+    """All strings in an example, for training a tokenizer; not special tokens, and not the roles of messages."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Span):
+        yield from () if value.special else (value.text,)
+    elif isinstance(value, Mapping):
+        for name, entry in value.items():
+            yield from () if name == "role" else strings_of(entry)
+    elif isinstance(value, list | tuple):
+        for entry in value:
+            yield from strings_of(entry)

@@ -5,9 +5,9 @@ a batch that returns the loss as two sums:
 
     loss = Σ_t w_t · -log p(target_t)  /  Σ_t w_t
 
-The training step divides once, over the whole step, so the loss does not
-depend on how a batch is split for accumulation, how documents are packed into rows, or how rows are distributed over
-ranks. Metrics are sums too and are divided by the same count. Padding has weight 0.
+The training step divides once, over the whole step, so the loss does not depend on how a batch is split for
+accumulation, how documents are packed into rows, or how rows are distributed over ranks. Metrics are sums too and are
+divided by the same count. Padding has weight 0.
 
 Auxiliary losses of the bodies (load balancing of experts) are means over one micro-batch, not sums over tokens. They
 are multiplied by the count, so a step averages them over its micro-batches, weighted by their counts.

@@ -17,7 +17,7 @@ from torch import nn
 
 from regard.data.batch import Batch
 from regard.data.packing import Item, pad_items
-from regard.data.sources.base import Example, Examples, read_examples
+from regard.data.sources.base import Example, Examples, first_epoch
 from regard.models.base import Model
 from regard.models.encoder import Encoder
 from regard.models.heads import Classification, Distilled
@@ -56,7 +56,7 @@ class Labelled(Objective):
             return self
         if names or count > 1:
             return replace(self, labels=names, num_labels=0 if names else count)
-        found = {label for example in read_examples(examples, MAX_EXAMPLES) for label in self.labels_of(example)}
+        found = {label for example in first_epoch(examples, MAX_EXAMPLES) for label in self.labels_of(example)}
         strings = sorted(label for label in found if isinstance(label, str))
         require(
             not strings or len(strings) == len(found),

@@ -13,18 +13,19 @@ A `path` alone selects the source `file`.
 """
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal
 
-from regard.data.sources.base import DataSource, Example, Splits, read_examples
+from regard.data.sources.base import DataSource, Splits, first_epoch
 from regard.data.sources.files import File
 from regard.data.sources.images import ImageFolder
 from regard.data.sources.mixture import open_sources
 from regard.data.sources.prepared import Prepared
 from regard.data.sources.world import WorldStories
+from regard.data.spans import strings_of
 from regard.spec import Spec, class_of, require, suggest_name
 from regard.text.tokenizer import Tokenizer
 from regard.text.train import bpe, byte, character
@@ -126,26 +127,8 @@ class Vocabulary(Spec):
         if self.by == "folder":
             return Tokenizer.load(self.path or "")
         if self.by == "bpe":
-            texts = strings(islice(read_examples(splits.train, self.documents), self.documents))
-            return bpe(texts, self.size, special_tokens)
+            examples = islice(first_epoch(splits.train, self.documents), self.documents)
+            return bpe(chain.from_iterable(map(strings_of, examples)), self.size, special_tokens)
         # a character may occur only in held-out examples
-        parts = [read_examples(split, self.documents) for split in splits if split is not None]
-        return character(strings(chain.from_iterable(parts)), special_tokens)
-
-
-def strings(examples: Iterable[Example]) -> Iterator[str]:
-    """All strings of examples, except special tokens and roles."""
-    for example in examples:
-        for value in example.values():
-            yield from strings_of(value)
-
-
-def strings_of(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        yield from (text for key, item in value.items() if key != "role" for text in strings_of(item))
-    elif hasattr(value, "special"):
-        yield from () if value.special else (value.text,)
-    elif isinstance(value, list | tuple):
-        yield from (text for item in value for text in strings_of(item))
+        parts = [first_epoch(split, self.documents) for split in splits if split is not None]
+        return character(chain.from_iterable(map(strings_of, chain.from_iterable(parts))), special_tokens)

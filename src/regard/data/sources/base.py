@@ -156,7 +156,7 @@ class Subset(Sequence[Example]):
         return f"example {original}" if origin is None else origin(original)
 
 
-def read_examples(examples: Examples, limit: int) -> Iterator[Example]:
+def first_epoch(examples: Examples, limit: int) -> Iterator[Example]:
     """One epoch of a finite source; the first `limit` examples of an endless one."""
     return (examples.example(index) for index in range(examples.count or limit))
 
