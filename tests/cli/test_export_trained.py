@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import pytest
 import torch
 import transformers
 
@@ -68,7 +67,6 @@ def test_a_translator_is_exported(tmp_path: Path) -> None:
 
 
 def test_a_vision_transformer_is_exported(tmp_path: Path) -> None:
-    pytest.importorskip("sklearn")
     model, out = trained_and_exported("vit", tmp_path)
     theirs = transformers.AutoModelForImageClassification.from_pretrained(out).eval().requires_grad_(False)
     images = torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(0))

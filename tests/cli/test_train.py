@@ -25,13 +25,10 @@ from tests.cli.conftest import regard
 
 LITTLE_DATA = ("--data.rows=2", "--data.length=64", "--data.held_out=1", "--tokenizer.documents=50")
 SMALL = (*LITTLE_DATA, "--model.width=24")
-OPTIONAL_PACKAGES = {"vit": "sklearn"}
 
 
 @pytest.mark.parametrize("recipe", sorted({path.stem for path in RECIPES.glob("*.toml")} - {"finetune"}))
 def test_every_recipe_trains_a_few_steps(recipe: str, tmp_path: Path) -> None:
-    if recipe in OPTIONAL_PACKAGES:
-        pytest.importorskip(OPTIONAL_PACKAGES[recipe])
     result = regard("train", recipe, "--out", tmp_path / "run", "--train.steps=2", *LITTLE_DATA)
     assert result.exit_code == 0, result.output
     records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
