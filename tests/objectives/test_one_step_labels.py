@@ -91,7 +91,13 @@ def pair_of(theirs: nn.Module, folder: Path, seed: int = 0) -> tuple[nn.Module, 
 
 
 def assert_same_step(
-    ours: nn.Module, theirs: Any, objective: Objective, batch: Batch, their_loss: Callable[[], Tensor], folder: Path
+    ours: nn.Module,
+    theirs: Any,
+    objective: Objective,
+    batch: Batch,
+    their_loss: Callable[[], Tensor],
+    folder: Path,
+    tolerance: float = TOLERANCE,
 ) -> None:
     values = take_step(ours, objective, batch, AdamW(weight_decay=0.0).build(ours, LR))
     before = load_file(folder / "model.safetensors")
@@ -99,13 +105,13 @@ def assert_same_step(
     loss = their_loss()
     loss.backward()
     optimizer.step()
-    assert abs(values["loss"] - float(loss.detach())) < TOLERANCE
+    assert abs(values["loss"] - float(loss.detach())) < tolerance
     theirs.save_pretrained(folder / "after")  # the names of the file can differ from those of the parameters
     after, kind = load_file(folder / "after" / "model.safetensors"), theirs.config.model_type
     found = dict(family(kind).table(ours.spec).write({n: p.detach() for n, p in ours.named_parameters()}))
     common = after.keys() & found.keys()
     assert len(common) >= len(after) - 1
-    assert max(float((found[name] - after[name]).abs().max()) for name in common) < TOLERANCE
+    assert max(float((found[name] - after[name]).abs().max()) for name in common) < tolerance
     assert sum(not torch.equal(before[name], after[name]) for name in common) > len(common) / 2
 
 
