@@ -4,7 +4,10 @@ import math
 
 import numpy as np
 import pytest
+import tokenizers as tokenizers_library
 import torch
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from regard.data.loader import Loader
 from regard.data.packing import Item, pack
@@ -51,6 +54,29 @@ def test_tokens_are_masked_replaced_and_kept_at_their_rates() -> None:
     assert is_near_mean(int(kept.sum()), len(text), 0.015 + 0.015 / 256)  # a random token may be the token itself
     assert set(tokens[replaced].tolist()).isdisjoint(TOKENIZER.all_special_ids)
     assert len(set(tokens[replaced].tolist())) > 250
+
+
+@pytest.mark.ledger("tr.mlm.example")
+def test_two_of_six_tokens_are_a_third_although_the_rate_is_15_percent() -> None:
+    """An illustration: at a rate of 15 % two of six tokens are masked in a few samples only."""
+    words = ["we", "hear", "owls", "and", "foxes", "."]
+    core = tokenizers_library.Tokenizer(WordLevel({word: id for id, word in enumerate(words)}))
+    core.pre_tokenizer = WhitespaceSplit()
+    core.add_special_tokens([*tokenizers.SPECIAL_TOKENS, *MaskedTokens().special_tokens])
+    tokenizer = tokenizers.with_special_tokens(core, MaskedTokens().special_tokens)
+    objective = MaskedTokens(mask=1.0, random=0.0)
+    columns = objective.tokenize({"text": " ".join(words)}, tokenizer)
+    assert columns["ids"].tolist() == list(range(6)) and objective.share == MaskedTokens().share == 0.15
+    shown, counts = [], []
+    for seed in range(2000):
+        (item,) = objective.sample(columns, tokenizer, 8, np.random.default_rng(seed))
+        counts.append(int(item["weights"].sum()))
+        shown.append(" ".join(words[id] if id < 6 else "[MASK]" for id in item["tokens"][1:-1]))
+    example = shown.index("we [MASK] owls and [MASK] .")
+    assert counts[example] / 6 == pytest.approx(0.33, abs=0.005)
+    # Two of six: 15 · 0.15² · 0.85⁴ = 17.6 %. None of six becomes one of six, so that every sentence is trained on.
+    assert is_near_mean(counts.count(2), 2000, math.comb(6, 2) * 0.15**2 * 0.85**4)
+    assert is_near_mean(counts.count(1), 2000, 6 * 0.15 * 0.85**5 + 0.85**6)
 
 
 def test_other_rates() -> None:

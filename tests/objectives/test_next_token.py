@@ -85,6 +85,23 @@ def test_the_loss_equals_a_loop() -> None:
     assert abs(count - batch.weights.sum()) < 1e-12
 
 
+@pytest.mark.ledger("tr.ntp")
+def test_targets_are_the_inputs_shifted_by_one() -> None:
+    """From a text to the loss: the mean of torch's cross-entropy of every token given the tokens before it."""
+    tokenizer, objective = tokenizers.byte(), NextToken()
+    columns = objective.tokenize({"text": "an owl saw a vole"}, tokenizer)
+    ids = torch.from_numpy(columns["ids"])
+    items = objective.sample(columns, tokenizer, 32, np.random.default_rng(0))
+    batch = objective.collate([items], tokenizer, 32)
+    assert batch.tokens[0, : len(ids) - 1].tolist() == ids[:-1].tolist()
+    assert batch.targets[0, : len(ids) - 1].tolist() == ids[1:].tolist()
+    model = Decoder(tokenizer.vocab_size, 16, (Repeat((Block((Sublayer(Attention(4)),)),)),)).build(0).double()
+    loss, count, _ = objective(model, to_float64(batch))
+    assert count == len(ids) - 1 and tokenizer.decode(ids[: int(count)].tolist()) == "an owl saw a vole"
+    assert abs(loss / count - nn.functional.cross_entropy(model(ids[None, :-1])[0], ids[1:])) < 1e-12
+
+
+@pytest.mark.ledger("tr.ntp")
 @pytest.mark.parametrize("name", MODELS)
 def test_packed_equals_separate_equals_micro_batches(name: str) -> None:
     model = model_of(*MODELS[name])

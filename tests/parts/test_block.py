@@ -1,5 +1,8 @@
 """Blocks equal torch's layers and their equations; residuals, and growth of the residual stream with depth."""
 
+from collections.abc import Iterator
+from dataclasses import is_dataclass, replace
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -7,6 +10,8 @@ from torch.autograd import gradcheck
 
 from regard.kernels.attention.mask import Full
 from regard.layout import Source, TokenLayout
+from regard.models.base import build_on_meta
+from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.presets import transformer_2017
 from regard.models.stack import Repeat, Stack
 from regard.parts.attention import Attention
@@ -248,6 +253,51 @@ def test_dropout_acts_in_training_only() -> None:
         assert torch.equal(block(x, layout)[0], block(x, layout)[0])
         kept = block.train()(x, layout)[0] != x
         assert 0.4 < kept.double().mean() < 0.6
+
+
+@pytest.mark.ledger("tr.dropout")
+def test_dropout_and_biases_are_fields_of_the_spec() -> None:
+    """The model of 2017 has both, Llama and its successors neither."""
+    old = transformer_2017(20, 12, 2, 24, 1)
+    assert list(values_of(old, "dropout")).count(0.1) == 4  # of the embeddings and blocks of both stacks
+    assert any(name.endswith("up_proj.bias") for name, _ in old.build().named_parameters())
+    assert EncoderDecoder.from_json(old.to_json()) == old
+    for name in ("llama-7b", "llama-2-70b", "mistral-7b", "mixtral-8x7b", "llama-3.1-70b"):
+        spec = PUBLISHED[name].spec()
+        assert not any(values_of(spec, "dropout")) and not any(values_of(spec, "bias")), name
+        assert not [name for name, _ in build_on_meta(spec).named_parameters() if "bias" in name]
+    with_biases = replace(FEED_FORWARD, bias=True, dropout=0.2).build(WIDTH).state_dict()
+    assert with_biases.keys() - replace(FEED_FORWARD, bias=False).build(WIDTH).state_dict().keys() == {
+        "up_proj.bias", "down_proj.bias",
+    }  # fmt: skip
+
+
+def values_of(spec: object, field: str) -> Iterator[object]:
+    """The values of this field in all nodes of a tree of specs."""
+    if isinstance(spec, tuple):
+        for item in spec:
+            yield from values_of(item, field)
+    elif is_dataclass(spec):
+        for name, value in vars(spec).items():
+            if name == field:
+                yield value
+            yield from values_of(value, field)
+
+
+@pytest.mark.ledger("tr.dropout")
+@pytest.mark.parametrize("dropout", [0.1, 0.5])
+def test_dropout_is_off_in_evaluation_and_its_mask_follows_from_the_seed(dropout: float) -> None:
+    source, tokens = torch.arange(7).unsqueeze(0), torch.arange(5).unsqueeze(0)
+    model, without = (transformer_2017(20, 12, 2, 24, 2, p).build(0).double() for p in (dropout, 0.0))
+
+    def run(seed: int) -> Tensor:
+        torch.manual_seed(seed)
+        return model(source, tokens)
+
+    model.eval()
+    assert torch.equal(run(1), run(2)) and torch.equal(run(1), without.train()(source, tokens))
+    model.train()
+    assert torch.equal(run(1), run(1)) and not torch.equal(run(1), run(2))
 
 
 def test_no_norm_round_trips_through_files() -> None:

@@ -57,6 +57,7 @@ def test_the_loss_falls_and_the_listener_is_called(tmp_path: Path) -> None:
     assert evaluate(model, next_token, held_out)["loss"] == pytest.approx(result.evaluation["held_out_loss"], rel=1e-6)
 
 
+@pytest.mark.ledger("tr.ntp")
 def test_accumulation_does_not_change_the_curve(tmp_path: Path) -> None:
     spec = replace(SPEC, layers=tuple(without_dropout(run) for run in SPEC.layers))
     curves = []

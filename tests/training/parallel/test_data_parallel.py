@@ -102,6 +102,7 @@ def check_all(processes: Processes) -> None:
     check_fault(processes)
 
 
+@pytest.mark.ledger("tr.ntp")
 @pytest.mark.parametrize("parallel", [Parallel(replicate=2, shard=1), Parallel()], ids=["ddp", "fsdp"])
 def test_two_processes_take_the_steps_of_one(parallel: Parallel, tmp_path: Path) -> None:
     run_in_processes(check_all, parallel, 2, tmp_path)
