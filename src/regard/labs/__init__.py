@@ -30,6 +30,12 @@ LABS = {  # name: the number of seeds, unless the user chooses another
     "recall-budget": 3,
     "streaming": 3,
     "hybrids": 3,
+    "both-sides": 3,
+    "vocabulary-size": 3,
+    "similar-words": 3,
+    "one-block": 3,
+    "vit-or-cnn": 3,
+    "whole-sequences": 3,
 }
 
 

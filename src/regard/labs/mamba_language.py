@@ -97,8 +97,8 @@ def draw_rows(rng: torch.Generator, ids: Tensor, rows: int, length: int = ROW) -
 
 
 @torch.no_grad()
-def held_out_loss(model: DecoderModule, ids: Tensor, rows: int) -> float:
-    loss, count, _ = next_token(model, draw_rows(generator(0), ids, rows))
+def held_out_loss(model: DecoderModule, ids: Tensor, rows: int, length: int = ROW) -> float:
+    loss, count, _ = next_token(model, draw_rows(generator(0), ids, rows, length))
     return (loss / count).item()
 
 
