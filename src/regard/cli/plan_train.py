@@ -141,7 +141,7 @@ def make_job(settings: Mapping[str, Any], device: str) -> "TrainingJob":
     from regard.planning.training_plan import TrainingJob
 
     precision = settings["precision"]
-    mixed = precision == "bfloat16" or precision == "auto" and device != "cpu"
+    mixed = precision in ("bfloat16", "fp8") or precision == "auto" and device != "cpu"
     names = ("spec", "rows", "length", "steps", "accumulate", "optimizer", "trained")
     return TrainingJob(mixed=mixed, **{name: settings[name] for name in names})
 

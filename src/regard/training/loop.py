@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from regard.adapt.fp8 import use_fp8
 from regard.checkpoint.atomic_folder import write_folder
 from regard.checkpoint.model_folder import SavesFiles
 from regard.data.batch import Batch
@@ -152,6 +153,8 @@ class Trainer:
         self.precision = autocast(settings.precision, self.device)
         check_settings(settings, getattr(self.objective, "scope", "token"), self.processes)
         freeze(self.model, settings.freeze)
+        if settings.precision == "fp8":
+            use_fp8(self.model)
         self.forward_model, self.reduction = distribute(self.model, self.processes)
         self.optimizer = settings.build_optimizer(self.model)
         if self.processes.mesh is not None:

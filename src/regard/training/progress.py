@@ -156,10 +156,11 @@ def summarize(model: nn.Module, loader: object, settings: Training, device: torc
     total, trained = (sum(p.numel() for p in ps) for ps in (parameters, [p for p in parameters if p.requires_grad]))
     share = "all trained" if trained == total else f"{trained:,} trained ({trained / total:.2%})"
     autocast = device.type == "cuda" and settings.precision != "float32"
+    products = "FP8 products, " if settings.precision == "fp8" else ""
     return [
         f"parameters: {total:,}, {share}",
         *describe_data(loader, settings.steps),
-        f"device: {device}, {'bfloat16 autocast, weights in ' if autocast else ''}{dtypes(parameters)}",
+        f"device: {device}, {products}{'bfloat16 autocast, weights in ' if autocast else ''}{dtypes(parameters)}",
     ]
 
 

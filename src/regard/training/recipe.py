@@ -73,7 +73,8 @@ class Training(Spec):
     length_warmup: int = 0  # steps in which rows are cut into shorter ones: 8 parts, then 4, then 2, for a third each
     accumulate: int = 1  # micro-batches per step, to save memory; the loss does not change
     clip: float = 1.0  # largest norm of the gradient; 0: no clipping
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 autocast on CUDA, else float32
+    # auto: bfloat16 autocast on CUDA, else float32; fp8: also 8-bit products in wide linear layers, with compile=true
+    precision: Literal["auto", "float32", "bfloat16", "fp8"] = "auto"
     compile: bool = False
     nonfinite: Literal["stop", "skip", "roll_back"] = "stop"  # for a loss or gradient that is not finite (faults.py)
     spike: float = 0.0  # a loss above this factor of the recent median is treated like one that is not finite; 0: off

@@ -147,9 +147,16 @@ def evaluate(
 
 
 def autocast(precision: str, device: torch.device) -> Precision:
-    """The context manager for computing the loss. Weights stay float32; on CUDA matrix products run in bfloat16."""
-    if precision == "bfloat16" and device.type != "cuda":
-        raise ValueError("precision='bfloat16' needs a CUDA device (CPUs emulate it, slowly); use 'auto' or 'float32'")
+    """The context manager for computing the loss. Weights stay float32; on CUDA matrix products run in bfloat16.
+
+    With "fp8", Trainer also replaces linear layers (adapt/fp8.py); what remains runs in bfloat16.
+    """
+    if precision in ("bfloat16", "fp8") and device.type != "cuda":
+        raise ValueError(
+            f"precision='{precision}' needs a CUDA device (CPUs emulate it, slowly); use 'auto' or 'float32'"
+        )
+    if precision == "fp8" and torch.cuda.get_device_capability(device) < (8, 9):
+        raise ValueError("precision='fp8' needs a GPU of compute capability 8.9 or newer; use 'bfloat16'")
     if precision == "float32" or device.type != "cuda":
         return nullcontext
     return partial(torch.autocast, "cuda", dtype=torch.bfloat16)

@@ -79,6 +79,10 @@ def check_settings(settings: Training, scope: str, processes: Processes) -> None
         whole or type(settings.optimizer) in (AdamW, SGD),
         f"parallel: {sizes}: {settings.optimizer.kind} needs whole matrices; use adamw or sgd, or replicate",
     )
+    require(
+        processes.sizes.tensor == 1 or settings.precision != "fp8",
+        f"parallel: {sizes}: FP8 products need whole matrices; set train.precision=bfloat16, or use shard",
+    )
 
 
 def split_groups(optimizer: torch.optim.Optimizer) -> None:
