@@ -189,6 +189,7 @@ def build_trainer(
         tokenizer=tokenizer,
         base=recipe.start,
         listener=listener,
+        prefetch=data.prefetch,
         processes=processes,
     )
 

@@ -47,6 +47,7 @@ def trainer(path: Path, settings: Training = SETTINGS, **overrides: Any) -> Trai
         "model": SPEC.build(settings.seed),
         "loader": loader(),
         "objective": next_token,
+        "prefetch": 2,
         "held_out": list(islice(loader("held-out"), 2)),
         "sample": lambda model: f"a text, and a number drawn on the way: {torch.rand(())}",
     }

@@ -6,6 +6,7 @@ An index takes eight bytes per example. Files are UTF-8; `line_at` converts an o
 
 import csv
 import json
+import threading
 from array import array
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ BLOCK_BYTES = 1 << 20
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 MAX_CHUNK_BYTES, MIN_CHUNK_BYTES = 4000, 128
 CHUNKS_OF_SMALL_FILES = 64  # a file with fewer than 64 * 4000 bytes has smaller chunks, so that it has several
+FIELD_LIMIT = threading.RLock()  # held while the limit of the csv module, which all threads share, is raised
 WHITESPACE = np.zeros(256, dtype=bool)
 WHITESPACE[list(b" \t\r\n\v\f")] = True
 
@@ -123,11 +125,12 @@ def index_records(path: Path, delimiter: str) -> np.ndarray:
 @contextmanager
 def unlimited_fields() -> Generator[None]:
     """Raise the limit of 131,072 characters per field, which is a setting of the csv module."""
-    previous = csv.field_size_limit(1 << 30)
-    try:
-        yield
-    finally:
-        csv.field_size_limit(previous)
+    with FIELD_LIMIT:
+        previous = csv.field_size_limit(1 << 30)
+        try:
+            yield
+        finally:
+            csv.field_size_limit(previous)
 
 
 def line_at(path: Path, offset: int) -> int:

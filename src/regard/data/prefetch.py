@@ -10,8 +10,11 @@ A thread is enough, because its work is done outside of Python's lock: tokenizin
 import threading
 from collections import deque
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from typing import Any, Protocol
+
+import torch
 
 from regard.data.batch import Batch
 
@@ -26,12 +29,17 @@ class Prefetchable(Protocol):
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
+def prefetching(loader: Prefetchable, depth: int, pin_memory: bool = False) -> AbstractContextManager[Prefetchable]:
+    """A context with a `Prefetcher` of the loader, or with the loader itself if `depth` is 0."""
+    return Prefetcher(loader, depth, pin_memory) if depth else nullcontext(loader)
+
+
 class Prefetcher:
     """A loader with the same batches and states as `loader`, of which up to `depth` batches are made in advance.
 
     pin_memory: copy batches to page-locked memory, from which a GPU copies asynchronously (`Batch.to` with
     `non_blocking=True`). An error of the loader is raised by the call that would deliver its batch. `close`, or leaving
-    the `with` block, ends the thread; it also ends when the object is deleted.
+    the `with` block, ends the thread; it also ends when the object is deleted, and with the process.
     """
 
     def __init__(self, loader: Prefetchable, depth: int = 2, pin_memory: bool = False):
@@ -47,7 +55,8 @@ class Prefetcher:
     def __next__(self) -> Batch:
         if self._queue is None:
             self._queue = _Queue(self.depth)
-            arguments = (self.loader, self._queue, self.pin_memory)  # not self: the thread must not keep it alive
+            device = torch.cuda.current_device() if self.pin_memory else None  # a new thread would use device 0
+            arguments = (self.loader, self._queue, device)  # not self: the thread must not keep it alive
             self._thread = threading.Thread(target=_fill, args=arguments, name="prefetch", daemon=True)
             self._thread.start()
         item = self._queue.get()
@@ -67,18 +76,26 @@ class Prefetcher:
 
     def close(self) -> None:
         """End the thread. The loader is set back to the last delivered batch, so that iteration can go on."""
+        if self._end_thread():
+            self.loader.load_state_dict(deepcopy(self._state))
+
+    def _end_thread(self) -> bool:
+        """Returns whether there was one."""
         if self._queue is None:
-            return
+            return False
         self._queue.close()
         self._thread.join()
         self._queue = None
-        self.loader.load_state_dict(deepcopy(self._state))
+        return True
 
     def __enter__(self) -> "Prefetcher":
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        if error is None:
+            self.close()
+        else:  # setting back reads examples again: a second error would hide the first one
+            self._end_thread()
 
     def __del__(self) -> None:
         queue = getattr(self, "_queue", None)
@@ -118,12 +135,17 @@ class _Queue:
             self.changed.notify_all()
 
 
-def _fill(loader: Prefetchable, queue: _Queue, pin_memory: bool) -> None:
-    """The thread: make batches until the loader ends, an error occurs or the queue is closed."""
+def _fill(loader: Prefetchable, queue: _Queue, device: int | None) -> None:
+    """The thread: make batches until the loader ends, an error occurs or the queue is closed.
+
+    device: of CUDA, for which memory is pinned; None: it is not pinned.
+    """
     try:
+        if device is not None:
+            torch.cuda.set_device(device)
         for batch in loader:
             state = deepcopy(loader.state_dict())
-            if pin_memory:
+            if device is not None:
                 batch = Batch(**{name: tensor.pin_memory() for name, tensor in batch.items()})
             if not queue.put((batch, state)):
                 return

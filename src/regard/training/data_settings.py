@@ -38,12 +38,14 @@ class Data(Spec):
     length: int = 256  # largest number of tokens per row
     held_out: int = 8  # batches per evaluation; 0: no examples are held out
     seed: int = 0
+    prefetch: int = 2  # batches that a thread makes in advance while the model computes; 0: none
 
     def check(self) -> None:
         require(len(self.sources) > 0, "data: sources is empty; add one, or set data.path")
         for name in ("rows", "length"):
             require(getattr(self, name) > 0, f"data: {name}={getattr(self, name)} must be positive")
-        require(self.held_out >= 0, f"data: held_out={self.held_out} must not be negative")
+        for name in ("held_out", "prefetch"):
+            require(getattr(self, name) >= 0, f"data: {name}={getattr(self, name)} must not be negative")
 
     @property
     def prepared(self) -> bool:

@@ -20,6 +20,7 @@ from regard.adapt.fp8 import use_fp8
 from regard.checkpoint.atomic_folder import write_folder
 from regard.checkpoint.model_folder import SavesFiles
 from regard.data.batch import Batch
+from regard.data.prefetch import prefetching
 from regard.objectives.base import LossFunction
 from regard.training.ema import FILE, MovingAverage
 from regard.training.faults import MAX_ROLL_BACKS, FaultState, StepFault
@@ -67,7 +68,8 @@ class Trainer:
 
     held_out: the batches of every evaluation; sample: returns a generated text, which every evaluation logs;
     tokenizer: saved with the model; base: the folder of the model that adapters belong to; overrides: settings that
-    differ from those before this resume, recorded in the run;
+    differ from those before this resume, recorded in the run; prefetch: the number of batches that a thread makes in
+    advance, for a loader that depends on neither the model nor torch's random generators; 0: no thread;
     processes: those that train together, with a SharedRun and a loader of their own rows (parallel/).
     """
 
@@ -82,6 +84,7 @@ class Trainer:
     base: str | None = None
     listener: Listener = field(default_factory=Listener)
     overrides: Mapping[str, Any] = field(default_factory=dict)
+    prefetch: int = 0
     processes: Processes = field(default_factory=Processes)
 
     def train(self) -> TrainingResult:
@@ -107,6 +110,7 @@ class Trainer:
                     self.open_log(position.step) as log,
                     stop_on_signals() as stop,
                     self.saver,
+                    prefetching(self.loader, self.prefetch, self.device.type == "cuda") as self.input,
                 ):
                     result = self.loop(position, log, stop)
             finally:
@@ -120,12 +124,12 @@ class Trainer:
     def loop(self, position: TrainingPosition, log: Log | NoLog, stop: StopSignal) -> TrainingResult:
         steps, self.evaluation = self.settings.steps, {}
         record: dict[str, Any] = {}
-        batches = iter(self.loader)
+        batches = iter(self.input)
         if self.settings.nonfinite == "roll_back" and not self.run.checkpoints:
             self.save(position, log)
         while position.step < steps and not self.processes.any_has(stop.requested):
             self.saver.poll()
-            input_state = InputState.now(self.loader)
+            input_state = InputState.now(self.input)
             try:
                 position, record = self.step(batches, position)
             except StepFault as fault:
@@ -175,7 +179,7 @@ class Trainer:
         lr = settings.lr * settings.schedule.factor(position.step, settings.steps)
         set_learning_rate(self.optimizer, lr)
         position = TrainingPosition(position.step + 1, position.tokens + tokens, position.batches + 1)
-        batch = split_columns(batch, self.processes).to(self.device)
+        batch = split_columns(batch, self.processes).to(self.device, non_blocking=True)
         self.monitored = settings.monitor_every > 0 and position.step % settings.monitor_every == 0
         measured = measure_activations(self.model, self.objective, batch, self.precision) if self.monitored else {}
         try:
@@ -256,7 +260,7 @@ class Trainer:
             "faults": self.faults.state_dict(),
             **self.stamp,
         }
-        input_state = input_state or InputState.now(self.loader)
+        input_state = input_state or InputState.now(self.input)
         averages = {FILE: self.ema.average} if self.ema.average else {}
         if self.processes.mesh is None:
             weights = copy_weights(self.model, self.tokenizer, self.base)
