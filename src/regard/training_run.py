@@ -110,7 +110,7 @@ def read_tables(
 def start_run(path: Path, resolved: ResolvedRecipe, device: str, console: Console) -> TrainingResult:
     recipe, tokenizer, splits = resolved
     device = resolve_device(device)
-    check_processes(recipe.train.parallel, recipe.data.rows)
+    check_processes(recipe.train.parallel, recipe.data.least_rows)
     trained = None if recipe.adapter is None else 0  # adapters are too small to matter here
     check_memory(recipe.model, recipe.train, device, recipe.data.rows, recipe.data.length, trained, process_count())
     # before the directory is created: an impossible model, or a pattern that matches no parameter, leaves no directory
@@ -130,7 +130,7 @@ def resume_run(
         run.check_files()
         config, changes = resumed_config(run, overrides or {}, extend, listener.note)
         recipe = Recipe.from_dict(config)
-        check_processes(recipe.train.parallel, recipe.data.rows)
+        check_processes(recipe.train.parallel, recipe.data.least_rows)
         tokenizer, splits = Tokenizer.load(path / "tokenizer"), recipe.data.open()
         model = build_model(recipe, from_checkpoint=bool(run.checkpoints))
         return run_training(run, recipe, model, tokenizer, splits, own_device, listener, changes)
@@ -173,14 +173,14 @@ def build_trainer(
     assert objective is not None, "a resolved recipe has an objective"
     processes = processes or Processes()
 
-    def loader(examples: Examples) -> Loader:
+    def loader(examples: Examples, warmup: int = 0) -> Loader:
         ranks = (processes.row_rank, processes.row_ranks)
-        return Loader(examples, objective, tokenizer, data.rows, data.length, data.seed, *ranks)
+        return Loader(examples, objective, tokenizer, data.rows, data.length, data.seed, *ranks, warmup)
 
     can_sample = isinstance(model, DecoderModule) and isinstance(objective, NextToken) and held_out is not None
     return Trainer(
         model,
-        loader(splits.train),
+        loader(splits.train, data.batch_warmup),
         objective,
         recipe.train,
         run,

@@ -34,6 +34,7 @@ def lr_find(
       regard lr-find demo --train.optimizer.kind=muon --plot rates.png
     """
     import math
+    from dataclasses import replace
 
     from rich.console import Console
 
@@ -55,6 +56,7 @@ def lr_find(
     name, tables = read_tables(recipe, parse_overrides(overrides), start, data)
     resolved, tokenizer, splits = resolve(tables, pattern=pattern)
     model = build_model(resolved).to(resolve_device(device))
+    resolved = replace(resolved, data=replace(resolved.data, batch_warmup=0))  # the rate of full batches
     trainer = build_trainer(Run(Path("runs") / name), resolved, model, tokenizer, splits, Listener())
     with console.status("") as status:
         sweep = sweep_learning_rate(

@@ -3,10 +3,10 @@
 An objective turns an example into items. If it packs them, a row holds several, else one. Random choices, such as
 masked tokens, are drawn from a generator that is seeded with the index of the example.
 
-The state is the index of the next example and the list of pending items, each identified by the index of its example
-and its own index among the items of that example. These are a few integers, and a loader that restores them continues
-with bit-identical batches. Every rank prepares the whole batch and keeps its share of the rows, so batches do not
-depend on the number of ranks, and all ranks have the same state.
+The state is the number of batches, the index of the next example and the list of pending items, each identified by the
+index of its example and its own index among the items of that example. These are a few integers, and a loader that
+restores them continues with bit-identical batches. Every rank prepares the whole batch and keeps its share of the rows,
+so batches do not depend on the number of ranks, and all ranks have the same state.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +22,7 @@ from regard.text.tokenizer import Tokenizer
 
 MAX_EMPTY_EXAMPLES = 10_000  # consecutive examples without an item
 NEXT_EXAMPLES = 1000  # of an endless source, from which another example is drawn
+MOST_PARTS = 8  # of a batch or of a row at the start of a warm-up
 MAX_PENDING = 32  # items to choose from; with more, rows are fuller and documents further out of order
 
 
@@ -48,7 +49,8 @@ class ExampleEncoder(Tokenizes, Protocol):
 class Loader:
     """An endless iterator of batches. `rows` is the global batch size; each rank gets `rows / ranks`.
 
-    length: the largest number of tokens per row.
+    length: the largest number of tokens per row. warmup: the first batches have fewer rows: an eighth, a quarter, then
+    half of them, for a third of this number of batches each.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class Loader:
         seed: int = 0,
         rank: int = 0,
         ranks: int = 1,
+        warmup: int = 0,
     ):
         if rows < 1 or length < 1:
             raise ValueError(f"rows={rows} and length={length} must be at least 1")
@@ -68,19 +71,26 @@ class Loader:
             raise ValueError(f"rank={rank} must be from 0 to {ranks - 1}, because ranks={ranks}")
         if rows % ranks:
             raise ValueError(f"rows={rows} is not divisible by ranks={ranks}; use a multiple of {ranks}")
+        if warmup and rows % (MOST_PARTS * ranks):
+            raise ValueError(
+                f"rows={rows} with a warm-up and ranks={ranks}: an eighth of the rows is not divisible by the ranks; "
+                f"use a multiple of {MOST_PARTS * ranks}, or no warm-up (data.batch_warmup=0)"
+            )
         self.examples = examples.map(Tokenization(objective, tokenizer))
         self.objective, self.tokenizer, self.rows, self.length = objective, tokenizer, rows, length
-        self.seed, self.rank, self.ranks = seed, rank, ranks
-        self._next_example = 0
+        self.seed, self.rank, self.ranks, self.warmup = seed, rank, ranks, warmup
+        self._batches = self._next_example = 0
         self._pending: list[tuple[int, int, Item]] = []  # (example, index of the item, item)
 
     def __iter__(self) -> Iterator[Batch]:
         return self
 
     def __next__(self) -> Batch:
-        rows = [self._next_row() for _ in range(self.rows)]
+        count = self.rows // warmup_parts(self._batches, self.warmup)
+        rows = [self._next_row() for _ in range(count)]
+        self._batches += 1
         batch = self.objective.collate(rows, self.tokenizer, self.length)
-        share = self.rows // self.ranks
+        share = count // self.ranks
         return batch if self.ranks == 1 else batch.rows(slice(self.rank * share, (self.rank + 1) * share))
 
     @property
@@ -90,8 +100,14 @@ class Loader:
 
     @property
     def step_size(self) -> int:
-        """Of the whole batch; padding takes the place of some tokens."""
+        """Of the whole batch after the warm-up; padding takes the place of some tokens."""
         return self.rows * (self.length if self.objective.packed else 1)
+
+    def total_size(self, steps: int) -> int:
+        """Of all batches of this number of steps."""
+        short = range(min(steps, self.warmup))
+        saved = sum(self.step_size - self.step_size // warmup_parts(batch, self.warmup) for batch in short)
+        return steps * self.step_size - saved
 
     def epoch_size(self) -> int | None:
         """None if every example is new. The number of tokens is estimated from a few examples."""
@@ -107,6 +123,7 @@ class Loader:
             "source": self.examples.name,
             "fingerprint": self.examples.fingerprint,
             "length": self.length,
+            "batches": self._batches,
             "next": self._next_example,
             "waiting": pending,
         }
@@ -122,7 +139,7 @@ class Loader:
                 f"the data of {self.examples.name} changed after the checkpoint was saved; restore the files to "
                 "resume, or start a new run from the checkpoint (regard train --from RUN)"
             )
-        self._next_example = state["next"]
+        self._batches, self._next_example = state.get("batches", 0), state["next"]  # no batches: of older versions
         self._pending = [(example, index, self._items(example)[index]) for example, index in state["waiting"]]
 
     def _next_row(self) -> list[Item]:
@@ -155,6 +172,11 @@ class Loader:
             other = self.examples.example(other_index(index, self.examples.count, rng))
             columns = {**columns, **{f"other_{name}": column for name, column in other.items()}}
         return self.objective.sample(columns, self.tokenizer, self.length, rng)
+
+
+def warmup_parts(done: int, warmup: int) -> int:
+    """8, 4 and 2 for a third each of the first `warmup` steps, then 1; `done`: steps before this one."""
+    return 1 if done >= warmup else MOST_PARTS >> 3 * done // warmup
 
 
 def other_index(index: int, count: int | None, rng: np.random.Generator) -> int:

@@ -19,6 +19,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal
 
+from regard.data.loader import MOST_PARTS
 from regard.data.sources.base import DataSource, Splits, first_epoch
 from regard.data.sources.files import File
 from regard.data.sources.images import ImageFolder
@@ -35,6 +36,7 @@ from regard.text.train import bpe, byte, character
 class Data(Spec):
     sources: tuple[DataSource, ...] = (WorldStories(),)
     rows: int = 16  # per batch
+    batch_warmup: int = 0  # first batches with an eighth, a quarter, then half of the rows, for a third each
     length: int = 256  # largest number of tokens per row
     held_out: int = 8  # batches per evaluation; 0: no examples are held out
     seed: int = 0
@@ -44,8 +46,13 @@ class Data(Spec):
         require(len(self.sources) > 0, "data: sources is empty; add one, or set data.path")
         for name in ("rows", "length"):
             require(getattr(self, name) > 0, f"data: {name}={getattr(self, name)} must be positive")
-        for name in ("held_out", "prefetch"):
+        for name in ("held_out", "prefetch", "batch_warmup"):
             require(getattr(self, name) >= 0, f"data: {name}={getattr(self, name)} must not be negative")
+
+    @property
+    def least_rows(self) -> int:
+        """Of the first batches of a warm-up, which all processes share."""
+        return self.rows // MOST_PARTS if self.batch_warmup else self.rows
 
     @property
     def prepared(self) -> bool:

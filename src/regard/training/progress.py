@@ -145,7 +145,9 @@ class SizedLoader(Protocol):
     """A loader that knows the sizes of its batches and of its data."""
 
     unit: str  # tokens or examples
-    step_size: int
+    step_size: int  # of the largest batches
+
+    def total_size(self, steps: int) -> int: ...
 
     def epoch_size(self) -> int | None: ...
 
@@ -167,7 +169,7 @@ def summarize(model: nn.Module, loader: object, settings: Training, device: torc
 def describe_data(loader: object, steps: int) -> list[str]:
     if not isinstance(loader, SizedLoader):
         return [f"steps: {steps:,}"]
-    total, epoch = steps * loader.step_size, loader.epoch_size()
+    total, epoch = loader.total_size(steps), loader.epoch_size()
     lines = [f"steps: {steps:,} of up to {loader.step_size:,} {loader.unit}, {total:,} in total"]
     if epoch is not None:
         lines.append(f"data: about {epoch:,} {loader.unit}, so the run has {total / max(epoch, 1):.1f} epochs")

@@ -28,6 +28,7 @@ from torch import nn
 from regard.adapt.lora import LoRA
 from regard.adapt.peft import adapter_base
 from regard.checkpoint.model_folder import read_spec_and_table
+from regard.data.loader import MOST_PARTS, warmup_parts
 from regard.data.sources.base import Splits
 from regard.models.base import Model, Scheme
 from regard.models.encoder import Encoder
@@ -43,7 +44,6 @@ from regard.training.parameter_groups import LRScale, freeze, learning_rate_scal
 from regard.training.run import newest_checkpoint
 from regard.training.schedule import Cosine, Schedule
 
-MOST_PARTS = 8  # of a row in the warm-up of the length
 RECIPES = Path(__file__).parents[1] / "recipes"
 # The fields of a model's spec that hold the size of the vocabulary, by its kind.
 VOCAB_FIELDS = {
@@ -97,7 +97,7 @@ class Training(Spec):
 
     def row_parts(self, done: int) -> int:
         """The number of parts into which the rows of a batch are cut after `done` steps."""
-        return 1 if done >= self.length_warmup else MOST_PARTS >> 3 * done // self.length_warmup
+        return warmup_parts(done, self.length_warmup)
 
     def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """Freeze the parameters that are not trained; returns the optimizer of the others."""
@@ -229,6 +229,12 @@ def build_recipe(
         recipe.train.length_warmup == 0 or objective.packed and recipe.data.length % MOST_PARTS == 0,
         f"train.length_warmup cuts packed rows into up to {MOST_PARTS} parts; {objective.kind} with data.length="
         f"{recipe.data.length} has no such rows; set it to 0, or data.length to a multiple of {MOST_PARTS}",
+    )
+    parts = MOST_PARTS * recipe.train.accumulate
+    require(
+        recipe.data.batch_warmup == 0 or recipe.data.rows % parts == 0,
+        f"data.batch_warmup starts with an eighth of data.rows={recipe.data.rows}, which train.accumulate="
+        f"{recipe.train.accumulate} does not divide; set data.rows to a multiple of {parts}",
     )
     context = context_of(recipe.model)
     require(
