@@ -4,11 +4,13 @@ import pytest
 import torch
 
 from regard.layout import TokenLayout
+from regard.models.base import build_on_meta
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
 from regard.parts.feedforward import FeedForward
+from tests.laws import MODELS, OTHERS
 
 DEPTH, WIDTH = 8, 128
 
@@ -66,3 +68,11 @@ def test_deepnorm_bounds_the_initial_value_projections() -> None:
     v = torch.cat([w.flatten() for name, w in weights.items() if name.endswith("v_proj.weight")])
     assert v.abs().max() <= bound
     assert v.abs().max() > 0.99 * bound
+
+
+@pytest.mark.parametrize("name", MODELS | OTHERS)
+def test_building_on_the_meta_device_draws_no_random_numbers(name: str) -> None:
+    """Checkpoints build models there: a draw would change the dropout of the steps after a save."""
+    before = torch.random.get_rng_state()
+    build_on_meta((MODELS | OTHERS)[name])
+    assert torch.equal(torch.random.get_rng_state(), before)

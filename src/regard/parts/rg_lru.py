@@ -21,7 +21,7 @@ from regard.layout import TokenLayout
 from regard.parts.body import Body
 from regard.parts.feedforward import ACTIVATIONS, Activation
 from regard.parts.split_heads import divisors
-from regard.parts.ssm.selective import ConvWeights, chunked_forward, filled
+from regard.parts.ssm.selective import ConvWeights, chunked_forward, filled, uniform
 from regard.parts.state import STATELESS, FixedSize, FixedState
 from regard.spec import SpecError, require
 
@@ -112,5 +112,5 @@ class BlockDiagonal(nn.Module):
 
 def initial_rates(count: int) -> nn.Parameter:
     """(count,) Λ such that the square of exp(-softplus Λ) is uniform; the inverse of softplus is log(exp x - 1)."""
-    decays = torch.empty(count, device="cpu").uniform_(MIN_DECAY**2, MAX_DECAY**2).sqrt()
+    decays = uniform(count, MIN_DECAY**2, MAX_DECAY**2).sqrt()
     return filled((-decays.log()).expm1().log(), count)

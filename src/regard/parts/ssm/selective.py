@@ -25,8 +25,14 @@ def log_rates(count: int, *channels: int) -> nn.Parameter:
 
 def step_bias(count: int) -> nn.Parameter:
     """(count,) such that softplus(bias) = Δ, drawn log-uniformly; the inverse of softplus is log(exp Δ - 1)."""
-    steps = torch.empty(count, device="cpu").uniform_(math.log(MIN_STEP), math.log(MAX_STEP)).exp()
+    steps = uniform(count, math.log(MIN_STEP), math.log(MAX_STEP)).exp()
     return filled(steps.expm1().log(), count)
+
+
+def uniform(count: int, low: float, high: float) -> Tensor:
+    """(count,) draws on the CPU; none on the meta device, because checkpoints build models there during training."""
+    values = torch.full((count,), low, device="cpu")
+    return values if torch.empty(0).device.type == "meta" else values.uniform_(low, high)
 
 
 def filled(values: Tensor, *shape: int) -> nn.Parameter:
