@@ -81,6 +81,14 @@ def test_a_saved_tokenizer_is_loaded_unchanged(tokenizer, tmp_path):
     assert loaded.vocab_size == tokenizer.vocab_size
 
 
+def test_saving_what_was_loaded_gives_the_same_files(tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    byte(("[MASK]", "[CLS]", "[SEP]")).save(first)
+    Tokenizer.load(first).save(second)
+    assert [file.name for file in sorted(first.iterdir())] == [file.name for file in sorted(second.iterdir())]
+    assert all(file.read_bytes() == (second / file.name).read_bytes() for file in first.iterdir())
+
+
 def test_transformers_loads_our_folder(tmp_path):
     transformers = pytest.importorskip("transformers")
     BPE.save(tmp_path)

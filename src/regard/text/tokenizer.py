@@ -181,7 +181,7 @@ class Tokenizer:
         config: dict[str, object] = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "clean_up_tokenization_spaces": self.clean_up_tokenization_spaces,
-            **self.special_tokens_map,
+            **dict(sorted(self.special_tokens_map.items())),  # saving what was loaded gives the same file
         }
         (folder / TOKENIZER_CONFIG).write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", "utf-8")
         starts = {} if self.decoder_start is None else {"decoder_start_token_id": self.decoder_start}
