@@ -40,7 +40,8 @@ class Spec:
     def __new__(cls, /, *values: Any, **named: Any) -> Self:
         known = [field.name for field in dataclasses.fields(cls)]
         for name in named:
-            require(name in known, f"{cls.__name__} has no field {name!r}; {suggest_name(name, known)}")
+            if name not in known:  # not `require`, whose message would be composed for every correct name
+                raise SpecError(f"{cls.__name__} has no field {name!r}; {suggest_name(name, known)}")
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
