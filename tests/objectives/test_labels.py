@@ -1,5 +1,7 @@
 """Labels of the data: names and numbers reach the head, wrong ones are refused with the example; other inputs too."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -147,8 +149,21 @@ def test_an_image_folder_is_read_with_its_labels(tmp_path) -> None:
     (tmp_path / "black" / "broken.png").write_text("no image")
     with pytest.raises(ValueError, match="broken.png cannot be read as an image"):
         ImageFolder(path=str(tmp_path)).open()
-    with pytest.raises(ValueError, match="has no images in subfolders"):
+    with pytest.raises(ValueError, match="has no metadata.jsonl, and no images in subfolders"):
         ImageFolder(path=str(tmp_path / "black")).open()
+
+
+def test_an_image_folder_is_read_with_its_metadata(tmp_path) -> None:
+    lines = [{"file_name": f"white/{n}.png", "text": f"image {n}"} for n in (1, 3, 5, 7)]
+    metadata = image_folder(tmp_path) / "metadata.jsonl"
+    metadata.write_text("\n".join(map(json.dumps, lines)))
+    examples = ImageFolder(path=str(tmp_path), size=(8, 8)).open(hold_out=False).train
+    found = {examples.example(n)["text"]: examples.example(n)["image"] for n in range(4)}
+    assert found.keys() == {"image 1", "image 3", "image 5", "image 7"}
+    assert all((image[0] == 1).all() and image.shape == (3, 8, 8) for image in found.values())
+    metadata.write_text('{"file_name": "../other.png", "text": "outside"}')
+    with pytest.raises(ValueError, match="must be the name of an image in"):
+        ImageFolder(path=str(tmp_path)).open()
 
 
 def test_a_recipe_for_an_image_folder_gets_its_labels_and_its_size_is_checked(tmp_path) -> None:

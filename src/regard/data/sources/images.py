@@ -1,7 +1,7 @@
-"""Labelled images: the handwritten digits of scikit-learn, and folders of image files.
+"""Images with labels or texts: the handwritten digits of scikit-learn, and folders of image files.
 
     Digits        1,797 gray images of 8 x 8 pixels, ten classes; needs scikit-learn       Alpaydin & Kaynak 1998
-    ImageFolder   FOLDER/LABEL/file.png; needs Pillow
+    ImageFolder   FOLDER/LABEL/file.png, or FOLDER/metadata.jsonl; needs Pillow
 
 An image is an array (channels, height, width) with values from 0 to 1, or standardized: minus 0.5, divided by 0.5.
 """
@@ -11,9 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
+from regard.data.readers import read_examples
 from regard.data.sources.base import DataSource, Example, Splits, open_collection
 from regard.spec import require
 
+METADATA = "metadata.jsonl"
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
 MAX_DIGIT = 16.0  # the largest pixel value of the digits
 
@@ -35,7 +37,8 @@ class Digits(DataSource):
 
 @dataclass(frozen=True)
 class ImageFolder(DataSource):
-    """The label of an image is the name of its folder."""
+    """The label of an image is the name of its folder; or metadata.jsonl has one line per image, with its `file_name`
+    and the other fields of the example, such as `text`, as in Hugging Face `datasets`."""
 
     path: str = ""
     size: tuple[int, int] = (32, 32)  # (height, width); images are resized to it
@@ -54,12 +57,23 @@ class ImageFolder(DataSource):
 
     def read(self) -> list[Example]:
         root = Path(self.path)
+        if (root / METADATA).is_file():
+            return [self.read_described(root, example) for example in read_examples(root / METADATA)]
         files = sorted(file for file in root.glob("*/*") if file.suffix.lower() in SUFFIXES)
         if not files:
             raise ValueError(
-                f"{root} has no images in subfolders (LABEL/FILE with {', '.join(SUFFIXES)}); check data.path"
+                f"{root} has no {METADATA}, and no images in subfolders (LABEL/FILE with {', '.join(SUFFIXES)}); "
+                "check data.path"
             )
         return [{"image": self.read_image(file), "label": file.parent.name} for file in files]
+
+    def read_described(self, root: Path, example: Example) -> Example:
+        """The example of a line of metadata.jsonl."""
+        name = example.get("file_name")
+        if not isinstance(name, str) or not (root / name).resolve().is_relative_to(root.resolve()):
+            raise ValueError(f"{root / METADATA}: `file_name` must be the name of an image in {root}, found {name!r}")
+        fields = {key: value for key, value in example.items() if key != "file_name"}
+        return {"image": self.read_image(root / name), **fields}
 
     def read_image(self, file: Path) -> np.ndarray:
         try:
