@@ -116,7 +116,10 @@ def detect_family(model: Model) -> str:
     if not refusals:
         raise FamilyError(f"no family has models of the kind {model.kind}; save the model in regard's own format")
     _, nearest, error = min(refusals, key=lambda refusal: refusal[0])
-    raise FamilyError(f"no family can express this model. The nearest is {nearest}: {error}") from error
+    raise FamilyError(
+        f"no family can express this {model.kind}; keep it in regard's own format. "
+        f"The nearest family is {nearest}: {error}"
+    ) from error
 
 
 def with_article(word: str) -> str:
