@@ -113,6 +113,7 @@ OBJECTIVES = {
     "relevance": "regard.objectives.scores:Relevance",
     "embeddings": "regard.objectives.embeddings:SentenceEmbeddings",
     "contrastive": "regard.objectives.contrastive:Contrastive",
+    "image_text": "regard.objectives.image_text:ImageText",
 }
 
 SOURCES = {

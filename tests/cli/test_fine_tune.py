@@ -80,7 +80,10 @@ def test_all_weights_start_from_those_of_the_model(base: Path, chats: Path, tmp_
     [
         (("--model.width=32",), "both `from` and [model]"),
         (("--adapter.rnk=2",), "did you mean 'rank'"),
-        (("--objective.kind=classification",), "trains models of the class Encoder, not Decoder"),
+        (
+            ("--objective.kind=classification",),
+            "this model is a decoder; set objective.kind to one that trains it (next_token)",
+        ),
         (("--head.kind=classification",), "[head] replaces the head of an encoder"),
         (("--data.length=100000",), "longer than model.context"),
     ],

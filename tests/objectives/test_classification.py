@@ -66,6 +66,13 @@ def test_loss_of_pairs_equals_its_formula() -> None:
     assert not torch.allclose(scores, model(tokens)[:, 0].sigmoid())
 
 
+def test_types_of_pairs_are_left_out_if_the_model_has_none() -> None:
+    block = Block((Sublayer(Attention(2, mask=Full())),))
+    model = Encoder(Tokens(31), 16, (Repeat((block,)),), head=Classification(1, "mean")).build(0).double()
+    batch = Batch(tokens=random_ids(), types=(torch.arange(8) > 3).long().expand(4, -1), labels=torch.ones(4))
+    assert relevance(model, batch)[0] == relevance(model, Batch(tokens=batch.tokens, labels=batch.labels))[0]
+
+
 @pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
 def test_positions_of_a_padded_batch_count_valid_tokens(left: bool) -> None:
     valid = torch.tensor([[True, True, False], [True, False, False]])

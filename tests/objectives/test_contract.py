@@ -18,8 +18,9 @@ from regard.objectives.classification import classification
 from regard.objectives.contrastive import Contrastive
 from regard.objectives.denoising import Denoising
 from regard.objectives.embeddings import SentenceEmbeddings
+from regard.objectives.image_text import image_text
 from regard.objectives.masked import MaskedTokens
-from regard.objectives.next_token import NextToken, image_text, next_token
+from regard.objectives.next_token import NextToken, next_token
 from regard.objectives.prefix_lm import PrefixLanguageModel
 from regard.objectives.scores import regression, relevance
 from regard.objectives.span_corruption import SpanCorruption

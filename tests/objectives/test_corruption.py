@@ -6,14 +6,20 @@ import numpy as np
 import pytest
 
 from regard.data.packing import Item
+from regard.kernels.attention.mask import PrefixLM
+from regard.models.encoder import Encoder
 from regard.models.heads import Classification, MaskedLM
 from regard.models.presets import bert, transformer_2017
+from regard.models.stack import Repeat
 from regard.objectives.base import Objective
 from regard.objectives.bert_pretraining import FOLLOWS, RANDOM, BertPretraining
 from regard.objectives.denoising import Denoising, infill_spans, infilled_spans, sentence_permutation
 from regard.objectives.masked import MaskedTokens
 from regard.objectives.prefix_lm import PrefixLanguageModel
 from regard.objectives.span_corruption import SpanCorruption, random_partition, sentinel
+from regard.parts.attention import Attention
+from regard.parts.block import Block, Sublayer
+from regard.parts.input import Tokens
 from regard.spec import SpecError
 from regard.text.borders import split_sentences
 from regard.text.tokenizer import Tokenizer
@@ -198,18 +204,28 @@ CAUSAL = transformer_2017(50, 8, 2, 8, 1).target
 SMALL_BERT = {"vocab": 50, "width": 8, "heads": 2, "hidden": 8, "layers": 1}
 
 
+def prefix_model(prefix: int) -> Encoder:
+    block = Block((Sublayer(Attention(2, mask=PrefixLM(prefix))),))
+    return Encoder(Tokens(50), 8, (Repeat((block,)),), head=MaskedLM())
+
+
 @pytest.mark.parametrize(
     ("objective", "model", "message"),
     [
-        (PrefixLanguageModel(3), CAUSAL, "attends to earlier tokens only: use next_token"),
+        (PrefixLanguageModel(3), CAUSAL, "an encoder with a masked_lm head .*, and this model is a decoder"),
         (
             PrefixLanguageModel(3),
             bert(**SMALL_BERT, head=MaskedLM()),
-            r"needs attentions with the mask PrefixLM\(prefix=3\)",
+            "attentions have the mask prefix_lm, and this model is an encoder of tokens with a masked_lm head",
         ),
-        (SpanCorruption(), CAUSAL, "trains models of the class EncoderDecoder, not Decoder"),
-        (Denoising(), bert(**SMALL_BERT), "trains models of the class EncoderDecoder, not Encoder"),
-        (BertPretraining(), bert(**SMALL_BERT, head=Classification(2)), "needs an encoder with a pretraining head"),
+        (
+            PrefixLanguageModel(3),
+            prefix_model(2),
+            r"has prefix=3, and the mask of an attention is \[PrefixLM\(prefix=2",
+        ),
+        (SpanCorruption(), CAUSAL, "trains an encoder_decoder or seq2seq .*, and this model is a decoder"),
+        (Denoising(), bert(**SMALL_BERT), "and this model is an encoder of tokens without a head"),
+        (BertPretraining(), bert(**SMALL_BERT, head=Classification(2)), "trains an encoder with a pretraining head"),
     ],
 )
 def test_other_models_are_refused(objective: Objective, model, message: str) -> None:

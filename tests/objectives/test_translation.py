@@ -18,7 +18,7 @@ from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.interleaved import Interleaved
 from regard.models.presets import transformer_2017
 from regard.models.stack import Repeat
-from regard.objectives.next_token import image_text
+from regard.objectives.image_text import image_text
 from regard.objectives.translation import Translation, translation, translation_batch
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer

@@ -27,8 +27,11 @@ from regard.data.packing import Item
 from regard.data.sources.base import Example, Examples
 from regard.layout import TokenLayout
 from regard.models.base import Model
+from regard.models.encoder import Encoder
+from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.outputs import LazyLogits, Outputs
 from regard.parts.block import Losses
+from regard.parts.input import Tokens
 from regard.spec import Spec, SpecError
 from regard.text.tokenizer import Tokenizer
 
@@ -62,7 +65,8 @@ class Objective(Spec):
         """
 
     def check_model(self, model: Model) -> None:
-        """Raise SpecError if this model cannot be trained with this objective."""
+        """Raise PairError (see `require_model`) if the objective needs another kind of model, SpecError if it needs
+        other settings of this one."""
         raise NotImplementedError
 
     def fit(self, examples: Examples, model: Model) -> Self:
@@ -75,6 +79,10 @@ class Objective(Spec):
     @property
     def head_options(self) -> Mapping[str, Any]:
         """Options of the model's head that depend on the data; used if the recipe has none."""
+        return {}
+
+    def model_options(self, tokenizer: Tokenizer) -> Mapping[str, Any]:
+        """Options of the model that depend on the tokenizer; used if the recipe has none."""
         return {}
 
     def tokenize(self, example: Example, tokenizer: Tokenizer) -> Columns:
@@ -93,11 +101,30 @@ class Objective(Spec):
         raise NotImplementedError
 
 
-def require_model(objective: Objective, model: Model, *expected: type[Model]) -> None:
-    """Raise SpecError if the model is not of one of these classes."""
-    if not isinstance(model, expected):
-        names = " or ".join(cls.__name__ for cls in expected)
-        raise SpecError(f"objective {objective.kind} trains models of the class {names}, not {type(model).__name__}")
+class PairError(SpecError):
+    """An objective and a kind of model that cannot be combined."""
+
+
+def require_model(objective: Objective, model: Model, fits: bool, needed: str) -> None:
+    """Raise PairError unless the model `fits`; `needed` describes the models that do."""
+    if not fits:
+        raise PairError(f"objective {objective.kind} trains {needed}, and this model is {describe_model(model)}")
+
+
+def describe_model(model: Model) -> str:
+    """The kind of a model, with the input and the head of an encoder: `an encoder of tokens with a masked_lm head`."""
+    if isinstance(model, Encoder):
+        head = "without a head" if model.head is None else f"with a {model.head.kind} head"
+        per_token = ' that has pool="none"' if getattr(model.head, "pool", None) == "none" else ""
+        return f"an encoder of {model.input.kind} {head}{per_token}"
+    if isinstance(model, EncoderDecoder):
+        article = "an" if model.kind[0] in "aeiou" else "a"
+        return f"{article} {model.kind} with a source of {model.source.input.kind}"
+    return f"a {model.kind}"
+
+
+def takes_tokens(model: Model) -> bool:
+    return isinstance(model, Encoder) and isinstance(model.input, Tokens)
 
 
 def require_keys(objective: Objective, example: Example, *keys: str) -> None:

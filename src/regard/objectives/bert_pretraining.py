@@ -50,18 +50,14 @@ class BertPretraining(Objective):
         require(0 < self.random < 1, f"{self.kind}: random={self.random} must be between 0 and 1")
 
     def check_model(self, model: Model) -> None:
-        require_model(self, model, Encoder)
-        assert isinstance(model, Encoder)
-        head = model.head
+        fits = isinstance(model, Encoder) and isinstance(model.head, PreTraining)
+        require_model(self, model, fits, "an encoder with a pretraining head")
+        assert isinstance(model, Encoder) and isinstance(model.head, PreTraining)
+        labels, types = model.head.pair.labels, model.input.types if isinstance(model.input, Tokens) else 0
         require(
-            isinstance(head, PreTraining) and head.pair.labels == 2,
-            f"objective {self.kind} needs an encoder with a pretraining head with two labels of pairs, not {head}",
+            labels == 2, f"objective {self.kind}: pairs have two labels, not {labels}; set model.head.pair.labels=2"
         )
-        types = model.input.types if isinstance(model.input, Tokens) else 0
-        require(
-            types is not None and types > 1,
-            f"objective {self.kind} gives the two segments the types 0 and 1; set model.input.types=2",
-        )
+        require(types > 1, f"objective {self.kind} gives the two segments the types 0 and 1; set model.input.types=2")
 
     def prepare_tokenizer(self, tokenizer: Tokenizer) -> None:
         mask_id(tokenizer)

@@ -21,7 +21,15 @@ from regard.data.sources.base import Example, Examples, first_epoch
 from regard.models.base import Model
 from regard.models.encoder import Encoder
 from regard.models.heads import Classification, Distilled
-from regard.objectives.base import Columns, LossResult, Objective, add_losses, require_keys, require_model
+from regard.objectives.base import (
+    Columns,
+    LossResult,
+    Objective,
+    add_losses,
+    require_keys,
+    require_model,
+    takes_tokens,
+)
 from regard.objectives.inputs import (
     check_first_example,
     collate_inputs,
@@ -114,13 +122,11 @@ class SequenceClassification(Labelled):
     """Examples have `text`, `first` and `second`, or `image`, and a `label`."""
 
     def check_model(self, model: Model) -> None:
-        require_model(self, model, Encoder)
-        assert isinstance(model, Encoder)
-        head = model.head
-        if not (isinstance(head, Distilled) or isinstance(head, Classification) and head.pool != "none"):
-            require(False, f"objective {self.kind} needs an encoder with a classification head with a pool, not {head}")
-        else:
-            self.check_labels(head)
+        head = model.head if isinstance(model, Encoder) else None
+        fits = isinstance(head, Distilled) or isinstance(head, Classification) and head.pool != "none"
+        require_model(self, model, fits, "an encoder with a classification head that pools")
+        assert isinstance(head, Classification | Distilled)
+        self.check_labels(head)
 
     def labels_of(self, example: Example) -> Iterator[Any]:
         yield from (example[key] for key in ("label",) if key in example)
@@ -143,12 +149,11 @@ class TokenClassification(Labelled):
     """Examples have `tokens` (the words of a text), and `labels`, one per word."""
 
     def check_model(self, model: Model) -> None:
-        require_model(self, model, Encoder)
-        assert isinstance(model, Encoder)
-        if not (isinstance(model.head, Classification) and model.head.pool == "none"):
-            require(False, f'objective {self.kind} needs a classification head with pool = "none", not {model.head}')
-        else:
-            self.check_labels(model.head)
+        head = model.head if isinstance(model, Encoder) else None
+        fits = takes_tokens(model) and isinstance(head, Classification) and head.pool == "none"
+        require_model(self, model, fits, 'an encoder of tokens with a classification head that has pool="none"')
+        assert isinstance(head, Classification)
+        self.check_labels(head)
 
     def labels_of(self, example: Example) -> Iterator[Any]:
         yield from example.get("labels", ())

@@ -28,9 +28,12 @@ from regard.objectives.base import (
     padded_layout,
     require_keys,
     require_model,
+    takes_tokens,
 )
 from regard.objectives.inputs import check_first_example, collate_inputs, encode_input, truncate, wide_logits
+from regard.parts.patches import Patches
 from regard.text.tokenizer import Tokenizer
+from regard.text.train import CLS, SEP
 
 
 @dataclass(frozen=True)
@@ -41,8 +44,11 @@ class Contrastive(Objective):
 
     loss: Literal["softmax", "sigmoid"] = "softmax"
 
+    special_tokens = (CLS, SEP)
+
     def check_model(self, model: Model) -> None:
-        require_model(self, model, DualEncoder)
+        fits = isinstance(model, DualEncoder) and isinstance(model.image.input, Patches) and takes_tokens(model.text)
+        require_model(self, model, fits, "a dual_encoder of patches and tokens")
 
     def fit(self, examples: Examples, model: Model) -> Self:
         assert isinstance(model, DualEncoder), "checked in check_model"

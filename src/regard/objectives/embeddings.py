@@ -30,9 +30,9 @@ from regard.objectives.base import (
     padded_layout,
     require_keys,
     require_model,
+    takes_tokens,
 )
 from regard.objectives.inputs import encode_input, truncate, wide_logits
-from regard.parts.input import Tokens
 from regard.spec import require
 from regard.text.tokenizer import Tokenizer
 
@@ -50,12 +50,8 @@ class SentenceEmbeddings(Objective):
         require(self.scale > 0, f"{self.kind}: scale={self.scale} must be positive")
 
     def check_model(self, model: Model) -> None:
-        require_model(self, model, Encoder)
-        assert isinstance(model, Encoder)
-        require(
-            isinstance(model.head, Pooled) and isinstance(model.input, Tokens),
-            f"objective {self.kind} needs an encoder of tokens with a pooled head, not {model.head}",
-        )
+        fits = isinstance(model, Encoder) and takes_tokens(model) and isinstance(model.head, Pooled)
+        require_model(self, model, fits, "an encoder of tokens with a pooled head")
 
     def fit(self, examples: Examples, model: Model) -> Self:
         require_keys(self, examples.example(0), "anchor", "positive")

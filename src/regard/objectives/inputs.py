@@ -1,10 +1,11 @@
-"""The inputs of encoders: a text, a pair of texts, words with labels, or an image, as arrays and as tensors of a batch.
+"""The inputs of encoders: a text, a pair of texts, words with labels, an image or a signal, as arrays and as tensors.
 
 Token sequences have the special tokens of the tokenizer, such as [CLS] and [SEP]. A sequence that is too long loses its
 last ordinary tokens and keeps all special ones; of a pair, the longer sequence is shortened first.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,15 +19,20 @@ from regard.models.encoder import Encoder
 from regard.objectives.base import Columns, padded_layout
 from regard.objectives.text import text_of
 from regard.parts.block import Losses
+from regard.parts.frames import Frames
+from regard.parts.input import Tokens
 from regard.parts.patches import Patches
 from regard.spec import require
 from regard.text.tokenizer import Encoded, Tokenizer
 
 
 def encode_input(example: Example, tokenizer: Tokenizer) -> dict[str, np.ndarray]:
-    """`image`; or `ids` and `sequences` of a `text`, and also `types` of the pair `first` and `second`."""
-    if "image" in example:
-        return {"image": np.asarray(example["image"], np.float32)}
+    """`image`; or `ids` and `sequences` of a `text`, and also `types` of the pair `first` and `second`.
+
+    The image is that of the example, or its `signal` (channels, frames), such as a spectrogram.
+    """
+    if "image" in example or "signal" in example:
+        return {"image": np.asarray(example["image"] if "image" in example else example["signal"], np.float32)}
     if "first" in example:
         encoded = tokenizer.encode_sequences(text_of(example, "first"), text_of(example, "second"))
         return token_columns(encoded) | {"types": np.array(encoded.types, np.int64)}
@@ -59,15 +65,17 @@ def truncate(columns: Columns, length: int) -> Item:
 def collate_inputs(items: Sequence[Item], tokenizer: Tokenizer) -> dict[str, Tensor]:
     """`images`, or `tokens` with `valid` and, for pairs, `types`."""
     if "image" in items[0]:
-        shapes = sorted({item["image"].shape for item in items})
-        if len(shapes) > 1:
-            raise ValueError(
-                f"images of one batch have the shapes {shapes[0]} and {shapes[1]}; resize them to one size"
-            )
-        return {"images": torch.from_numpy(np.stack([item["image"] for item in items]))}
+        return {"images": stack_images(items)}
     tokens, valid = pad_items(items, "ids", tokenizer.pad or 0)
     types = {"types": pad_items(items, "types")[0]} if "types" in items[0] else {}
     return {"tokens": tokens, "valid": valid, **types}
+
+
+def stack_images(items: Sequence[Item]) -> Tensor:
+    shapes = sorted({item["image"].shape for item in items})
+    if len(shapes) > 1:
+        raise ValueError(f"images of one batch have the shapes {shapes[0]} and {shapes[1]}; resize them to one size")
+    return torch.from_numpy(np.stack([item["image"] for item in items]))
 
 
 def stack_labels(items: Sequence[Item], name: str = "label") -> Tensor:
@@ -78,18 +86,26 @@ def check_first_example(model: Model, examples: Examples) -> None:
     """Raise SpecError if the model has another kind of input than the first example, or another size of images."""
     input, example = model.input if isinstance(model, Encoder) else None, examples.example(0)
     if isinstance(input, Patches):
-        require(
-            "image" in example, f"the model takes images, but examples have {', '.join(example)}; use another source"
-        )
+        found = f"examples have {', '.join(example)}"
+        require("image" in example, f"the model takes images, but {found}; use another source")
         expected, shape = (input.channels, *input.image), np.shape(example["image"])
         require(
             shape == expected or input.any_size and shape[:1] == expected[:1],
             f"the images of {examples.name} have the shape {shape}, and the model takes {expected}; set "
             f"model.input.image={list(shape[1:])} and model.input.channels={shape[0] if shape else 0}, or resize them",
         )
+    elif isinstance(input, Frames):
+        found, shape = f"examples have {', '.join(example)}", np.shape(example.get("signal", ()))
+        require("signal" in example, f"the model takes signals, but {found}; use another source")
+        require(
+            len(shape) == 2 and shape[0] == input.channels,
+            f"the signals of {examples.name} have the shape {shape}, and the model takes ({input.channels}, frames); "
+            "set model.input.channels",
+        )
     else:
         require(
-            "image" not in example, "the examples have images, but the model takes tokens; use patches as its input"
+            not {"image", "signal"} & set(example),
+            "the examples have images or signals, but the model takes tokens; use patches or frames as its input",
         )
 
 
@@ -98,8 +114,16 @@ def logits_of(model: nn.Module, batch: Batch) -> tuple[Tensor, Losses]:
     if "images" in batch:
         outputs = model(batch.images, outputs=True)
     else:
-        outputs = model(batch.tokens, padded_layout(batch.get("valid")), batch.get("types"), outputs=True)
+        types = batch.get("types") if has_types(model) else None
+        outputs = model(batch.tokens, padded_layout(batch.get("valid")), types, outputs=True)
     return wide_logits(outputs.logits), outputs.losses
+
+
+def has_types(model: nn.Module) -> bool:
+    """Whether the types 0 and 1 of a pair have embeddings; RoBERTa, for example, has none."""
+    module: Any = getattr(model, "module", model)  # that of DistributedDataParallel
+    input = module.spec.input
+    return isinstance(input, Tokens) and input.types > 1
 
 
 def wide_logits(logits: Tensor) -> Tensor:

@@ -48,12 +48,8 @@ class MaskedTokens(Objective):
         )
 
     def check_model(self, model: Model) -> None:
-        require_model(self, model, Encoder)
-        assert isinstance(model, Encoder)
-        require(
-            isinstance(model.head, MaskedLM),
-            f"objective {self.kind} needs an encoder with a masked_lm head, not {model.head}",
-        )
+        fits = isinstance(model, Encoder) and isinstance(model.head, MaskedLM)
+        require_model(self, model, fits, "an encoder with a masked_lm head")
 
     def prepare_tokenizer(self, tokenizer: Tokenizer) -> None:
         mask_id(tokenizer)

@@ -41,7 +41,7 @@ class NextToken(Objective):
         require(self.z_loss >= 0, f"{self.kind}: z_loss={self.z_loss} must not be negative")
 
     def check_model(self, model: Model) -> None:
-        require_model(self, model, Decoder)
+        require_model(self, model, isinstance(model, Decoder), "a decoder")
 
     def tokenize(self, example: Example, tokenizer: Tokenizer) -> Columns:
         columns = tokenize_document(example, tokenizer)
@@ -96,11 +96,3 @@ def slice_columns(columns: Columns, start: int, length: int) -> Item:
 def next_token(model: nn.Module, batch: Batch, z_loss: float = 0.0) -> LossResult:
     """Needs tokens, targets, weights, positions and segments, all (B, L)."""
     return token_loss(model(batch.tokens, layout_of(batch), outputs=True), batch, z_loss=z_loss)
-
-
-def image_text(model: nn.Module, batch: Batch) -> LossResult:
-    """Needs the fields of next_token, and images (B, n, C, height, width): n per row, in the order of their markers.
-
-    The markers that images replace are not targets: their weight is 0.
-    """
-    return token_loss(model(batch.tokens, layout_of(batch), images=batch.images.flatten(0, 1), outputs=True), batch)

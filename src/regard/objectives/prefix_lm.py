@@ -19,12 +19,12 @@ from regard.kernels.attention.mask import PrefixLM
 from regard.models.base import Model
 from regard.models.encoder import Encoder
 from regard.models.heads import MaskedLM
-from regard.objectives.base import Columns, LossResult, Objective
+from regard.objectives.base import Columns, LossResult, Objective, require_model
 from regard.objectives.masked import masked
 from regard.objectives.next_token import slice_columns
 from regard.objectives.text import end_id, plain_text, require_tokens
 from regard.parts.attention import Attention
-from regard.spec import SpecError, require
+from regard.spec import require
 from regard.text.tokenizer import Tokenizer
 
 
@@ -40,19 +40,16 @@ class PrefixLanguageModel(Objective):
         require(self.prefix > 0, f"{self.kind}: prefix={self.prefix} must be positive")
 
     def check_model(self, model: Model) -> None:
-        if not isinstance(model, Encoder) or not isinstance(model.head, MaskedLM):
-            raise SpecError(
-                f"objective {self.kind} trains an encoder with a masked_lm head whose attentions have the mask "
-                f"prefix_lm; a {model.kind} attends to earlier tokens only: use next_token"
-            )
-        bodies = [sublayer.body for block in model.blocks for sublayer in block.sublayers]
+        blocks = model.blocks if isinstance(model, Encoder) and isinstance(model.head, MaskedLM) else ()
+        bodies = [sublayer.body for block in blocks for sublayer in block.sublayers]
         masks = [body.mask for body in bodies if isinstance(body, Attention)]
-        expected = PrefixLM(self.prefix)
-        wrong = [mask for mask in masks if mask != expected]
+        needed = "an encoder with a masked_lm head whose attentions have the mask prefix_lm"
+        require_model(self, model, bool(masks) and all(isinstance(mask, PrefixLM) for mask in masks), needed)
+        wrong = [mask for mask in masks if mask != PrefixLM(self.prefix)]
         require(
-            bool(masks) and not wrong,
-            f"objective {self.kind} needs attentions with the mask {expected}, found {wrong[0] if wrong else 'none'}; "
-            "set the mask of the attentions and objective.prefix to the same prefix",
+            not wrong,
+            f"objective {self.kind} has prefix={self.prefix}, and the mask of an attention is {wrong[:1]}; set both to "
+            "the same prefix",
         )
 
     def tokenize(self, example: Example, tokenizer: Tokenizer) -> Columns:

@@ -8,7 +8,7 @@ The head is a classification head with one label, whose logit is the score s.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -21,7 +21,15 @@ from regard.data.sources.base import Example, Examples
 from regard.models.base import Model
 from regard.models.encoder import Encoder
 from regard.models.heads import Classification
-from regard.objectives.base import Columns, LossResult, Objective, add_losses, require_keys, require_model
+from regard.objectives.base import (
+    Columns,
+    LossResult,
+    Objective,
+    add_losses,
+    require_keys,
+    require_model,
+    takes_tokens,
+)
 from regard.objectives.inputs import (
     check_first_example,
     collate_inputs,
@@ -32,18 +40,25 @@ from regard.objectives.inputs import (
 )
 from regard.spec import require
 from regard.text.tokenizer import Tokenizer
+from regard.text.train import CLS, SEP
 
 
 @dataclass(frozen=True)
 class Regression(Objective):
     """Examples have `text`, `first` and `second`, or `image`, and a `label`: a number."""
 
+    pairs: ClassVar[bool] = False  # whether all examples are pairs of sequences
+
     def check_model(self, model: Model) -> None:
-        require_model(self, model, Encoder)
-        head = getattr(model, "head", None)
+        head = model.head if isinstance(model, Encoder) and (takes_tokens(model) or not self.pairs) else None
+        fits = isinstance(head, Classification) and head.pool != "none"
+        input = " of tokens" if self.pairs else ""
+        require_model(self, model, fits, f"an encoder{input} with a classification head that pools")
+        assert isinstance(head, Classification)
         require(
-            isinstance(head, Classification) and head.pool != "none" and head.labels == 1,
-            f"objective {self.kind} needs a classification head with a pool and labels = 1, not {head}",
+            head.labels == 1,
+            f"objective {self.kind} predicts one number, and the head of this model has labels={head.labels}; set "
+            "model.head.labels=1, or leave it out",
         )
 
     def fit(self, examples: Examples, model: Model) -> Self:
@@ -81,6 +96,9 @@ class Relevance(Regression):
 
     Pairs with the same group (a number) have the same query and should be next to each other in the data.
     """
+
+    pairs: ClassVar[bool] = True
+    special_tokens = (CLS, SEP)
 
     def tokenize(self, example: Example, tokenizer: Tokenizer) -> Columns:
         require_keys(self, example, "first", "second", "label")

@@ -34,7 +34,7 @@ from regard.models.base import Model, Scheme
 from regard.models.encoder import Encoder
 from regard.models.pattern import retile
 from regard.objectives.base import Objective
-from regard.objectives.defaults import default_objective
+from regard.objectives.defaults import check_pair, default_objective
 from regard.spec import Spec, SpecError, class_of, field_types, parse_spec, require, suggest_name
 from regard.text.tokenizer import Tokenizer
 from regard.training.data_settings import Data, Vocabulary, read_data_table, with_absolute_paths, without_source
@@ -186,9 +186,13 @@ def resolve(
     # the recipe of prepared data has the objective that was fitted to the examples
     objective = draft.objective if draft.data.prepared else draft.objective.fit(splits.train, draft.model)
     recipe = build_recipe(
-        tables | {"objective": objective.to_dict()}, tokenizer.vocab_size, pattern, objective.head_options
+        tables | {"objective": objective.to_dict()},
+        tokenizer.vocab_size,
+        pattern,
+        objective.head_options,
+        objective.model_options(tokenizer),
     )
-    check_vocabulary(recipe.model, tokenizer)
+    check_vocabulary(recipe.model, tokenizer, objective)
     return ResolvedRecipe(recipe, tokenizer, splits)
 
 
@@ -211,20 +215,25 @@ def tables_from(start: Path, tables: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def build_recipe(
-    tables: Mapping[str, Any], vocab: int, pattern: str | None = None, head: Mapping[str, Any] | None = None
+    tables: Mapping[str, Any],
+    vocab: int,
+    pattern: str | None = None,
+    head: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> Recipe:
-    """The checked recipe. `vocab`, and `head` with its number of labels, are used if the model's table has none."""
+    """The checked recipe. `vocab`, other `options`, and `head` with its number of labels are used if the model's table
+    has none."""
     model, objective = tables.get("model", {}), tables.get("objective")
     if isinstance(objective, Mapping):
         objective = parse_spec(objective, "objective", Objective)
     if isinstance(model, Mapping):
         head = head or getattr(objective, "head_options", None) or {"labels": 1}
-        model = fill_model({"kind": "decoder"} | dict(model), vocab, head)
+        model = fill_model({"kind": "decoder", **(options or {}), **model}, vocab, head)
     recipe = Recipe.from_dict({**tables, "model": model})
     if pattern is not None:
         recipe = replace(recipe, model=retile(recipe.model, pattern))
     objective = recipe.objective or default_objective(recipe.model)
-    objective.check_model(recipe.model)
+    check_pair(objective, recipe.model)
     require(
         recipe.train.length_warmup == 0 or objective.packed and recipe.data.length % MOST_PARTS == 0,
         f"train.length_warmup cuts packed rows into up to {MOST_PARTS} parts; {objective.kind} with data.length="
@@ -254,12 +263,14 @@ def fill_model(model: Mapping[str, Any], vocab: int, head: Mapping[str, Any]) ->
             table = table.setdefault(key, {"kind": "tokens"} if key == "input" else {})
         if isinstance(table, dict) and table.get("kind") not in ("patches", "frames"):
             table.setdefault("vocab", vocab)
+    if filled["kind"] == "interleaved":
+        filled.setdefault("marker", 0)  # until there is a tokenizer
     if isinstance(filled.get("head"), dict) and filled["head"].get("kind") in ("classification", "distilled"):
         filled["head"] = {**head, **filled["head"]} if "labels" not in filled["head"] else filled["head"]
     return filled
 
 
-def check_vocabulary(model: Model, tokenizer: Tokenizer) -> None:
+def check_vocabulary(model: Model, tokenizer: Tokenizer, objective: Objective) -> None:
     data = model.to_dict()
     for name in VOCAB_FIELDS.get(model.kind, ()):
         value: Any = data
@@ -268,6 +279,11 @@ def check_vocabulary(model: Model, tokenizer: Tokenizer) -> None:
         require(
             value is None or value >= tokenizer.vocab_size,
             f"model.{name}={value} is smaller than the tokenizer's {tokenizer.vocab_size}; leave it out",
+        )
+    for name, value in objective.model_options(tokenizer).items():
+        require(
+            data[name] == value,
+            f"model.{name}={data[name]}, but objective {objective.kind} and the tokenizer need {value}; set the same",
         )
 
 
