@@ -9,13 +9,16 @@ import torch
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
+from regard.data.batch import Batch
 from regard.data.loader import Loader
 from regard.data.packing import Item, pack
 from regard.data.sources.files import Pydoc
 from regard.data.sources.world import WorldStories
 from regard.layout import TokenLayout
-from regard.models.heads import Classification, MaskedLM
+from regard.models import outputs
+from regard.models.heads import Classification, MaskedLM, PreTraining
 from regard.models.presets import BERT_DENSE, bert
+from regard.objectives.bert_pretraining import bert_pretraining
 from regard.objectives.masked import MaskedTokens, masked
 from regard.spec import SpecError
 from regard.text import train as tokenizers
@@ -160,6 +163,40 @@ def test_the_loss_is_over_the_selected_tokens() -> None:
     assert count == len(indices) > 3
     assert abs(loss - expected) < 1e-10
     assert metrics["accuracy"] == correct
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("pairs", [False, True])
+def test_only_the_logits_of_selected_tokens_are_computed(monkeypatch, tied: bool, pairs: bool) -> None:
+    """Loss, accuracy and gradients are those of all logits, float64 to 1e-12."""
+    words = MaskedLM(BERT_DENSE, tied=tied)
+    model = bert(**SMALL, head=PreTraining(words, Classification(2)) if pairs else words).build(0).double()
+    items = [sample("one document", MaskedTokens(share=0.3)), sample("short", MaskedTokens(share=0.3))]
+    batch = Batch(**pack(items, 16), types=torch.zeros(2, 16, dtype=torch.long))
+    if pairs:
+        batch = Batch(**batch, labels=torch.tensor([0, 1]), pair_weights=torch.ones(2, dtype=torch.float64))
+    objective = bert_pretraining if pairs else masked
+    rows = []
+    kernel = outputs.linear_cross_entropy
+    monkeypatch.setattr(
+        outputs,
+        "linear_cross_entropy",
+        lambda x, *args, **options: (rows.append(len(x)), kernel(x, *args, **options))[1],
+    )
+    results = {}
+    for name in ("selected", "all"):
+        if name == "all":  # a subclass counts as an adapted layer, whose logits are all computed
+            vocab = (model.head.words if pairs else model.head).vocab
+            vocab.__class__ = type("Adapted", (torch.nn.Linear,), {})
+        loss, count, metrics = objective(model, batch)
+        loss.backward()
+        results[name] = {"loss": loss.detach(), "count": count, **metrics}
+        results[name] |= {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+        model.zero_grad()
+    assert rows == [int(batch.weights.sum())] and rows[0] < 10
+    assert results["selected"].keys() == results["all"].keys()
+    for name, value in results["all"].items():
+        torch.testing.assert_close(results["selected"][name], value, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("packed", [True, False])

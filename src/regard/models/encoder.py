@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from regard.kernels.attention.mask import Full
 from regard.layout import Source, TokenLayout
 from regard.models.base import Model, Scheme, initialize
-from regard.models.heads import Head, Hidden
+from regard.models.heads import Head, Hidden, MaskedLMModule, PreTrainingModule
 from regard.models.outputs import Outputs
 from regard.models.stack import (
     Repeat,
@@ -124,10 +124,12 @@ class EncoderModule(nn.Module):
     ) -> Tensor | tuple[Tensor, Tensor] | Outputs:
         """tokens (B, L) or images (B, C, …) -> the output of the head; with `outputs`, as Outputs with the losses."""
         encoded, losses = self.encode(data, layout, types)
-        out = self.head(encoded.x, encoded.layout)
+        x, layout, head, pair_logits = encoded.x, encoded.layout, self.head, None
         if not outputs:
-            return out
-        logits, pair_logits = out if isinstance(out, tuple) else (out, None)
+            return head(x, layout)
+        if isinstance(head, PreTrainingModule):
+            pair_logits, head = head.pair(x, layout), head.words
+        logits = head.lazy(x, layout) if isinstance(head, MaskedLMModule) else head(x, layout)
         return Outputs(logits, (), losses, pair_logits)
 
     def encode(

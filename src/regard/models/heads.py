@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.layout import TokenLayout
+from regard.models.outputs import LazyLogits
 from regard.parts.block import build_norm
 from regard.parts.feedforward import ACTIVATIONS, Activation
 from regard.parts.input import Input, Tokens, TokensModule
@@ -100,6 +101,12 @@ class MaskedLMModule(nn.Module):
 
     def forward(self, x: Tensor, layout: TokenLayout) -> Tensor:
         return self.vocab(self.dense(x))  # (B, L, V)
+
+    def lazy(self, x: Tensor, layout: TokenLayout) -> Tensor | LazyLogits:
+        """For a loss, which needs few of the logits; those of an adapted or quantized layer are computed."""
+        if type(self.vocab) is not nn.Linear:
+            return self(x, layout)
+        return LazyLogits(self.dense(x), self.vocab.weight, self.vocab.bias)
 
 
 @dataclass(frozen=True)

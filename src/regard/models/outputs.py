@@ -22,8 +22,8 @@ class LazyLogits(NamedTuple):
     hidden: Tensor  # (…, D)
     weight: Tensor  # (V, D)
     bias: Tensor | None
-    scale: float
-    softcap: float | None
+    scale: float = 1.0
+    softcap: float | None = None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -31,6 +31,10 @@ class LazyLogits(NamedTuple):
 
     def materialize(self) -> Tensor:
         return scale_and_cap(F.linear(self.hidden, self.weight, self.bias), self.scale, self.softcap)  # (…, V)
+
+    def select(self, chosen: Tensor) -> "LazyLogits":
+        """Those of the chosen tokens (…), as (tokens, V)."""
+        return self._replace(hidden=self.hidden[chosen])
 
     def cross_entropy(
         self, targets: Tensor, weights: Tensor, label_smoothing: float = 0.0, z_loss: float = 0.0

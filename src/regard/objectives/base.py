@@ -135,14 +135,21 @@ def require_keys(objective: Objective, example: Example, *keys: str) -> None:
         )
 
 
-def token_loss(outputs: Outputs, batch: Batch, label_smoothing: float = 0.0, z_loss: float = 0.0) -> LossResult:
+def token_loss(
+    outputs: Outputs, batch: Batch, label_smoothing: float = 0.0, z_loss: float = 0.0, sparse: bool = False
+) -> LossResult:
     """The cross-entropy of every token, and that of the multi-token prediction (`ahead`) blocks.
 
-    The targets of those blocks are further ahead. label_smoothing and z_loss apply to all of them.
+    The targets of those blocks are further ahead. label_smoothing and z_loss apply to all of them. sparse: few tokens
+    have a weight, and only their logits are computed.
     """
     weights = batch.weights.to(torch.promote_types(outputs.logits.dtype, torch.float32))
     count = weights.sum()
-    loss, correct = cross_entropy(outputs.logits, batch.targets, weights, label_smoothing, z_loss)
+    terms = (outputs.logits, batch.targets, weights)
+    if sparse and isinstance(outputs.logits, LazyLogits):
+        chosen = weights > 0
+        terms = (outputs.logits.select(chosen), batch.targets[chosen], weights[chosen])
+    loss, correct = cross_entropy(*terms, label_smoothing, z_loss)
     metrics = {"accuracy": correct}
     for i, logits in enumerate(outputs.ahead_logits, start=1):
         ahead, _ = cross_entropy(logits, *shifted(batch, weights, i), label_smoothing, z_loss)

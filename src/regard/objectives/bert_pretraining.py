@@ -133,7 +133,7 @@ def bert_pretraining(model: nn.Module, batch: Batch) -> LossResult:
     """Needs tokens, targets, weights, segments and types, all (B, L); labels and pair_weights (B,)."""
     layout = padded_layout(batch.segments >= 0)  # a row is one pair, so there is one vector to classify
     outputs = model(batch.tokens, layout, batch.types, outputs=True)
-    loss, count, metrics = token_loss(outputs, batch)
+    loss, count, metrics = token_loss(outputs, batch, sparse=True)
     assert outputs.pair_logits is not None, "the model has a PreTraining head"
     logits = outputs.pair_logits.to(loss.dtype)  # (B, 2)
     weights = batch.pair_weights.to(loss.dtype)

@@ -128,4 +128,4 @@ def mask_id(tokenizer: Tokenizer) -> int:
 
 def masked(model: nn.Module, batch: Batch) -> LossResult:
     """Needs tokens, targets, weights, positions and segments, all (B, L); for pairs of sequences also types."""
-    return token_loss(model(batch.tokens, layout_of(batch), batch.get("types"), outputs=True), batch)
+    return token_loss(model(batch.tokens, layout_of(batch), batch.get("types"), outputs=True), batch, sparse=True)
