@@ -29,13 +29,15 @@ from regard.labs.fit import accuracy, fit, generator
 from regard.labs.tasks import whole_rows
 from regard.models.encoder import Encoder, EncoderModule
 from regard.models.heads import Classification, MaskedLM
-from regard.models.presets import pre_norm_block
 from regard.models.stack import Repeat
 from regard.objectives.classification import classification
 from regard.objectives.masked import MaskedTokens, masked
+from regard.parts.attention import Attention
+from regard.parts.block import Block, Sublayer
+from regard.parts.feedforward import SwiGLU
 from regard.parts.input import Tokens
 from regard.parts.norm import LayerNorm
-from regard.parts.position.learned import Learned
+from regard.parts.position.rope import Rope
 from regard.text.tokenizer import Tokenizer
 from regard.text.train import bpe
 
@@ -46,7 +48,7 @@ KINDS = ("move", "take", "drop", "give", "put", "pull", "be", "lie")
 
 
 def run(bench: Bench) -> Findings:
-    steps, rows = bench.training(600, 2), bench.setting(16, 2)
+    steps, rows = bench.training(1200, 2), bench.setting(16, 2)
     texts = {split: [story.text for story in islice(stories(2, split), bench.setting(count, 20))]
              for split, count in (("train", 3000), ("held-out", 300))}  # fmt: skip
     tokenizer = bpe(texts["train"], VOCAB, MIX.special_tokens)
@@ -94,8 +96,8 @@ def run(bench: Bench) -> Findings:
 
 def spec_of(name: str) -> Encoder:
     mask = Full() if name.startswith("both") else Causal()
-    block = pre_norm_block(4, 2 * WIDTH, LayerNorm(), mask, "gelu")
-    return Encoder(Tokens(VOCAB), WIDTH, (Repeat((block,), 2),), Learned(ROW), norm=LayerNorm(), head=MaskedLM())
+    block = Block((Sublayer(Attention(4, mask=mask, position=Rope())), Sublayer(SwiGLU(2 * WIDTH))))
+    return Encoder(Tokens(VOCAB), WIDTH, (Repeat((block,), 2),), norm=LayerNorm(), head=MaskedLM())
 
 
 def masked_rows(

@@ -10,6 +10,7 @@ averaged, are shown for comparison and not judged: positions and an average are 
 # ledger: mm.agnostic
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -41,9 +42,10 @@ SPECTRUM, TIME, FRAMES, LINE = 16, 32, 6, 12  # of the tones: frequencies, frame
 
 
 def run(bench: Bench) -> Findings:
-    sentences = read_sentences(bench.setting(4000, 40), bench.seed)
+    sentences, held_out = (read_sentences(bench.setting(count, 40), bench.seed, split)
+                           for split, count in (("train", 4000), ("held-out", 1000)))  # fmt: skip
     modalities: dict[str, tuple[Input, int, MakeBatch]] = {  # input, number of classes, random batch
-        "text": (Tokens(256), len(EVENTS), lambda rng: choose(rng, *sentences)),
+        "text": (Tokens(256), len(EVENTS), partial(choose, passages=sentences)),
         "image": (Patches((4, 4), (SIDE, SIDE), channels=1), CLASSES, shapes),
         "audio": (Frames(SPECTRUM, (2, 2)), 2, tones),
         "video": (Patches((1, 4, 4), (FRAMES, LINE, LINE), channels=1), 2, moving_dots),
@@ -54,8 +56,9 @@ def run(bench: Bench) -> Findings:
         for label, found in accuracies.items():
             torch.manual_seed(bench.seed)
             model = encoder(input, classes, label == "same blocks").build()
-            fit(bench, f"{name}, {label}", model, make_batch, bench.training(400, 2), objective=classification)
-            found[name] = held_out_accuracy(bench, model, make_batch)
+            fit(bench, f"{name}, {label}", model, make_batch, bench.training(800, 2), objective=classification)
+            unseen = partial(choose, passages=held_out) if name == "text" else make_batch
+            found[name] = mean_accuracy(bench, model, unseen)
         blocks = sum(parameter_count(part) for part in encoder(input, classes).build().stack.blocks)
         table.append({"modality": name, "input": input.kind, "classes": classes, "parameters": blocks}
                      | {label: found[name] for label, found in accuracies.items()})  # fmt: skip
@@ -75,7 +78,7 @@ def encoder(input: Input, classes: int, attention: bool = True) -> Encoder:
 
 
 @torch.no_grad()
-def held_out_accuracy(bench: Bench, model: torch.nn.Module, make_batch: MakeBatch) -> float:
+def mean_accuracy(bench: Bench, model: torch.nn.Module, make_batch: MakeBatch) -> float:
     rng, counts = generator(10_000 + bench.seed), []
     for _ in range(bench.setting(16, 1)):
         _, count, metrics = classification(model, make_batch(rng))
@@ -84,16 +87,17 @@ def held_out_accuracy(bench: Bench, model: torch.nn.Module, make_batch: MakeBatc
     return (correct / count).item()
 
 
-def read_sentences(count: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+def read_sentences(count: int, seed: int, split: str) -> tuple[Tensor, Tensor, Tensor]:
     """The bytes of passages, which of them are valid, and the kind of their last event."""
-    examples = [event_kind((seed << 20) + index, 3, "train") for index in range(count)]
+    examples = [event_kind((seed << 20) + index, 3, split) for index in range(count)]
     rows = [list(example["text"].encode())[-BYTES:] for example in examples]
     tokens = torch.tensor([row + [0] * (BYTES - len(row)) for row in rows])
     valid = torch.tensor([[True] * len(row) + [False] * (BYTES - len(row)) for row in rows])
     return tokens, valid, torch.tensor([EVENTS.index(example["label"]) for example in examples])
 
 
-def choose(rng: torch.Generator, tokens: Tensor, valid: Tensor, labels: Tensor) -> Batch:
+def choose(rng: torch.Generator, passages: tuple[Tensor, Tensor, Tensor]) -> Batch:
+    tokens, valid, labels = passages
     rows = torch.randint(len(tokens), (ROWS,), generator=rng)
     return Batch(tokens=tokens[rows], valid=valid[rows], labels=labels[rows])
 

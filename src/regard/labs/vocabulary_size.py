@@ -24,8 +24,8 @@ from regard.labs.mamba_language import draw_rows, held_out_loss
 from regard.labs.small_models import small_decoder
 from regard.text.train import bpe, character
 
-ROWS, ROW, WIDTH = 16, 128, 96
-SIZES = (512, 1024, 2048, 4096)
+ROWS, ROW, WIDTH = 16, 64, 64
+SIZES = (512, 1024, 2048)
 
 
 def run(bench: Bench) -> Findings:
