@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import regard
@@ -57,11 +57,10 @@ def test_the_average_is_applied_in_a_context() -> None:
     assert model.weight.item() == 3.0
 
 
-def test_without_decay_there_is_no_average(tmp_path: Path) -> None:
+def test_without_decay_there_is_no_average() -> None:
     average = MovingAverage(SPEC.build(0), 0.0)
     average.update()
-    average.save(tmp_path)
-    assert not average.average and not list(tmp_path.iterdir())
+    assert not average.average
 
 
 def test_training_is_unchanged_and_evaluations_use_the_average(tmp_path: Path) -> None:
@@ -127,6 +126,6 @@ def test_wrong_averages_are_refused(tmp_path: Path) -> None:
         replace(SETTINGS, ema=1.0)
     average = MovingAverage(SPEC.build(0), 0.5)
     average.update()
-    average.save(tmp_path)
+    save_file(average.average, tmp_path / "ema.safetensors")
     with pytest.raises(CheckpointError, match="average of another model"):
         MovingAverage(torch.nn.Linear(2, 2), 0.5).load(tmp_path)

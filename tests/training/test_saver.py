@@ -11,6 +11,7 @@ from safetensors import SafetensorError
 
 from regard.checkpoint.atomic_folder import CheckpointError, check_folder
 from regard.training import resume_state
+from regard.training.optimizer import optimizer_state
 from regard.training.resume_state import InputState, TrainingPosition, TrainingSnapshot, copy_weights, take_snapshot
 from regard.training.run import Run
 from tests.training.killing import exit_code
@@ -28,7 +29,8 @@ def test_a_snapshot_does_not_change_with_the_model(tmp_path: Path) -> None:
     training.prepare()
     next(iter(training.loader))
     state = InputState.now(training.loader)
-    snapshot = take_snapshot(TrainingPosition(3), copy_weights(training.model), training.optimizer, state, {})
+    states = {"optimizer": optimizer_state(training.optimizer)}
+    snapshot = take_snapshot(TrainingPosition(3), copy_weights(training.model), states, state, {})
     for folder in (tmp_path / "before", tmp_path / "after"):
         folder.mkdir()
         snapshot.write(folder)

@@ -5,6 +5,7 @@
 The average is kept in float32 beside the weights, which training uses as before. Evaluations and samples use the
 average. A checkpoint has both: `model.safetensors` holds the weights, from which training resumes, `ema.safetensors`
 the average. At the end of a run the averaged model is written to the run's folder `ema/`, which loads like any other.
+If several processes share the weights, each averages its own share.
 """
 
 from collections.abc import Generator
@@ -12,12 +13,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from regard.checkpoint.atomic_folder import CheckpointError
+from regard.training.parallel.sharded_files import ShardedFiles, local_tensor
 
-FILE = "ema.safetensors"
+EMA = "ema"  # of the file in a checkpoint, and of the folder with the averaged model
 
 
 class MovingAverage:
@@ -34,7 +35,8 @@ class MovingAverage:
             return
         current = {name: p.detach().to(average_dtype(p)) for name, p in self.parameters.items()}
         if self.average:
-            torch._foreach_lerp_(list(self.average.values()), list(current.values()), 1 - self.decay)
+            averages, weights = ([local_tensor(t) for t in group.values()] for group in (self.average, current))
+            torch._foreach_lerp_(averages, weights, 1 - self.decay)
         else:
             self.average = {name: tensor.clone() for name, tensor in current.items()}
 
@@ -53,20 +55,14 @@ class MovingAverage:
         for name, tensor in tensors.items():
             self.parameters[name].copy_(tensor)
 
-    def save(self, folder: Path) -> None:
-        if self.average:
-            save_file(self.average, folder / FILE)
-
     def load(self, folder: Path) -> None:
         """Restore the average of a checkpoint; one without the file was saved before the first step."""
-        if self.decay == 0 or not (folder / FILE).exists():
+        saved = ShardedFiles(folder, EMA, missing_ok=True)
+        if self.decay == 0 or not saved.shapes:
             return
-        saved = load_file(folder / FILE)
-        shapes = {name: p.shape for name, p in self.parameters.items()}
-        if {name: tensor.shape for name, tensor in saved.items()} != shapes:
-            raise CheckpointError(f"{folder / FILE} is the average of another model; use the config of the run")
-        # Copies, because loaded tensors are views into the file.
-        self.average = {name: saved[name].to(p.device, copy=True) for name, p in self.parameters.items()}
+        if saved.shapes != {name: p.shape for name, p in self.parameters.items()}:
+            raise CheckpointError(f"{folder / EMA} is the average of another model; use the config of the run")
+        self.average = {name: saved.read_like(name, p) for name, p in self.parameters.items()}
 
 
 def average_dtype(parameter: Tensor) -> torch.dtype:

@@ -17,21 +17,20 @@ import torch
 from torch import nn
 
 from regard.adapt.fp8 import use_fp8
-from regard.checkpoint.atomic_folder import write_folder
 from regard.checkpoint.model_folder import SavesFiles
 from regard.data.batch import Batch
 from regard.data.prefetch import prefetching
 from regard.objectives.base import LossFunction
-from regard.training.ema import FILE, MovingAverage
+from regard.training.ema import EMA, MovingAverage
 from regard.training.faults import MAX_ROLL_BACKS, FaultState, StepFault
 from regard.training.log import Log
 from regard.training.monitor import gradient_norms, measure_activations
-from regard.training.optimizer import set_learning_rate
+from regard.training.optimizer import optimizer_state, set_learning_rate
 from regard.training.parallel.context_parallel import split_columns
 from regard.training.parallel.distribute import check_settings, distribute, is_whole, split_groups
 from regard.training.parallel.mesh import Processes
 from regard.training.parallel.shared_run import NoLog
-from regard.training.parallel.snapshot import take_shared_snapshot
+from regard.training.parallel.snapshot import copy_shared_weights, take_shared_snapshot
 from regard.training.parameter_groups import freeze
 from regard.training.progress import Listener, summarize
 from regard.training.recipe import Training
@@ -145,9 +144,11 @@ class Trainer:
         if self.saved_step != position.step:
             self.save(position, log)
         self.saver.wait()
-        if position.step >= steps and self.ema.average and self.processes.is_main:
-            with self.ema.applied(), write_folder(self.run.path / "ema") as folder:
-                copy_weights(self.model, self.tokenizer, self.base)(folder)
+        if position.step >= steps and self.ema.average:
+            with self.ema.applied():
+                write_average = self.copy_weights()
+            with self.run.writing(EMA) as folder:
+                write_average(folder)
         return TrainingResult(position.step, position.step >= steps, record, self.evaluation)
 
     def prepare(self) -> None:
@@ -167,8 +168,8 @@ class Trainer:
         if settings.compile:
             self.forward_model = compile_model(self.forward_model, self.device, self.listener.note)
         self.faults = FaultState(settings.spike)
-        background = settings.async_save and self.processes.mesh is None  # collective operations keep their order
-        self.saver = Saver(self.run, settings.keep, background, self.listener.saved)
+        agree = self.processes.all_agree
+        self.saver = Saver(self.run, settings.keep, settings.async_save, self.listener.saved, agree)
         self.model.train()
 
     def step(self, batches: Iterator[Batch], position: TrainingPosition) -> tuple[TrainingPosition, dict[str, Any]]:
@@ -181,7 +182,7 @@ class Trainer:
         position = TrainingPosition(position.step + 1, position.tokens + tokens, position.batches + 1)
         batch = split_columns(batch, self.processes).to(self.device, non_blocking=True)
         self.monitored = settings.monitor_every > 0 and position.step % settings.monitor_every == 0
-        measured = measure_activations(self.model, self.objective, batch, self.precision) if self.monitored else {}
+        measured = self.measure(batch) if self.monitored else {}
         try:
             values = take_step(
                 self.forward_model, self.objective, batch, self.optimizer,
@@ -201,7 +202,10 @@ class Trainer:
         self.faults.check(values["loss"])
         self.faults.add(values["loss"])
         if self.monitored:
-            values |= gradient_norms(self.model, count)
+            values |= gradient_norms(self.model, count, self.reduction)
+
+    def measure(self, batch: Batch) -> dict[str, float]:
+        return measure_activations(self.model, self.objective, batch, self.precision, self.processes)
 
     def roll_back(
         self, fault: StepFault, position: TrainingPosition, log: Log | NoLog, input_state: InputState
@@ -261,15 +265,17 @@ class Trainer:
             **self.stamp,
         }
         input_state = input_state or InputState.now(self.input)
-        averages = {FILE: self.ema.average} if self.ema.average else {}
-        if self.processes.mesh is None:
-            weights = copy_weights(self.model, self.tokenizer, self.base)
-            snapshot = take_snapshot(position, weights, self.optimizer, input_state, details, averages)
-        else:
-            parts = (self.model, self.tokenizer, self.base, self.processes)
-            snapshot = take_shared_snapshot(position, *parts, self.optimizer, input_state, details, averages)
+        states = {"optimizer": optimizer_state(self.optimizer)}
+        states |= {EMA: self.ema.average} if self.ema.average else {}
+        parts = (position, self.copy_weights(), states, input_state, details)
+        mesh = self.processes.mesh
+        snapshot = take_snapshot(*parts) if mesh is None else take_shared_snapshot(*parts, self.processes)
         self.saver.save(snapshot, log.sync)
         self.saved_step = position.step
+
+    def copy_weights(self) -> Callable[[Path], None]:
+        parts = (self.model, self.tokenizer, self.base)
+        return copy_weights(*parts) if self.processes.mesh is None else copy_shared_weights(*parts, self.processes)
 
     def load(self, folder: Path) -> dict[str, Any]:
         return load_state(folder, self.model, self.optimizer, self.processes.rank, self.processes.count)

@@ -5,7 +5,8 @@
     attention_entropy/stack.blocks.3.sublayers.0.body   the mean over heads and queries, in nats (Zhai et al. 2023)
 
 Activations and attention are measured by a forward pass of its own, in eval mode and without gradients. The random
-generators are left unchanged, so training is bit-identical with and without it.
+generators are left unchanged, so training is bit-identical with and without it. If several processes train, all run it,
+and the values of the main process, which has the first row, are logged.
 """
 
 import re
@@ -19,26 +20,32 @@ from regard.lens.maps import Call, attention_modules, record_calls, row_entropy
 from regard.objectives.base import LossFunction
 from regard.parts.block import BlockModule
 from regard.parts.tap import HasAttentionMap
-from regard.training.step import Precision
+from regard.training.parallel.mesh import Processes
+from regard.training.step import SINGLE_PROCESS, Precision, Reduction
 
+ONE_PROCESS = Processes()
 LAYER = re.compile(r"(.*?blocks\.\d+)\.")
 
 
-def gradient_norms(model: nn.Module, count: float) -> dict[str, float]:
+def gradient_norms(model: nn.Module, count: float, reduction: Reduction = SINGLE_PROCESS) -> dict[str, float]:
     """The gradient's norm in each layer and in each module outside the layers; gradients are sums over `count`."""
     layers: dict[str, list[Tensor]] = {}
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:
             match = LAYER.match(name)
-            layers.setdefault(match[1] if match else name.split(".")[0], []).append(parameter.grad)
-    return {f"grad_norm/{layer}": float(nn.utils.get_total_norm(grads)) / count for layer, grads in layers.items()}
+            layers.setdefault(match[1] if match else name.split(".")[0], []).append(parameter)
+    norms = {layer: reduction.gradients(parameters)[1] for layer, parameters in layers.items()}
+    return {f"grad_norm/{layer}": float(norm) / count for layer, norm in norms.items()}
 
 
 @torch.no_grad()
 def measure_activations(
-    model: nn.Module, objective: LossFunction, batch: Batch, precision: Precision
+    model: nn.Module, objective: LossFunction, batch: Batch, precision: Precision, processes: Processes = ONE_PROCESS
 ) -> dict[str, float]:
-    """The largest activation of each layer, and the entropy of each attention that has a map."""
+    """The largest activation of each layer, and the entropy of each attention that has a map.
+
+    processes: those along `tensor` have different heads
+    """
     device, mode = next(model.parameters()).device, model.training
     layers = [name for name, module in model.named_modules() if isinstance(module, BlockModule)]
     attention = {name: module for name, module in attention_modules(model) if isinstance(module, HasAttentionMap)}
@@ -56,15 +63,16 @@ def measure_activations(
         objective(model, batch.rows(slice(0, 1)))
     model.train(mode)
     activations = {f"largest_activation/{name}": float(outputs[name].abs().max()) for name in layers if name in outputs}
-    entropies = {name: mean_entropy(attention[name], calls[name]) for name in attention if calls[name]}
-    return activations | {f"attention_entropy/{name}": value for name, value in entropies.items()}
+    sums = {name: processes.sum_heads(sum_entropy(attention[name], calls[name])) for name in attention if calls[name]}
+    return activations | {f"attention_entropy/{name}": float(total / count) for name, (total, count) in sums.items()}
 
 
-def mean_entropy(module: HasAttentionMap, calls: list[Call]) -> float:
-    """The mean entropy over calls, heads and the queries that attend to a key."""
+def sum_entropy(module: HasAttentionMap, calls: list[Call]) -> Tensor:
+    """The sum of the entropy over calls, heads and the queries that attend to a key, and their number."""
     entropies = []
     for layout, taps in calls:
         for head in range(module.heads):  # one at a time, because a head has L² weights
             weights = module.attention_map(taps, layout, slice(head, head + 1))
             entropies.append(row_entropy(weights)[weights.sum(-1) > 0])
-    return float(torch.cat(entropies).mean())
+    values = torch.cat(entropies).double()
+    return torch.stack([values.sum(), values.new_tensor(len(values))])

@@ -10,7 +10,8 @@ shape (out, in):
     match_rms_adamw   s = 0.2 √max(out, in): updates as large as AdamW's, so both use one rate   Liu et al. 2025
     original          s = √max(1, out / in): the rate is that of Muon, e.g. 0.02; set adamw_scale    Jordan et al. 2024
 
-Stacked matrices (…, out, in), such as those of experts, are orthogonalized one by one.
+Stacked matrices (…, out, in), such as those of experts, are orthogonalized one by one. Momentum that is sharded over
+processes is gathered, and every process computes the whole update, of which it applies its shard.
 """
 
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from torch.optim.adamw import adamw
 
 from regard.spec import require
 from regard.training.optimizer import Optimizer, Scales
+from regard.training.parallel.sharded_files import shard_like, whole_tensor
 from regard.training.parameter_groups import hidden_matrices, make_groups
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # the steepest at 0; singular values end in about [0.7, 1.2]
@@ -83,7 +85,8 @@ class MuonWithAdamW(torch.optim.Optimizer):
             state["momentum_buffer"] = torch.zeros_like(gradient)
         buffer = state["momentum_buffer"].lerp_(gradient, 1 - group["momentum"])
         update = gradient.lerp(buffer, group["momentum"]) if group["nesterov"] else buffer
-        update = orthogonalize(update, group["iterations"])
+        orthogonal = orthogonalize(whole_tensor(update), group["iterations"])
+        update = shard_like(orthogonal, parameter) if hasattr(parameter, "device_mesh") else orthogonal
         parameter.mul_(1 - group["lr"] * group["weight_decay"])
         parameter.add_(update, alpha=-group["lr"] * shape_factor(parameter.shape, group["adjust_lr"]))
 

@@ -29,7 +29,7 @@ from regard.checkpoint.atomic_folder import CheckpointError
 from regard.checkpoint.model_folder import SavesFiles, own_config, unique_parameters, write_files
 from regard.data.batch import Batch
 from regard.spec import Spec
-from regard.training.optimizer import load_optimizer_state, optimizer_state
+from regard.training.optimizer import load_optimizer_state
 from regard.training.parallel.sharded_files import ShardedFiles
 
 RESEED = 1_000_003  # per step, if the number of processes changed
@@ -76,15 +76,14 @@ class TrainingSnapshot:
 def take_snapshot(
     position: TrainingPosition,
     weights: Callable[[Path], None],
-    optimizer: torch.optim.Optimizer,
+    states: Mapping[str, Mapping[str, Tensor]],
     input_state: "InputState",
     details: Mapping[str, Any],
-    tensors: Mapping[str, Mapping[str, Tensor]] | None = None,
 ) -> TrainingSnapshot:
-    """weights: writes a copy of them; details: further entries of training.json; tensors: further files by name."""
+    """weights: writes a copy of them; states: further files of tensors; details: further entries of training.json."""
     training = {**asdict(position), "loader": input_state.loader, **details}
-    files = {"optimizer.safetensors": optimizer_state(optimizer), "rng.safetensors": input_state.rng, **(tensors or {})}
-    copies = {name: copy_to_cpu(contents) for name, contents in files.items()}
+    files = {**states, "rng": input_state.rng}
+    copies = {f"{name}.safetensors": copy_to_cpu(tensors) for name, tensors in files.items()}
     return TrainingSnapshot(weights, copies, json.loads(json.dumps(training)))
 
 

@@ -20,7 +20,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +115,10 @@ class Run:
         for old in self.checkpoints[keep:]:
             if old != best:
                 remove_folder(old)
+
+    def writing(self, name: str) -> AbstractContextManager[Path]:
+        """A folder to fill, which becomes the folder of this name in the run."""
+        return write_folder(self.path / name)
 
     def record_best(self) -> Path | None:
         """Write best.json; returns the checkpoint with the lowest held-out loss, the older one of two equals."""

@@ -2,7 +2,7 @@
 
 A snapshot is taken between two steps, in memory. At most one checkpoint is being written: the next save waits for it.
 An error is raised at the next step, the next save or the end of training. A process that is killed meanwhile leaves the
-previous checkpoint.
+previous checkpoint. Several processes raise an error at the same step, when all of them have ended the save.
 """
 
 from collections.abc import Callable
@@ -27,10 +27,15 @@ class WritableState(Protocol):
 
 
 class Saver:
-    """`saved` is called with the folder of each complete checkpoint, in the thread that trains."""
+    """`saved` is called with the folder of each complete checkpoint, in the thread that trains.
 
-    def __init__(self, run: Run, keep: int, background: bool, saved: Callable[[Path], None]):
-        self.run, self.keep, self.background, self.saved = run, keep, background, saved
+    agree: whether a value is true in all processes
+    """
+
+    def __init__(
+        self, run: Run, keep: int, background: bool, saved: Callable[[Path], None], agree: Callable[[bool], bool] = bool
+    ):
+        self.run, self.keep, self.background, self.saved, self.agree = run, keep, background, saved, agree
         self.pool = ThreadPoolExecutor(1, "save")
         self.pending: Future[Path] | None = None
 
@@ -54,7 +59,7 @@ class Saver:
 
     def poll(self) -> None:
         """Raise the error of a save that has failed."""
-        if self.pending is not None and self.pending.done():
+        if self.pending is not None and self.agree(self.pending.done()):
             self.wait()
 
     def wait(self) -> None:
@@ -70,6 +75,7 @@ class Saver:
         return self
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
-        with nullcontext() if error is None else suppress(CheckpointError):  # the first error is the one to report
+        # The first error is the one to report; a RuntimeError means that another process has ended.
+        with nullcontext() if error is None else suppress(CheckpointError, RuntimeError):
             self.wait()
         self.pool.shutdown()

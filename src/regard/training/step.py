@@ -38,9 +38,9 @@ class Reduction:
         """The rows of all processes, in the order of their batch rows."""
         return sums
 
-    def gradients(self, optimizer: torch.optim.Optimizer) -> tuple[list[Tensor], Tensor]:
+    def gradients(self, parameters: Iterable[Tensor]) -> tuple[list[Tensor], Tensor]:
         """The gradients in this process, and the norm of the whole gradient, of which they may be shards."""
-        gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        gradients = [p.grad for p in parameters if p.grad is not None]
         return gradients, get_total_norm(gradients)
 
 
@@ -70,7 +70,7 @@ def take_step(
                 loss, count, metrics = objective(model, micro_batch)
             loss.backward()
         sums.append({"loss": loss.detach(), "count": count, **metrics})
-    gradients, norm = reduction.gradients(optimizer)
+    gradients, norm = reduction.gradients(p for group in optimizer.param_groups for p in group["params"])
     # Values are copied to the CPU only from here on: a GPU runs the code above asynchronously, except for one
     # comparison in next_token.
     rows = reduction.gather([[float(values[name]) for name in sums[0]] for values in sums])

@@ -28,8 +28,8 @@ SETTINGS = Training(steps=8, lr=1e-2, schedule=Cosine(warmup=2), save_every=3, e
 class RandomLoader:
     """The rows of this process in an endless sequence of batches."""
 
-    def __init__(self, processes: Processes, kill_at: int | None = None):
-        self.data, self.next, self.kill_at = batches(20, processes, torch.float32), 0, kill_at
+    def __init__(self, processes: Processes, kill_at: int | None = None, dtype: torch.dtype = torch.float32):
+        self.data, self.next, self.kill_at = batches(20, processes, dtype), 0, kill_at
 
     def __iter__(self) -> Iterator[Batch]:
         while True:
@@ -45,18 +45,24 @@ class RandomLoader:
         self.next = state["next"]
 
 
-def run_trainer(processes: Processes, path: Path, settings: Training = SETTINGS, kill_at: int | None = None) -> Trainer:
+def run_trainer(
+    processes: Processes,
+    path: Path,
+    settings: Training = SETTINGS,
+    kill_at: int | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Trainer:
     """Start or resume the run at this path."""
     if processes.is_main and not (path / "config.json").exists():
         Run.create(path, {"train": settings.to_dict()})
     processes.wait_for_all()
     trainer = Trainer(
-        SPEC.build(seed=0),
-        RandomLoader(processes, kill_at),
+        SPEC.build(seed=0).to(dtype),
+        RandomLoader(processes, kill_at, dtype),
         objective,
         settings,
         SharedRun(path, processes),
-        held_out=batches(2, processes, torch.float32),
+        held_out=batches(2, processes, dtype),
         processes=processes,
     )
     trainer.train()

@@ -2,17 +2,25 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
+from regard.checkpoint.atomic_folder import CheckpointError
 from regard.checkpoint.model_folder import load
+from regard.spec import SpecError
+from regard.training.adafactor import Adafactor
 from regard.training.muon import Muon
+from regard.training.parallel.distribute import check_settings
 from regard.training.parallel.mesh import Parallel, Processes
 from regard.training.parallel.sharded_files import ShardedFiles
+from regard.training.parallel.snapshot import SharedSnapshot
+from regard.training.run import Run
 from tests.training.parallel.processes import largest_difference, run_in_processes
 from tests.training.parallel.runs import SETTINGS, curve, run_trainer
 
@@ -61,21 +69,80 @@ def test_a_run_of_two_processes_has_the_curve_of_one_and_is_continued_by_one(
 
 
 AVERAGED = replace(
-    SETTINGS, steps=4, optimizer=Muon(), ema=0.9, layer_decay=0.8, freeze=("embedding*",), length_warmup=3
+    SETTINGS,
+    steps=4,
+    optimizer=Muon(),
+    ema=0.9,
+    layer_decay=0.8,
+    freeze=("embedding*",),
+    length_warmup=3,
+    monitor_every=2,
 )
 
 
 def check_averaged(processes: Processes, folder: str) -> None:
-    run_trainer(processes, Path(folder), AVERAGED)
+    """Train, then continue from the checkpoint of step 3."""
+    run_trainer(processes, Path(folder), AVERAGED, dtype=torch.float64)
+    processes.wait_for_all()
+    if processes.is_main:
+        shutil.rmtree(Path(folder) / "checkpoints" / "step-000004")
+    run_trainer(processes, Path(folder), AVERAGED, dtype=torch.float64)
 
 
 @pytest.mark.slow
-def test_two_replicas_average_the_weights_of_muon_as_one_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("parallel", "count"),
+    [
+        (Parallel(replicate=2, shard=1), 2),
+        (Parallel(), 2),
+        (Parallel(shard=2, tensor=2), 4),
+    ],
+    ids=["ddp", "fsdp", "shard and tensor"],
+)
+def test_processes_take_measured_steps_of_muon_and_average_the_weights_as_one(
+    parallel: Parallel, count: int, tmp_path: Path
+) -> None:
     single, shared, rendezvous = folders(tmp_path, "single", "shared", "rendezvous")
-    run_trainer(Processes(), single, AVERAGED)
-    run_in_processes(check_averaged, Parallel(replicate=2, shard=1), 2, rendezvous, str(shared))
-    assert largest_difference(curve(shared), curve(single)) <= 1e-5
-    check_same_weights(shared / "ema", single / "ema", 1e-5)
+    check_averaged(Processes(), str(single))
+    run_in_processes(check_averaged, parallel, count, rendezvous, str(shared))
+    expected, found = curve(single), curve(shared)
+    measured = {name.split("/")[0] for name in expected[1] if "/" in name}
+    assert measured == {"grad_norm", "largest_activation", "attention_entropy"}
+    assert largest_difference(found, expected) <= 1e-10
+    check_same_weights(shared / "ema", single / "ema", 1e-10)
+
+
+@pytest.mark.parametrize(
+    ("settings", "parallel", "message"),
+    [
+        ({"monitor_every": 1}, Parallel(context=2, shard=1), "context=2: the entropy of attention needs all keys"),
+        ({"optimizer": Adafactor()}, Parallel(shard=2), "shard=2: adafactor needs whole matrices; use adamw, muon"),
+    ],
+)
+def test_settings_that_need_whole_sequences_or_matrices_are_refused(settings, parallel: Parallel, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        check_settings(replace(SETTINGS, **settings), "token", Processes(parallel))
+
+
+def check_failed_save(processes: Processes, folder: str) -> None:
+    """The disk of one process is full in its second save: all stop after the same step, and the first save remains."""
+    write = SharedSnapshot.write
+
+    def write_to_full_disk(snapshot: SharedSnapshot, path: Path) -> None:
+        if processes.rank == 1 and snapshot.step == 6:
+            raise OSError(28, "No space left on device")
+        write(snapshot, path)
+
+    SharedSnapshot.write = write_to_full_disk
+    with pytest.raises(CheckpointError, match="No space left" if processes.rank == 1 else "another process failed"):
+        run_trainer(processes, Path(folder))
+    processes.wait_for_all()  # fails if the other process took another number of steps
+    assert [checkpoint.name for checkpoint in Run(folder).checkpoints] == ["step-000003"]
+
+
+def test_all_processes_stop_at_the_same_step_if_one_cannot_save(tmp_path: Path) -> None:
+    shared, rendezvous = folders(tmp_path, "shared", "rendezvous")
+    run_in_processes(check_failed_save, Parallel(), 2, rendezvous, str(shared))
 
 
 @pytest.mark.slow

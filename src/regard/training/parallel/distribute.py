@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from regard.spec import require
+from regard.training.muon import Muon
 from regard.training.optimizer import SGD, AdamW
 from regard.training.parallel.mesh import Processes, describe
 from regard.training.parallel.reduction import ParallelReduction
@@ -66,18 +67,14 @@ def is_whole(processes: Processes) -> bool:
 def check_settings(settings: Training, scope: str, processes: Processes) -> None:
     """Raise SpecError for settings that need the whole model or batch in one process."""
     check_scope(scope, processes)
-    sizes, whole = describe(processes.sizes), is_whole(processes)
+    sizes = describe(processes.sizes)
     require(
-        whole or settings.monitor_every == 0,
-        f"parallel: {sizes}: layers are measured in a single process; set train.monitor_every=0",
+        processes.sizes.context == 1 or settings.monitor_every == 0,
+        f"parallel: {sizes}: the entropy of attention needs all keys of a query; set train.monitor_every=0",
     )
     require(
-        whole or settings.ema == 0,
-        f"parallel: {sizes}: weights are averaged in a single process; set train.ema=0, or use replicate",
-    )
-    require(
-        whole or type(settings.optimizer) in (AdamW, SGD),
-        f"parallel: {sizes}: {settings.optimizer.kind} needs whole matrices; use adamw or sgd, or replicate",
+        is_whole(processes) or type(settings.optimizer) in (AdamW, SGD, Muon),
+        f"parallel: {sizes}: {settings.optimizer.kind} needs whole matrices; use adamw, muon or sgd, or replicate",
     )
     require(
         processes.sizes.tensor == 1 or settings.precision != "fp8",

@@ -19,6 +19,7 @@ from regard.parts.experts import ExpertsModule, GroupedLinear
 from regard.parts.split_heads import divisors
 from regard.spec import require
 from regard.training.parallel.mesh import Processes
+from regard.training.parallel.sharded_files import local_tensor
 
 
 def distribute_experts(model: nn.Module, processes: Processes) -> list[nn.Module]:
@@ -57,12 +58,8 @@ def distribute_experts(model: nn.Module, processes: Processes) -> list[nn.Module
 
 def project_locally(module: GroupedLinear, x: Tensor, ends: Tensor) -> Tensor:
     """The forward of a GroupedLinear with the experts of this process only."""
-    weight, bias = (local(parameter) for parameter in (module.weight, module.bias))
+    weight, bias = (local_tensor(parameter) for parameter in (module.weight, module.bias))
     return grouped_linear(x, weight, bias, ends)
-
-
-def local(parameter: Any) -> Any:
-    return parameter.to_local() if hasattr(parameter, "to_local") else parameter
 
 
 class Exchange:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from regard.spec import Spec, require
 
@@ -100,6 +101,7 @@ class Processes:
     device: torch.device = torch.device("cpu")
     rank: int = 0
     mesh: "DeviceMesh | None" = None
+    group: dist.ProcessGroup | None = None  # that agrees; None: the one of all processes
 
     @property
     def count(self) -> int:
@@ -138,12 +140,21 @@ class Processes:
             return None
         return self.mesh[kept[0]] if len(kept) == 1 else self.mesh[kept]._flatten("_".join(kept))
 
+    def in_background(self) -> "Processes":
+        """The same processes with a group of their own, so that a thread can agree on a save while training goes on.
+
+        All processes must call it.
+        """
+        if self.mesh is None:
+            return self
+        return replace(self, device=torch.device("cpu"), group=dist.new_group(backend="gloo", timeout=TIMEOUT))
+
     def all_agree(self, value: bool) -> bool:
         """Whether the value is true in all processes."""
         if self.mesh is None:
             return value
         flag = torch.tensor(int(value), device=self.device)
-        dist.all_reduce(flag, dist.ReduceOp.MIN)
+        dist.all_reduce(flag, dist.ReduceOp.MIN, self.group)
         return bool(flag)
 
     def any_has(self, value: bool) -> bool:
@@ -165,6 +176,12 @@ class Processes:
         total = torch.tensor(number, device=self.device)
         dist.all_reduce(total)
         return int(total) // (self.sizes.context * self.sizes.tensor)
+
+    def sum_heads(self, values: Tensor) -> Tensor:
+        """The sum over the processes along `tensor`, which have different heads."""
+        if (mesh := self.submesh("tensor")) is not None:
+            dist.all_reduce(values, group=mesh.get_group())
+        return values
 
     def wait_for_all(self) -> None:
         self.all_agree(True)

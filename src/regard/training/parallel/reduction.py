@@ -6,6 +6,7 @@ All processes compute the same floats: the norm is one sum over all of them, and
 ranks. So they clip alike, and agree whether a loss or gradient is finite.
 """
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -44,10 +45,9 @@ class ParallelReduction(Reduction):
         by_rank = torch.stack(everywhere).unflatten(0, (self.ranks, sizes.context, sizes.tensor))
         return by_rank[:, :, 0].sum(1).flatten(0, 1).tolist()  # processes along `tensor` have the same sums
 
-    def gradients(self, optimizer: torch.optim.Optimizer) -> tuple[list[Tensor], Tensor]:
-        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    def gradients(self, parameters: Iterable[Tensor]) -> tuple[list[Tensor], Tensor]:
         by_copies: dict[float, list[Tensor]] = {}
-        for parameter in parameters:
+        for parameter in (p for p in parameters if p.grad is not None):
             gradient, copies = local_gradient(parameter, self.processes.count)
             by_copies.setdefault(copies, []).append(gradient)
         square = torch.zeros((), dtype=torch.float64, device=self.processes.device)
@@ -57,7 +57,7 @@ class ParallelReduction(Reduction):
         return [gradient for gradients in by_copies.values() for gradient in gradients], square.sqrt()
 
 
-def local_gradient(parameter: nn.Parameter, processes: int) -> tuple[Tensor, float]:
+def local_gradient(parameter: Tensor, processes: int) -> tuple[Tensor, float]:
     """The shard of the gradient in this process, and the number of processes that have the same shard."""
     from torch.distributed.tensor import DTensor
 

@@ -78,6 +78,26 @@ def whole_tensor(tensor: Tensor) -> Tensor:
     return tensor if gather is None else gather()
 
 
+def local_tensor(tensor: Any) -> Any:
+    """The shard of a tensor in this process, which shares its memory; a plain tensor, or None, is returned as it is."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def shard_like(whole: Any, like: Tensor) -> Tensor:
+    """A whole tensor, or a slice of a file, sharded like `like`; without communication."""
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    assert isinstance(like, DTensor)
+    mesh, placements = like.device_mesh, like.placements
+    shape, offset = compute_local_shape_and_global_offset(like.shape, mesh, placements)
+    slices = tuple(slice(start, start + size) for start, size in zip(offset, shape, strict=True))
+    local = torch.empty(shape, dtype=like.dtype) if 0 in shape else whole[slices].clone()
+    return DTensor.from_local(
+        local.to(like.device), mesh, placements, run_check=False, shape=like.shape, stride=like.stride()
+    )
+
+
 def index_name(stem: str) -> str:
     return f"{stem}.safetensors.index.json"
 
@@ -113,17 +133,4 @@ class ShardedFiles:
         """The tensor, sharded like `like`, which has the same whole shape."""
         if not hasattr(like, "device_mesh"):
             return self.read(name).to(like.device)
-        from torch.distributed.tensor import DTensor
-        from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
-        assert isinstance(like, DTensor)
-        mesh, placements = like.device_mesh, like.placements
-        shape, offset = compute_local_shape_and_global_offset(like.shape, mesh, placements)
-        slices = tuple(slice(start, start + size) for start, size in zip(offset, shape, strict=True))
-        if 0 in shape:
-            local = torch.empty(shape, dtype=like.dtype)
-        else:
-            local = self._owner[name].get_slice(name)[slices].clone()
-        return DTensor.from_local(
-            local.to(like.device), mesh, placements, run_check=False, shape=like.shape, stride=like.stride()
-        )
+        return shard_like(self._owner[name].get_slice(name), like)

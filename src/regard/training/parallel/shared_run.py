@@ -1,7 +1,7 @@
 """The directory of a run that several processes train: the main process changes its files, and all agree on them."""
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,11 @@ NO_CHECKPOINT = -1
 
 
 class SharedRun(Run):
-    """All processes call the same methods in the same order."""
+    """All processes call the same methods in the same order. A checkpoint may be saved by another thread."""
 
     def __init__(self, path: str | Path, processes: Processes):
         super().__init__(path)
-        self.processes = processes
+        self.processes, self.savers = processes, processes.in_background()
 
     def by_main(self, action: Callable[[], object]) -> None:
         """Run the action in the main process; if it raises an error, all processes raise one."""
@@ -37,8 +37,11 @@ class SharedRun(Run):
 
     @contextmanager
     def saving(self, step: int, keep: int) -> Generator[Path]:
-        with write_together(self.checkpoint(step), super().saving(step, keep), self.processes) as folder:
+        with write_together(self.checkpoint(step), super().saving(step, keep), self.savers) as folder:
             yield folder
+
+    def writing(self, name: str) -> AbstractContextManager[Path]:
+        return write_together(self.path / name, super().writing(name), self.processes)
 
     def latest(self, note: Callable[[str], None] = print, folders: Sequence[Path] | None = None) -> Path | None:
         """The main process compares the files with their sums; the others take its result."""

@@ -19,10 +19,9 @@ from torch import Tensor, nn
 from regard.adapt.adapters import adapters, resolve_adapter
 from regard.adapt.peft import adapter_config, adapter_tensors, write_adapter
 from regard.checkpoint.model_folder import SavesFiles, own_config, unique_parameters
-from regard.training.optimizer import optimizer_state
 from regard.training.parallel.mesh import Processes
 from regard.training.parallel.sharded_files import Share, collect_share, whole_tensor
-from regard.training.resume_state import InputState, TrainingPosition, copy_to_cpu, rng_file, trained_parameters
+from regard.training.resume_state import InputState, TrainingPosition, rng_file, trained_parameters
 
 
 @dataclass(frozen=True)
@@ -30,54 +29,62 @@ class SharedSnapshot:
     """The files of this process, as a copy in the memory of the CPU."""
 
     step: int
+    write_weights: Callable[[Path], None]
     shares: tuple[Share, ...]
     rng: dict[str, Tensor]
     rng_name: str
-    write_rest: Callable[[Path], None] | None  # in the main process
+    training: str | None  # the contents of training.json, in the main process
 
     def write(self, folder: Path) -> None:
+        self.write_weights(folder)
         for share in self.shares:
             share.write(folder)
         save_file(self.rng, folder / self.rng_name)
-        if self.write_rest is not None:
-            self.write_rest(folder)
+        if self.training is not None:
+            (folder / "training.json").write_text(self.training, encoding="utf-8")
 
 
 @torch.no_grad()
 def take_shared_snapshot(
     position: TrainingPosition,
-    model: nn.Module,
-    tokenizer: SavesFiles | None,
-    base: str | None,
-    processes: Processes,
-    optimizer: torch.optim.Optimizer,
+    weights: Callable[[Path], None],
+    states: Mapping[str, Mapping[str, Tensor]],
     input_state: InputState,
     details: Mapping[str, Any],
-    tensors: Mapping[str, Mapping[str, Tensor]],
+    processes: Processes,
 ) -> SharedSnapshot:
-    """All processes must call it; the arguments are those of copy_weights and take_snapshot."""
+    """All processes must call it; the arguments are those of take_snapshot."""
     training = {**asdict(position), "loader": input_state.loader, "processes": processes.count, **details}
+    return SharedSnapshot(
+        position.step,
+        weights,
+        tuple(collect_share(tensors, name, processes) for name, tensors in states.items()),
+        input_state.rng,
+        rng_file(processes.rank),
+        json.dumps(training) if processes.is_main else None,
+    )
+
+
+@torch.no_grad()
+def copy_shared_weights(
+    model: nn.Module, tokenizer: SavesFiles | None, base: str | None, processes: Processes
+) -> Callable[[Path], None]:
+    """As copy_weights; the function writes the share of this process. All processes must call it."""
     if adapters(model):
         name = resolve_adapter(model, None, "save")
         matrices = {key: whole_tensor(tensor).cpu() for key, tensor in adapter_tensors(model, name).items()}
-        weights = collect_share(trained_parameters(model), "trained", processes)
-        write_model = partial(write_adapter, config=adapter_config(model, name, base=base), tensors=matrices)
+        share = collect_share(trained_parameters(model), "trained", processes)
+        write_rest = partial(write_adapter, config=adapter_config(model, name, base=base), tensors=matrices)
     else:
-        weights = collect_share(unique_parameters(model), "model", processes)
-        write_model = partial(write_config, config=own_config(model), tokenizer=tokenizer)
+        share = collect_share(unique_parameters(model), "model", processes)
+        write_rest = partial(write_config, config=own_config(model), tokenizer=tokenizer)
 
-    copies = {file: copy_to_cpu(contents) for file, contents in tensors.items()}
+    def write(folder: Path) -> None:
+        share.write(folder)
+        if processes.is_main:
+            write_rest(folder)
 
-    def write_rest(folder: Path) -> None:
-        write_model(folder)
-        for file, contents in copies.items():
-            save_file(contents, folder / file)
-        (folder / "training.json").write_text(json.dumps(training), encoding="utf-8")
-
-    shares = (weights, collect_share(optimizer_state(optimizer), "optimizer", processes))
-    return SharedSnapshot(
-        position.step, shares, input_state.rng, rng_file(processes.rank), write_rest if processes.is_main else None
-    )
+    return write
 
 
 def write_config(folder: Path, config: dict[str, Any], tokenizer: SavesFiles | None) -> None:
