@@ -2,7 +2,7 @@
 
 import json
 import time
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,6 +21,7 @@ from regard.planning.published import PUBLISHED, llama, rotary, scaled_llama
 from regard.planning.speed import DEVICES
 from regard.planning.training import activation_bytes, full_training_bytes
 from regard.planning.training_plan import ParallelSplit, TrainingJob, logit_bytes
+from regard.training.parallel.mesh import DIMENSIONS
 from regard.training_run import train
 from tests.cli.conftest import regard
 from tests.planning.test_cost import SPECS
@@ -64,12 +65,41 @@ def test_memory_is_divided_by_shards_and_tensor_parts() -> None:
         divided = job.memory(split)
         assert divided["weights"] == -(-plan(SMALL).parameters // 4) * 4
         assert divided["activations"] < one["activations"]
-    assert job.memory(ParallelSplit(data=4))["weights"] == one["weights"]
-    assert job.memory(ParallelSplit(data=4))["activations"] == TrainingJob(SMALL, 4, 128, 10).memory()["activations"]
+    assert job.memory(ParallelSplit(replicate=4))["weights"] == one["weights"]
+    assert (
+        job.memory(ParallelSplit(replicate=4))["activations"] == TrainingJob(SMALL, 4, 128, 10).memory()["activations"]
+    )
     assert replace(job, accumulate=4).memory()["activations"] == TrainingJob(SMALL, 4, 128, 10).memory()["activations"]
     mixed = replace(job, mixed=True).memory()
     assert mixed["bfloat16 copies"] == one["weights"] // 2 and mixed["activations"] < one["activations"]
     assert replace(job, optimizer="sgd").memory()["optimizer"] == one["weights"]
+
+
+def test_the_roles_of_devices_are_those_of_a_recipe() -> None:
+    assert {field.name for field in fields(ParallelSplit)} == set(DIMENSIONS)
+    assert (
+        str(ParallelSplit(replicate=2, context=2)) == "replicate=2, context=2" and str(ParallelSplit()) == "one device"
+    )
+
+
+def test_context_divides_tokens_and_expert_divides_experts() -> None:
+    job = TrainingJob(SMALL, rows=4, length=128, steps=10)
+    context = job.memory(ParallelSplit(context=4))
+    assert context["weights"] == job.memory()["weights"], "DDP"
+    assert context["activations"] == replace(job, length=32).memory()["activations"]
+    assert job.exchange(ParallelSplit(context=4))["context"] == 3 * 3 * 4 * 4 * 32 * 4 * (2 * 2 * 16)  # layers · (k, v)
+    assert job.memory(ParallelSplit(shard=2, context=4))["weights"] == -(-plan(SMALL).parameters // 8) * 4
+
+    mixture = llama(2, 64, rotary(4), Experts(count=4, top_k=2, expert=SwiGLU(128)), 100, 128)
+    job = TrainingJob(mixture, rows=8, length=16, steps=10)
+    experts, others = 2 * 4 * 3 * 64 * 128, plan(mixture).parameters - 2 * 4 * 3 * 64 * 128
+    assert job.expert_parameters == experts
+    assert job.memory(ParallelSplit(expert=4))["weights"] == 4 * -(-others // 4) + experts
+    assert job.memory(ParallelSplit(tensor=2))["weights"] == 4 * (-(-others // 2) + experts)
+    assert job.memory(ParallelSplit(replicate=2, expert=2))["weights"] == 4 * -(-others // 2) + experts
+    sent = job.exchange(ParallelSplit(expert=2))
+    assert sent["expert"] == 4 * (8 * 16 / 2) * 4 * 2 * (2 * 64) / 2 and sent["replicate"] == 0
+    assert job.seconds_per_step(DEVICES["h100"], ParallelSplit(expert=2)) > 0
 
 
 def test_logits_are_those_of_one_chunk() -> None:
@@ -93,11 +123,11 @@ def test_time_falls_with_devices_and_rises_with_exchange() -> None:
     job, h100 = TrainingJob(scaled_llama(8), rows=64, length=1024, steps=1, mixed=True), DEVICES["h100"]
     one = job.seconds_per_step(h100)
     assert one == pytest.approx(job.flops_per_step / (0.4 * h100.flops) + 28 * job.costs.parameters / h100.bandwidth)
-    assert one / 8 < job.seconds_per_step(h100, ParallelSplit(data=8)) < one / 4
+    assert one / 8 < job.seconds_per_step(h100, ParallelSplit(replicate=8)) < one / 4
     assert job.seconds_per_step(h100, utilization=0.2) > 1.9 * one
     assert job.seconds_per_step(h100, checkpointing=True) > 1.3 * one
     slow = replace(h100, link=10**8)
-    for split in (ParallelSplit(data=8), ParallelSplit(shard=8), ParallelSplit(tensor=8)):
+    for split in (ParallelSplit(replicate=8), ParallelSplit(shard=8), ParallelSplit(tensor=8)):
         assert job.seconds_per_step(slow, split) > job.seconds_per_step(h100, split)
 
 
@@ -200,11 +230,13 @@ def test_a_size_is_planned_on_several_devices() -> None:
     assert data["fits"] == "with activation checkpointing" and data["split"] == "shard=8"
     assert data["memory_bytes_per_device"]["weights"] == pytest.approx(4 * 7.3e9 / 8, rel=0.02)
     assert data["time"]["total_seconds"] == pytest.approx(10 * data["time"]["seconds_per_step"])
-    tensor = planned("7B", "--gpus", "8xh100", "--split", "data=2,tensor=4", "--rows", "64", "--utilization", "0.5")
-    assert tensor["split"] == "data=2, tensor=4" and set(tensor["exchange_bytes_per_step_and_device"]) == {
-        "data",
-        "tensor",
-    }
+    tensor = planned("7B", "--gpus", "8xh100", "--split", "tensor=4", "--rows", "64", "--utilization", "0.5")
+    assert tensor["split"] == "shard=2, tensor=4", "the remaining devices shard, as in a recipe"
+    assert set(tensor["exchange_bytes_per_step_and_device"]) == {"shard", "tensor"}
+    experts = planned("mixtral-8x7b", "--gpus", "16xh100", "--split", "expert=8", "--rows", "64", "--length", "512")
+    assert set(experts["exchange_bytes_per_step_and_device"]) == {"shard", "expert"}
+    context = planned("7B", "--gpus", "8xh100", "--split", "replicate=2,context=4", "--rows", "2", "--length", "8192")
+    assert set(context["exchange_bytes_per_step_and_device"]) == {"replicate", "context"}
     assert isinstance(PUBLISHED["llama-7b"].spec(), Decoder)
 
 
@@ -214,7 +246,10 @@ def test_a_size_is_planned_on_several_devices() -> None:
         (("7B", "--gpus", "8h100"), "--gpus 8h100 is not a number of devices"),
         (("7B", "--gpus", "h10"), "did you mean 'h100'"),
         (("7B", "--gpus", "8xh100", "--split", "shard=4"), "uses 4 devices, but --gpus has 8"),
-        (("7B", "--gpus", "h100", "--split", "shards=1"), "write it as data=2,shard=4"),
+        (("7B", "--gpus", "h100", "--split", "shards=1"), "write it as replicate=2,shard=4"),
+        (("7B", "--gpus", "2xh100", "--split", "data=2"), "the names are those of train.parallel: replicate, shard"),
+        (("7B", "--gpus", "2xh100", "--split", "expert=2"), "expert=2: this model has no experts; use shard"),
+        (("mamba", "--gpus", "2xh100", "--split", "context=2"), "mamba reads the whole sequence"),
         (("no-such-recipe",), "neither a file or folder nor a known name"),
     ],
 )

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +17,9 @@ if TYPE_CHECKING:
 ROWS, LENGTH, STEPS = 8, 2048, 1000  # of a model without a recipe
 BYTES_PER_TOKEN = 4  # of English text with a BPE tokenizer; byte and character tokenizers have 1
 GPUS_HELP = "The devices: h100, 8xh100, 2xrtx4090 …, or cpu for this machine; by default a table of all."
-SPLIT_HELP = "How the devices are used: data=2,shard=4,tensor=1; by default all of them shard."
+SPLIT_HELP = (
+    "How the devices are used, as in train.parallel: replicate=2,tensor=4, also expert and context; the rest shard."
+)
 
 
 def plan_train(
@@ -43,7 +46,8 @@ def plan_train(
     Examples:
       regard plan train llama --model.width=512
       regard plan train 7B --gpus 8xh100 --rows 64 --length 4096
-      regard plan train 70B --gpus 64xh100 --split data=2,shard=8,tensor=4
+      regard plan train 70B --gpus 64xh100 --split replicate=2,shard=8,tensor=4
+      regard plan train mixtral-8x7b --gpus 16xh100 --split expert=8
     """
     from regard.planning.training_plan import UTILIZATION
 
@@ -122,16 +126,18 @@ def parse_devices(text: str | None) -> tuple[int, str | None]:
 
 
 def parse_split(text: str | None, count: int) -> "ParallelSplit":
-    """The split of `count` devices; by default all shard."""
+    """The split of `count` devices; without `shard`, all remaining ones shard."""
     from regard.planning.training_plan import ParallelSplit
 
-    if text is None:
-        return ParallelSplit(shard=count)
     try:
-        pairs = dict(pair.split("=") for pair in text.split(","))
-        split = ParallelSplit(**{name.strip(): int(value) for name, value in pairs.items()})
-    except (TypeError, ValueError):
-        raise ValueError(f"--split {text}: write it as data=2,shard=4,tensor=1, with whole numbers from 1") from None
+        pairs = dict(pair.split("=") for pair in text.split(",")) if text else {}
+        sizes = {name.strip(): int(value) for name, value in pairs.items()}
+        split = ParallelSplit(**({"shard": max(1, count // prod(sizes.values()))} | sizes))
+    except (TypeError, ValueError, ZeroDivisionError):
+        raise ValueError(
+            f"--split {text}: write it as replicate=2,shard=4, with whole numbers from 1; the names are those of "
+            "train.parallel: replicate, shard, expert, context, tensor"
+        ) from None
     if split.devices != count:
         raise ValueError(f"--split {text} uses {split.devices} devices, but --gpus has {count}; make them equal")
     return split
@@ -189,8 +195,13 @@ def device_plan(settings: Mapping[str, Any], name: str, split: "ParallelSplit", 
     from regard.planning.machine import measure_cpu
     from regard.planning.speed import device_of
     from regard.planning.training_plan import USABLE
+    from regard.training.parallel.context_parallel import check_context
 
     device, job = measure_cpu() if name == "cpu" else device_of(name), make_job(settings, name)
+    if split.expert > 1 and not job.expert_parameters:
+        raise ValueError(f"--split expert={split.expert}: this model has no experts; use shard")
+    if split.context > 1:
+        check_context(job.spec)
     memory, checkpointed = job.memory(split), job.memory(split, checkpointing=True)
     usable = USABLE * device.memory
     fits = "yes" if sum(memory.values()) <= usable else "no"

@@ -18,6 +18,7 @@ from regard.layout import Source, TokenLayout
 from regard.models.base import Model, build_on_meta, meta_device
 from regard.models.stack import unroll, without_repeats
 from regard.parts.block import Block
+from regard.parts.experts import ExpertsModule
 from regard.planning.parameters import stacks
 from regard.planning.training import tiled_attention
 
@@ -110,16 +111,19 @@ def rough_activation_bytes(spec: Model, rows: int, length: int) -> int:
     return 4 * rows * length * numbers
 
 
-def block_parameters(spec: Model) -> list[tuple[int, int]]:
-    """(parameters of one repetition, repetitions) of every run of layers."""
+def block_parameters(spec: Model) -> list[tuple[int, int, int]]:
+    """(parameters of one repetition, those of experts among them, repetitions) of every run of layers."""
     counts = []
     for stack in stacks(spec).values():
         for run in stack.layers:
             with meta_device():
                 blocks = [block.build(stack.width) for block in run.blocks]
-            counts.append(
-                (sum(p.numel() for block in blocks for p in block.parameters()), 1 if run.tied else run.times)
+            mixtures = [m for block in blocks for m in block.modules() if isinstance(m, ExpertsModule)]
+            size, experts = (
+                sum(parameter.numel() for module in modules for parameter in module.parameters())
+                for modules in (blocks, [mixture.experts for mixture in mixtures])
             )
+            counts.append((size, experts, 1 if run.tied else run.times))
     return counts
 
 
@@ -129,4 +133,4 @@ def parameter_count(spec: Model) -> int:
     if depth <= MAX_BUILT_DEPTH:
         return sum(parameter.numel() for parameter in build_on_meta(spec).parameters())
     shallow = sum(parameter.numel() for parameter in build_on_meta(without_repeats(spec)).parameters())
-    return shallow + sum(size * (times - 1) for size, times in block_parameters(spec))
+    return shallow + sum(size * (times - 1) for size, _, times in block_parameters(spec))

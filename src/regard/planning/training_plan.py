@@ -1,20 +1,25 @@
 """A training run before it starts: memory per device, FLOPs, communication and time.
 
-    memory    weights 4, gradients 4 and AdamW's moments 8 bytes per parameter, divided by shard · tensor; with bfloat16
-              autocast 2 more for copies of the weights; with shard > 1 two gathered blocks (FSDP prefetches one);
-              activations (activations.py) and logits of a micro-batch of rows / (data · shard · accumulate) rows
+    memory    weights 4, gradients 4 and AdamW's moments 8 bytes per parameter, divided by the devices that share them;
+              with bfloat16 autocast 2 more for copies of the weights; with FSDP two gathered blocks, one prefetched;
+              activations (activations.py) and logits of a micro-batch of rows / (replicate · shard · expert ·
+              accumulate) rows of length / context tokens
     compute   FLOPs of 3 forwards (flops.py), with checkpointing 4, / (devices · FLOP/s · utilization)
     update    28 bytes per parameter, read and written once by the optimizer / bandwidth
-    exchange  data: an all-reduce of the gradients, 2 (d-1)/d · 4 bytes per parameter
+    exchange  replicate: an all-reduce of the gradients, 2 (d-1)/d · 4 bytes per parameter
               shard: two all-gathers of the weights and a reduce-scatter of the gradients per micro-batch
+              expert: an all-to-all of every token's rows to its experts and back, in forward and backward
+              context: a ring of keys and values in forward, of these and their gradients in backward
               tensor: an all-reduce of the residual stream per sublayer, in forward and backward
-    step      max(compute, data and shard exchange, which overlap with it) + tensor exchange + update
+    step      max(compute, replicate and shard exchange, which overlap with it) + the other exchanges + update
 
-Rajbhandari et al. 2020 (ZeRO); Shoeybi et al. 2019 (tensor parallelism); Korthikanti et al. 2022 (activations).
+Rajbhandari et al. 2020 (ZeRO); Shoeybi et al. 2019 (tensor parallelism); Korthikanti et al. 2022 (activations);
+Lepikhin et al. 2020 (experts); Liu et al. 2023 (ring attention). The roles are those of a recipe's `train.parallel`.
 """
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
+from math import ceil, prod
 
 from regard.kernels.linear_cross_entropy import CHUNK
 from regard.models.base import Model
@@ -22,6 +27,7 @@ from regard.models.decoder import Decoder
 from regard.models.encoder import Encoder
 from regard.models.heads import MaskedLM, PreTraining
 from regard.models.stack import unroll
+from regard.parts.experts import Experts
 from regard.parts.input import Tokens
 from regard.planning.activations import activation_memory, block_parameters
 from regard.planning.cost import Costs
@@ -40,24 +46,44 @@ STATE_BYTES = {"adamw": 8.0, "muon": 4.0, "adafactor": 0.1, "adamw8bit": 2.1, "s
 
 @dataclass(frozen=True)
 class ParallelSplit:
-    """Devices by their role: replicas, shards of the replicas (FSDP), and shares of every matrix (tensor)."""
+    """The number of devices along each dimension of a recipe's `train.parallel`."""
 
-    data: int = 1
+    replicate: int = 1
     shard: int = 1
+    expert: int = 1
+    context: int = 1
     tensor: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("data", "shard", "tensor"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"split: {name}={getattr(self, name)} must be at least 1")
+        for name, size in asdict(self).items():
+            if size < 1:
+                raise ValueError(f"split: {name}={size} must be at least 1")
 
     @property
     def devices(self) -> int:
-        return self.data * self.shard * self.tensor
+        return prod(asdict(self).values())
+
+    @property
+    def row_parts(self) -> int:
+        return self.replicate * self.shard * self.expert
+
+    @property
+    def shards(self) -> int:
+        """Devices over which FSDP shards weights; 1 with DDP, which `replicate` and `context` alone use."""
+        return self.shard * self.expert * self.context if max(self.shard, self.expert, self.tensor) > 1 else 1
+
+    @property
+    def copies(self) -> int:
+        """Devices that hold the same weights."""
+        return self.devices // (self.shards * self.tensor)
+
+    @property
+    def expert_shards(self) -> int:
+        """Devices over which the weights of experts are distributed; `tensor` does not divide them."""
+        return self.devices // self.tensor if self.expert > 1 else self.shards
 
     def __str__(self) -> str:
-        named = [f"{name}={n}" for name in ("data", "shard", "tensor") if (n := getattr(self, name)) > 1]
-        return ", ".join(named) or "one device"
+        return ", ".join(f"{name}={size}" for name, size in asdict(self).items() if size > 1) or "one device"
 
 
 ONE_DEVICE = ParallelSplit()
@@ -115,36 +141,63 @@ class TrainingJob:
 
     def micro_rows(self, split: ParallelSplit) -> int:
         """Rows of a micro-batch on one device."""
-        return max(1, -(-self.rows // (split.data * split.shard * self.accumulate)))
+        return max(1, ceil(self.rows / (split.row_parts * self.accumulate)))
+
+    @cached_property
+    def blocks(self) -> list[tuple[int, int, int]]:
+        return block_parameters(self.spec)
+
+    @cached_property
+    def expert_parameters(self) -> int:
+        return sum(experts * times for _, experts, times in self.blocks)
+
+    def local_parameters(self, split: ParallelSplit) -> int:
+        """Parameters on one device, before FSDP gathers a block."""
+        others = self.costs.parameters - self.expert_parameters
+        return ceil(others / (split.shards * split.tensor)) + ceil(self.expert_parameters / split.expert_shards)
+
+    def local_trained(self, split: ParallelSplit) -> int:
+        return (
+            self.local_parameters(split) if self.trained is None else ceil(self.trained / (split.shards * split.tensor))
+        )
 
     def memory(self, split: ParallelSplit = ONE_DEVICE, checkpointing: bool = False) -> dict[str, int]:
         """Bytes on one device by their use. A process and its libraries are not included."""
-        parameters, rows = self.costs.parameters, self.micro_rows(split)
-        local = -(-parameters // (split.shard * split.tensor))
-        trained = local if self.trained is None else -(-self.trained // (split.shard * split.tensor))
+        rows, length = self.micro_rows(split), ceil(self.length / split.context)
+        local, trained = self.local_parameters(split), self.local_trained(split)
         sizes = {
             "weights": 4 * (local if self.trained is None else local + trained),
             "gradients": 4 * trained,
             "optimizer": int(STATE_BYTES.get(self.optimizer, 8.0) * trained),
         }
-        gathered = -(-max(size for size, _ in block_parameters(self.spec)) // split.tensor)
-        if split.shard > 1:
+        gathered = max(
+            ceil((size - experts) / split.tensor) + ceil(experts / split.expert) for size, experts, _ in self.blocks
+        )
+        if split.shards > 1:
             sizes["gathered blocks"] = 2 * gathered * (2 if self.mixed else 4)
         elif self.mixed:
             sizes["bfloat16 copies"] = 2 * local
-        sizes["activations"] = activation_memory(self.spec, rows, self.length, self.mixed, checkpointing, split.tensor)
-        return sizes | {"logits": logit_bytes(self.spec, rows * self.length, self.mixed) // split.tensor}
+        sizes["activations"] = activation_memory(self.spec, rows, length, self.mixed, checkpointing, split.tensor)
+        return sizes | {"logits": logit_bytes(self.spec, rows * length, self.mixed) // split.tensor}
 
     def exchange(self, split: ParallelSplit) -> dict[str, float]:
         """Bytes that one device sends per step, by the role of the split."""
-        trained = (self.trained or self.costs.parameters) / (split.shard * split.tensor)
-        gathered = self.costs.parameters / split.tensor * (split.shard - 1) / split.shard
-        numbers = sum(len(block.sublayers) * s.width for s in stacks(self.spec).values() for block in unroll(s.layers))
-        stream = self.tokens_per_step / (split.data * split.shard) * numbers * (2 if self.mixed else 4)
+        experts, number = self.expert_parameters, 2 if self.mixed else 4
+        gathered = received((self.costs.parameters - experts) / split.tensor, split.shards)
+        gathered += received(experts / split.expert, split.expert_shards // split.expert)
+        reduced = self.local_trained(split)
+        if split.expert > 1 and self.trained is None:
+            reduced -= ceil(experts / split.expert_shards)  # these have no copies
+        tokens = number * self.tokens_per_step / (split.row_parts * split.context)
+        layers = [(block, s.width) for s in stacks(self.spec).values() for block in unroll(s.layers)]
+        bodies = [(sublayer.body, width) for block, width in layers for sublayer in block.sublayers]
+        routed = sum(body.top_k * width for body, width in bodies if isinstance(body, Experts))
         return {
-            "data": 2 * 4 * trained * (split.data - 1) / split.data,
+            "replicate": 2 * 4 * received(reduced, split.copies),
             "shard": gathered * ((4 if self.mixed else 8) + 4) * self.accumulate,
-            "tensor": 2 * 2 * stream * (split.tensor - 1) / split.tensor,
+            "expert": 2 * 2 * received(tokens * routed, split.expert),
+            "context": 3 * (split.context - 1) * tokens * self.costs.kv_bytes_per_token / 4,
+            "tensor": 2 * 2 * received(tokens * sum(width for _, width in bodies), split.tensor),
         }
 
     def seconds_per_step(
@@ -157,11 +210,10 @@ class TrainingJob:
         """The time of a step. The overhead of launching operations, which bounds small models, is not included."""
         forwards = 4 if checkpointing else 3
         compute = self.flops_per_step * forwards / 3 / (split.devices * device.flops * utilization)
-        update = (
-            UPDATE_BYTES * (self.trained or self.costs.parameters) / (split.shard * split.tensor) / device.bandwidth
-        )
+        update = UPDATE_BYTES * self.local_trained(split) / device.bandwidth
         seconds = {name: sent / device.link for name, sent in self.exchange(split).items()}
-        return max(compute, seconds["data"] + seconds["shard"]) + seconds["tensor"] + update
+        overlapping = seconds.pop("replicate") + seconds.pop("shard")
+        return max(compute, overlapping) + sum(seconds.values()) + update
 
     def fits(self, device: Device, split: ParallelSplit = ONE_DEVICE, checkpointing: bool = False) -> bool:
         return sum(self.memory(split, checkpointing).values()) <= USABLE * device.memory
@@ -176,6 +228,11 @@ class TrainingJob:
                 return split
             count *= 2
         return None
+
+
+def received(size: float, devices: int) -> float:
+    """The part of `size` that a device receives from the others, if each has an equal share."""
+    return size * (devices - 1) / devices
 
 
 def logit_bytes(spec: Model, tokens: int, mixed: bool) -> int:

@@ -22,7 +22,7 @@ from regard.training.parallel.mesh import Processes
 
 def use_ring_attention(model: nn.Module, processes: Processes) -> None:
     """Compute all attention of the model over the processes along `context`."""
-    check_context(model)
+    check_context(model.spec)
     mesh = processes.submesh("context")
     assert mesh is not None, "context > 1"
     for module in model.modules():
@@ -30,9 +30,8 @@ def use_ring_attention(model: nn.Module, processes: Processes) -> None:
             vars(module)["attend"] = partial(ring_attention.attend, group=mesh.get_group())
 
 
-def check_context(model: nn.Module) -> None:
-    """Raise SpecError if the model needs the whole sequence outside of attention."""
-    spec = model.spec
+def check_context(spec: object) -> None:
+    """Raise SpecError if a model of this spec needs the whole sequence outside of attention."""
     require(isinstance(spec, Decoder), f"parallel: context > 1 supports decoders, not {spec}; use shard or tensor")
     assert isinstance(spec, Decoder)
     require(
