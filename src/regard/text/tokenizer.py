@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tokenizers
 
@@ -46,7 +46,8 @@ class Tokenizer:
     """`bos`, `eos` and `pad` are ids or None; `stop_ids` are all ids that end a generation, eos first.
 
     `decoder_start` is the id that starts the output of an encoder-decoder, or None. `special_tokens_map` maps names to
-    special tokens (`cls_token`), as in `transformers`.
+    special tokens (`cls_token`), as in `transformers`. `generation` are the contents of `generation_config.json`, which
+    are saved with the tokenizer, so that a model that is trained further keeps them.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Tokenizer:
         special_tokens_map: Mapping[str, str] | None = None,
         clean_up_tokenization_spaces: bool = False,
         decoder_start: int | None = None,
+        generation: Mapping[str, Any] | None = None,
     ):
         self.core = core
         self.bos, self.eos, self.pad = (self._id(token) for token in (bos, eos, pad))
@@ -70,6 +72,7 @@ class Tokenizer:
         self.stop_ids = tuple(dict.fromkeys((*(() if self.eos is None else (self.eos,)), *stop_ids)))
         self.clean_up_tokenization_spaces = clean_up_tokenization_spaces
         self.decoder_start = decoder_start
+        self.generation = dict(generation or {})
         self._lock = threading.Lock()
 
     def __getstate__(self) -> dict[str, object]:
@@ -185,8 +188,9 @@ class Tokenizer:
         }
         (folder / TOKENIZER_CONFIG).write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", "utf-8")
         starts = {} if self.decoder_start is None else {"decoder_start_token_id": self.decoder_start}
-        if starts or self.stop_ids not in ((), (self.eos,)):
-            generation = starts | ({"eos_token_id": list(self.stop_ids)} if self.stop_ids else {})
+        if starts or self.generation or self.stop_ids not in ((), (self.eos,)):
+            stops = {"eos_token_id": list(self.stop_ids)} if self.stop_ids else {}
+            generation = self.generation | starts | stops
             (folder / GENERATION_CONFIG).write_text(json.dumps(generation) + "\n", "utf-8")
         if self.chat_template is not None:
             (folder / CHAT_TEMPLATE).write_text(self.chat_template, "utf-8")
@@ -200,6 +204,7 @@ class Tokenizer:
         return cls(
             files.core, bos, eos, pad, files.chat_template,
             files.stop_ids, files.special_tokens_map, files.clean_up_tokenization_spaces, files.decoder_start,
+            files.generation,
         )  # fmt: skip
 
     def _encode(

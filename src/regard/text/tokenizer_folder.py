@@ -5,7 +5,8 @@
 configuration files (special_tokens.py), and stop ids from the model's.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,10 @@ from regard.text.untrusted_input import library_errors, read_json, read_text
 
 TOKENIZER, CHAT_TEMPLATE, MORE_CHAT_TEMPLATES = "tokenizer.json", "chat_template.jinja", "additional_chat_templates"
 GENERATION_CONFIG, MODEL_CONFIG = "generation_config.json", "config.json"
+# Older folders have these settings in config.json.
+GENERATION_KEYS = (
+    "decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id", "suppress_tokens", "bad_words_ids",
+)  # fmt: skip
 MAX_CHAT_TEMPLATES = 64
 VOCABULARY_FILES = {
     "vocab.txt": convert_vocabulary,
@@ -38,6 +43,7 @@ class TokenizerFiles:
     stop_ids: tuple[int, ...]
     clean_up_tokenization_spaces: bool
     decoder_start: int | None = None
+    generation: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -88,7 +94,10 @@ def read_folder(folder: Path) -> TokenizerFiles:
     # like transformers, which ignores this setting for byte-pair encoding
     clean_up = config.get("clean_up_tokenization_spaces") is True and not isinstance(core.model, models.BPE)
     template, starts = _read_chat_template(folder, config), _token_ids(folder, "decoder_start")
-    return TokenizerFiles(core, special_tokens_map, template, stop_ids, clean_up, next(iter(starts), None))
+    generation = read_json(folder / GENERATION_CONFIG) or {
+        key: model_config[key] for key in GENERATION_KEYS if model_config.get(key) is not None
+    }
+    return TokenizerFiles(core, special_tokens_map, template, stop_ids, clean_up, next(iter(starts), None), generation)
 
 
 def _read_core(folder: Path, config: dict[str, Any], model_config: dict[str, Any]) -> Converted:
