@@ -39,7 +39,7 @@ PACKAGES = {  # package: the packages that it may import, beside itself
     "checkpoint": MODELS | {"weights", "families"} | FILE_LOOKUP,
     "text": {"spec"} | FILE_LOOKUP,
     "data": {"spec", "text"},
-    "adapt": MODELS,
+    "adapt": MODELS | {"weights"},
     "lens": MODELS,
     "objectives": MODELS | {"data", "text"},
     "training": STORED | FILE_LOOKUP | {"text", "data", "objectives", "adapt", "lens"},

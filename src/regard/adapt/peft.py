@@ -228,14 +228,16 @@ def read_options(path: Path) -> dict[str, Any]:
     return config
 
 
-def read_config(path: Path) -> LoRA:
+def read_config(path: Path, accepted: Collection[str] = (), targets: Any = None) -> LoRA:
+    """accepted: options that the caller reads; targets: the layers, if they are not those of the config."""
     config: Any = read_options(path)
     for name, value in config.items():
-        if not is_supported(name, value):
+        if name not in accepted and not is_supported(name, value):
             raise AdapterError(f"{path}: {name}={value!r:.80} is not supported; use a LoRA adapter without this option")
-    targets: Any = config.get("target_modules")
-    if (parameters := config.get("target_parameters")) is not None:
-        targets = join_targets(targets, parameters)
+    if targets is None:
+        targets = config.get("target_modules")
+        if (parameters := config.get("target_parameters")) is not None:
+            targets = join_targets(targets, parameters)
     try:
         return LoRA(config.get("r"), config.get("lora_alpha"), targets, config.get("lora_dropout", 0.0))
     except SpecError as error:
@@ -259,21 +261,29 @@ def read_adapter(
     path: Path, weights: Mapping[str, AdaptableWeight], rank: int, names: Callable[[str], str]
 ) -> dict[str, torch.Tensor]:
     """The tensors of a file, which must be those of one adapter of these weights."""
-    paths = [
-        [tensor_name(stored, side) for stored in stored_names]
-        for stored_names in stored_paths(weights, names).values()
-        for side in ("lora_A", "lora_B")
-    ]
-    required = {first for first, *_ in paths}
+    first_paths = [paths[0] for paths in stored_paths(weights, names).values()]
+    required = {tensor_name(path, side) for path in first_paths for side in ("lora_A", "lora_B")}
     tensors = read_tensors(path, stored_shapes(weights, rank, names), required)
-    for first, *others in paths:
-        for name in others:
-            if name in tensors and not torch.equal(tensors[name], tensors[first]):
-                raise AdapterError(
-                    f"{path}: {first} and {name} differ, but their layers share one weight in this model; load the "
-                    "adapter into a model whose layers are not tied"
-                )
+    check_shared(path, weights, tensors, names)
     return tensors
+
+
+def check_shared(
+    path: Path,
+    weights: Mapping[str, AdaptableWeight],
+    tensors: Mapping[str, torch.Tensor],
+    names: Callable[[str], str],
+) -> None:
+    """Raise AdapterError if layers that share one weight have different adapters in the file."""
+    for first_path, *other_paths in stored_paths(weights, names).values():
+        for side in ("lora_A", "lora_B"):
+            first = tensor_name(first_path, side)
+            for name in (tensor_name(other, side) for other in other_paths):
+                if name in tensors and not torch.equal(tensors[name], tensors[first]):
+                    raise AdapterError(
+                        f"{path}: {first} and {name} differ, but their layers share one weight in this model; load the "
+                        "adapter into a model whose layers are not tied"
+                    )
 
 
 def read_tensors(path: Path, shapes: Mapping[str, list[int]], required: Collection[str]) -> dict[str, torch.Tensor]:
