@@ -21,8 +21,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.adapt.adapters import adapters, merge_lora
-from regard.adapt.peft import adapter_base, load_adapter
 from regard.checkpoint import model_folder
 from regard.checkpoint.image_processor import (
     ImageProcessor,
@@ -45,6 +43,7 @@ from regard.text.chat import encode_chat
 from regard.text.detokenizer import TextStream
 from regard.text.tokenizer import Tokenizer
 from regard.text.tokenizer_folder import GenerationConfig
+from regard.training.base_model import add_adapter, base_of, check_base
 from regard.training.run import newest_checkpoint
 
 ChatMessages = Sequence[Mapping[str, Any]]  # [{"role": "user", "content": "…"}, …]
@@ -340,20 +339,25 @@ def load(
     dtype: torch.dtype | None = None,
     context: int | None = None,
     progress: model_folder.Progress | None = None,
+    adapter: str | Path | None = None,
 ) -> LanguageModel:
     """The model of a run, a folder (regard or Hugging Face), a GGUF file, or an installed model such as "smollm2".
 
-    A folder with an adapter names its model, which is loaded with the adapter.
+    A folder with an adapter names its model, which is loaded with the adapter. adapter: a run or folder with an adapter
+    for this model, by regard or by PEFT; merge it with `regard.merge_lora(llm.model)`.
 
     device: cpu, cuda, cuda:1 …; auto: a GPU if there is one. dtype: None: the stored one, on a CPU at least float32.
     context: maximum number of tokens of prompt and answer; None: the model's context.
     """
     folder = newest_checkpoint(name)
-    if (base := adapter_base(folder)) is not None:
+    if adapter is not None:
+        llm, adapter = load(folder, device, dtype, context, progress), newest_checkpoint(adapter)
+        check_base(adapter, folder)
+        add_adapter(llm.model, adapter, llm.source_family)
+        return llm
+    if (base := base_of(folder)) is not None:
         llm = load(base, device, dtype, context, progress)
-        if adapters(llm.model):  # the adapter was trained on a model with an adapter of its own
-            merge_lora(llm.model)
-        load_adapter(llm.model, folder)
+        add_adapter(llm.model, folder, llm.source_family)
         return llm
     model = model_folder.load(folder, resolve_device(device), dtype, checked=folder != Path(name), progress=progress)
     reads_images = isinstance(model, InterleavedModule) and has_image_processor(folder)

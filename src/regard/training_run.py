@@ -26,6 +26,7 @@ from regard.objectives.base import Objective
 from regard.objectives.next_token import NextToken
 from regard.planning.machine import check_memory
 from regard.text.tokenizer import Tokenizer
+from regard.training.base_model import check_weights, fingerprint_model
 from regard.training.loop import Trainer, TrainingResult
 from regard.training.parallel.mesh import (
     Processes,
@@ -41,6 +42,7 @@ from regard.training.progress import Listener, progress_listener
 from regard.training.recipe import Recipe, ResolvedRecipe, find_recipe, override, read_recipe, resolve
 from regard.training.resume_settings import resumed_config
 from regard.training.run import Run
+from regard.training.run_identity import RunIdentity
 from regard.training.start import build_model
 
 FINE_TUNE = "finetune"  # the recipe for a start without one
@@ -92,8 +94,7 @@ def read_tables(
     """The name of a recipe, and its tables with the overrides, the model to start from and the path of the data."""
     if recipe is None and start is None:
         raise ValueError("give a recipe (regard train llama), a model to start from (--from), or a run to --resume")
-    overrides = dict(overrides) | ({} if data is None else {"data.path": str(data)})
-    overrides |= {} if start is None else {"from": str(start)}
+    overrides = dict(overrides) | path_overrides(start, data)
     if isinstance(recipe, Recipe):
         return "recipe", override(recipe.to_dict(), overrides)
     if isinstance(recipe, Mapping):
@@ -107,18 +108,29 @@ def read_tables(
     return file.stem, read_recipe(file, overrides)
 
 
+def path_overrides(start: str | Path | None, data: str | Path | None) -> dict[str, str]:
+    """The model to start from and the path of the data as overrides."""
+    return {name: str(path) for name, path in (("from", start), ("data.path", data)) if path is not None}
+
+
 def start_run(path: Path, resolved: ResolvedRecipe, device: str, console: Console) -> TrainingResult:
     recipe, tokenizer, splits = resolved
     device = resolve_device(device)
-    check_processes(recipe.train.parallel, recipe.data.least_rows)
-    trained = None if recipe.adapter is None else 0  # adapters are too small to matter here
-    check_memory(recipe.model, recipe.train, device, recipe.data.rows, recipe.data.length, trained, process_count())
+    check_recipe(recipe, device)
     # before the directory is created: an impossible model, or a pattern that matches no parameter, leaves no directory
     model = build_model(recipe)
     recipe.train.build_optimizer(model)
-    run = Run.create(path, recipe.to_dict(), tokenizer)
+    base = None if recipe.start is None else fingerprint_model(Path(recipe.start))
+    run = Run.create(path, recipe.to_dict(), tokenizer, base)
     with process_group(device) as own_device:  # other processes wait here until the run exists
         return run_training(run, recipe, model, tokenizer, splits, own_device, progress_listener(console))
+
+
+def check_recipe(recipe: Recipe, device: str) -> None:
+    """Raise ValueError if the processes cannot share the batch, or the memory of this machine is too small."""
+    check_processes(recipe.train.parallel, recipe.data.least_rows)
+    trained = None if recipe.adapter is None else 0  # adapters are too small to matter here
+    check_memory(recipe.model, recipe.train, device, recipe.data.rows, recipe.data.length, trained, process_count())
 
 
 def resume_run(
@@ -130,9 +142,12 @@ def resume_run(
         run.check_files()
         config, changes = resumed_config(run, overrides or {}, extend, listener.note)
         recipe = Recipe.from_dict(config)
-        check_processes(recipe.train.parallel, recipe.data.least_rows)
+        check_recipe(recipe, str(own_device))
         tokenizer, splits = Tokenizer.load(path / "tokenizer"), recipe.data.open()
-        model = build_model(recipe, from_checkpoint=bool(run.checkpoints))
+        from_checkpoint = bool(run.checkpoints)
+        if recipe.start is not None and (recipe.adapter is not None or not from_checkpoint):
+            check_weights(Path(recipe.start), RunIdentity.read(run.path).base, run.path)
+        model = build_model(recipe, from_checkpoint)
         return run_training(run, recipe, model, tokenizer, splits, own_device, listener, changes)
 
 

@@ -6,12 +6,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
+from regard.checkpoint import model_folder
+from regard.checkpoint.atomic_folder import CheckpointError
+from regard.checkpoint.weight_files import fingerprint
+from regard.cli.sweep import new_sweep
 from regard.language_model import load
-from regard.training.recipe import Recipe
+from regard.planning import machine
+from regard.training.recipe import Recipe, parse_overrides
 from regard.training.run import Run
-from regard.training_run import train
+from regard.training_run import path_overrides, train
 from tests.cli.conftest import regard
 
 SMALL = ("--data.rows=2", "--data.length=48", "--data.held_out=1", "--train.steps=3", "--train.save_every=2")
@@ -125,3 +130,74 @@ def test_a_finished_run_needs_its_start_only_for_adapters(base: Path, chats: Pat
     assert Recipe.from_toml(recipe.to_toml()) == recipe
     shutil.rmtree(copy)
     assert train(resume=tmp_path / "all", device="cpu").finished
+
+
+def test_the_recipe_sft_runs_on_a_small_model_and_is_graded(base: Path, tmp_path: Path) -> None:
+    result = regard("train", "sft", "--from", base, "--out", tmp_path / "sft", *SMALL[:3], "--train.steps=2")
+    assert result.exit_code == 0, result.exception
+    recipe = Recipe.from_dict(Run.open(tmp_path / "sft").config)
+    assert recipe.adapter.rank == 16 and recipe.data.sources[0].task == "record"
+    result = regard("eval", tmp_path / "sft", "--count", 2, "--max-new", 4)
+    assert "objects with the right keys 0.0%" in result.stdout, result.exception
+
+
+def other_weights(checkpoint: Path) -> None:
+    """Replace the weights by others of the same shapes, with a valid manifest."""
+    model = model_folder.load(checkpoint)
+    with torch.no_grad():
+        model.embedding.weight.mul_(1.1)
+    save_file({name: p.detach() for name, p in model.named_parameters()}, checkpoint / "model.safetensors")
+    (checkpoint / "manifest.json").unlink()
+
+
+def test_an_adapter_is_not_used_with_other_weights(base: Path, chats: Path, tmp_path: Path) -> None:
+    copy, small = tmp_path / "copy", {"data.rows": 2, "data.length": 48, "data.held_out": 1, "train.steps": 2}
+    shutil.copytree(base, copy)
+    train(start=copy, data=chats, out=tmp_path / "run", overrides=small | {"adapter.rank": 2}, device="cpu")
+    start = Path(Recipe.from_dict(Run.open(tmp_path / "run").config).start)
+    other_weights(start)
+    with pytest.raises(CheckpointError, match="are not those that .* was trained from"):
+        train(resume=tmp_path / "run", overrides={"train.steps": 3}, extend=True, device="cpu")
+    with pytest.raises(CheckpointError, match="their fingerprints differ"):
+        load(tmp_path / "run", "cpu")
+    with pytest.raises(CheckpointError, match="their fingerprints differ"):
+        train(start=tmp_path / "run", data=chats, out=tmp_path / "next", overrides=small, device="cpu")
+    assert not (tmp_path / "next").exists()
+
+
+def test_a_run_without_a_checkpoint_needs_the_same_initial_weights(base: Path, chats: Path, tmp_path: Path) -> None:
+    copy, small = tmp_path / "copy", {"data.rows": 2, "data.length": 48, "data.held_out": 1, "train.steps": 2}
+    shutil.copytree(base, copy)
+    train(start=copy, data=chats, out=tmp_path / "run", overrides=small, device="cpu")
+    other_weights(Path(Recipe.from_dict(Run.open(tmp_path / "run").config).start))
+    assert train(resume=tmp_path / "run", device="cpu").finished  # all weights are in the checkpoint
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    with pytest.raises(CheckpointError, match="their fingerprints differ"):
+        train(resume=tmp_path / "run", device="cpu")
+
+
+def test_the_fingerprint_depends_on_size_and_content(tmp_path: Path) -> None:
+    file, content = tmp_path / "weights", bytearray(range(256)) * 20_000
+    prints = set()
+    for change in (lambda: None, lambda: content.pop(), lambda: content.append(7), lambda: content.reverse()):
+        change()
+        file.write_bytes(content)
+        prints.add(fingerprint([file]))
+    assert len(prints) == 4 and fingerprint([file]) in prints
+
+
+def test_memory_is_checked_before_a_run_is_resumed(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(base, tmp_path / "run")
+    monkeypatch.setattr(machine, "machine_memory", lambda device: 1000)
+    with pytest.raises(ValueError, match="training this model needs at least"):
+        train(resume=tmp_path / "run", overrides={"train.steps": 3}, extend=True, device="cpu")
+
+
+def test_a_sweep_varies_the_fine_tuning_of_a_model(base: Path, chats: Path, tmp_path: Path) -> None:
+    options = parse_overrides(SMALL) | path_overrides(base, chats)
+    sweep = new_sweep("finetune", ["adapter.rank=2,4"], tmp_path / "sweep", None, 0, "cpu", options)
+    sweep.check()
+    assert regard(*sweep.command(sweep.trials[1])).exit_code == 0
+    recipe = Recipe.from_dict(Run.open(tmp_path / "sweep" / "trial-002").config)
+    assert recipe.adapter.rank == 4 and recipe.start.startswith(str(base)) and recipe.data.sources[0].path == str(chats)
+    assert "a model to fine-tune (--from MODEL)" in regard("sweep", "--vary", "adapter.rank=2,4").stderr

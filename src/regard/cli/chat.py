@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from regard.cli.open_model import ContextOption, DeviceOption, ModelArgument
+from regard.cli.open_model import AdapterOption, ContextOption, DeviceOption, ModelArgument
 
 
 def chat(
@@ -15,6 +15,7 @@ def chat(
     top_p: Annotated[float, typer.Option(help="Sample from the most likely tokens with this total probability.")] = 1.0,
     seed: Annotated[int | None, typer.Option(help="With the same seed the answers are the same.")] = None,
     context: ContextOption = None,
+    adapter: AdapterOption = None,
     device: DeviceOption = "auto",
 ) -> None:
     """Chat with a model in the terminal.
@@ -30,7 +31,7 @@ def chat(
 
     from regard.cli.open_model import open_model
 
-    llm = open_model(model, device, context)
+    llm = open_model(model, device, context, adapter)
     if llm.tokenizer.chat_template is None:
         raise ValueError(f"{model} has no chat template, so it cannot chat; use `regard generate`")
     console = Console()

@@ -1,22 +1,17 @@
 """`regard data show`: the first batch of a recipe, token by token, with what counts in the loss."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from regard.cli.open_model import split_recipe
+from regard.cli.open_model import DataOption, RecipeArgument, StartOption, split_recipe
 
 
 def show(
     context: typer.Context,
-    recipe: Annotated[
-        str | None, typer.Argument(metavar="RECIPE", help="The name of a recipe, or a TOML file.")
-    ] = None,
-    start: Annotated[
-        str | None, typer.Option("--from", metavar="MODEL", help="Use the tokenizer of this run, folder or model.")
-    ] = None,
-    data: Annotated[Path | None, typer.Option(help="Show this file or folder instead of the recipe's data.")] = None,
+    recipe: RecipeArgument = None,
+    start: StartOption = None,
+    data: DataOption = None,
     rows: Annotated[int, typer.Option(min=1, help="Rows to show.")] = 2,
     split: Annotated[str, typer.Option(help="train or held-out.")] = "train",
 ) -> None:

@@ -1,11 +1,15 @@
-"""`regard export`: write a model as a Hugging Face folder for `transformers` or a GGUF file for llama.cpp."""
+"""`regard export`: write a model for `transformers` (a folder) or llama.cpp (a GGUF file), or an adapter for PEFT."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from regard.cli.open_model import ModelArgument
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from torch.nn import Module
 
 
 def export(
@@ -19,19 +23,25 @@ def export(
         Literal["f32", "f16", "q8_0"] | None,
         typer.Option(help="Number format of the matrices in a GGUF file; f16 by default, q8_0: 8.5 bits per weight."),
     ] = None,
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Merge an adapter into its model and write the whole model.")
+    ] = False,
 ) -> None:
-    """Write a model as a Hugging Face folder or a GGUF file.
+    """Write a model as a Hugging Face folder or a GGUF file. Of a run with an adapter, the adapter is written for PEFT.
 
     \b
     Examples:
       regard export runs/mine exported
       regard export runs/mine mine.gguf --gguf q8_0
+      regard export runs/tuned adapter
+      regard export runs/tuned merged --merge
     """
     from rich.console import Console
 
+    from regard.adapt.adapters import merge_lora
     from regard.checkpoint.gguf import export_gguf
     from regard.checkpoint.model_folder import export as write
-    from regard.checkpoint.model_folder import load, read_extra_files, read_source_family
+    from regard.checkpoint.model_folder import read_extra_files, read_source_family
     from regard.checkpoint.sentence_transformers import without_sentence_head
     from regard.cli.open_model import loading_bar, model_folder
     from regard.families import detect_family
@@ -40,23 +50,48 @@ def export(
     from regard.text.tokenizer import Tokenizer
     from regard.text.tokenizer_folder import has_tokenizer
     from regard.text.write_gguf import gguf_metadata
+    from regard.training.base_model import base_of, load_model, root_of
 
     if out.exists():
         raise ValueError(f"{out} exists; choose another name")
     if gguf and out.suffix != ".gguf":
         raise ValueError(f"--gguf {gguf} is for GGUF files, and {out} is the name of a folder; name it {out}.gguf")
     console, folder = Console(stderr=True), model_folder(model)
+    base, root = base_of(folder), root_of(folder)
+    if merge and base is None:
+        raise ValueError(f"{model} has no adapter to merge; omit --merge")
     with loading_bar(console, f"reading {folder}") as progress:
-        network = load(folder, checked=folder != model, progress=progress)
-    tokenizer = Tokenizer.load(folder) if folder.suffix == ".gguf" or has_tokenizer(folder) else None
+        network = load_model(folder, checked=folder != model, progress=progress)
+    tokenizer = Tokenizer.load(root) if root.suffix == ".gguf" or has_tokenizer(root) else None
     spec = network.spec
     assert isinstance(spec, Model), f"a model has a spec; found {spec!r:.80}"
-    family = family or read_source_family(folder) or detect_family(without_sentence_head(spec))
+    family = family or read_source_family(root) or detect_family(without_sentence_head(spec))
+    if base is not None and not merge and out.suffix != ".gguf":
+        write_peft_adapter(network, out, family, base, console)
+        return
+    if base is not None:
+        merge_lora(network)
     if out.suffix == ".gguf":
         vocabulary = gguf_metadata(tokenizer, spec.vocab) if tokenizer and isinstance(spec, Decoder) else None
         export_gguf(network, out, family, gguf or "f16", vocabulary)
         reader = "llama.cpp"
     else:
-        write(network, out, family, tokenizer, read_extra_files(folder))
+        write(network, out, family, tokenizer, read_extra_files(root))
         reader = "transformers"
     console.print(f"{out} is a {family} model for {reader}", soft_wrap=True)
+
+
+def write_peft_adapter(network: "Module", out: Path, family: str, base: Path, console: "Console") -> None:
+    from regard.adapt.foreign_adapters import export_adapter
+    from regard.checkpoint.atomic_folder import write_folder
+    from regard.families import family as family_module
+    from regard.find_model import kind_of_model
+
+    with write_folder(out) as temporary:
+        export_adapter(network, temporary, family_module(family).table(network.spec), base=str(base))
+    console.print(f"{out} is an adapter for PEFT, of the {family} model {base}", soft_wrap=True)
+    if not (kind_of_model(base) or "").startswith("a Hugging Face folder"):
+        merged = " --merge" if (base / "adapter_config.json").is_file() else ""
+        console.print(
+            f"transformers does not read {base}; write it with: regard export {base} FOLDER{merged}", soft_wrap=True
+        )

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from regard.cli.open_model import ContextOption, DeviceOption, ModelArgument
+from regard.cli.open_model import AdapterOption, ContextOption, DeviceOption, ModelArgument
 from regard.find_model import find_model
 
 
@@ -35,6 +35,7 @@ def generate(
     ] = None,
     special: Annotated[bool, typer.Option(help="Read markers such as <|user|> in the prompt as tokens.")] = True,
     context: ContextOption = None,
+    adapter: AdapterOption = None,
     device: DeviceOption = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object with ids, text and logprobs.")] = False,
 ) -> None:
@@ -54,7 +55,7 @@ def generate(
     from regard.language_model import load
 
     text = sys.stdin.read() if prompt == "-" else prompt
-    llm = load(model, device, context=context)
+    llm = load(model, device, context=context, adapter=adapter)
     deltas = llm.submit(
         llm.encode(text, special), stop or (), True,
         {"max_new": max_new, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,

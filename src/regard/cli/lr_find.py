@@ -5,18 +5,14 @@ from typing import Annotated
 
 import typer
 
-from regard.cli.open_model import DeviceOption, PatternOption, split_recipe
+from regard.cli.open_model import DataOption, DeviceOption, PatternOption, RecipeArgument, StartOption, split_recipe
 
 
 def lr_find(
     context: typer.Context,
-    recipe: Annotated[
-        str | None, typer.Argument(metavar="RECIPE", help="The name of a recipe (demo, gpt, hybrid …), or a TOML file.")
-    ] = None,
-    start: Annotated[
-        str | None, typer.Option("--from", metavar="MODEL", help="Fine-tune this run, folder or packaged model.")
-    ] = None,
-    data: Annotated[Path | None, typer.Option(help="Train on this file or folder.")] = None,
+    recipe: RecipeArgument = None,
+    start: StartOption = None,
+    data: DataOption = None,
     lowest: Annotated[float, typer.Option(help="The first rate.")] = 1e-6,
     highest: Annotated[float, typer.Option(help="The last rate.")] = 1.0,
     steps: Annotated[int, typer.Option(help="Steps from the first rate to the last.")] = 100,

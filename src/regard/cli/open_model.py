@@ -34,16 +34,31 @@ PatternOption = Annotated[
     str | None,
     typer.Option(help='The layers in one line, instead of the recipe\'s: "3*window(256), full(no_position)".'),
 ]
+RecipeArgument = Annotated[
+    str | None, typer.Argument(metavar="RECIPE", help="The name of a recipe (demo, gpt, hybrid …), or a TOML file.")
+]
+StartOption = Annotated[
+    str | None, typer.Option("--from", metavar="MODEL", help="Fine-tune this run, folder or packaged model.")
+]
+DataOption = Annotated[
+    Path | None,
+    typer.Option(help="A file or folder instead of the recipe's data: text, .jsonl (text, messages, labels …)."),
+]
+AdapterOption = Annotated[
+    Path | None, typer.Option(help="A run or folder with a LoRA adapter for the model, by regard or PEFT.")
+]
 DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …; auto: a GPU if there is one.")]
 
 
-def open_model(name: Path, device: str = "auto", context: int | None = None) -> "LanguageModel":
+def open_model(
+    name: Path, device: str = "auto", context: int | None = None, adapter: Path | None = None
+) -> "LanguageModel":
     """A model that generates text."""
     find_model(name)  # before torch is imported: a mistyped name is refused at once
     from regard.engine.inputs import decoder_of
     from regard.language_model import load
 
-    llm = load(name, device, context=context)
+    llm = load(name, device, context=context, adapter=adapter)
     decoder_of(llm.model)  # raises ValueError if there is none
     return llm
 

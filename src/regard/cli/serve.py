@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from regard.cli.open_model import ContextOption, DeviceOption, ModelArgument
+from regard.cli.open_model import AdapterOption, ContextOption, DeviceOption, ModelArgument
 
 
 def serve(
@@ -21,6 +21,7 @@ def serve(
     name: Annotated[str | None, typer.Option(help="The model's name in the API; by default the folder's.")] = None,
     rows: Annotated[int, typer.Option(min=1, help="Requests that are decoded at once.")] = 8,
     context: ContextOption = None,
+    adapter: AdapterOption = None,
     device: DeviceOption = "auto",
 ) -> None:
     """Serve a model over HTTP, with a web page at /.
@@ -49,7 +50,7 @@ def serve(
     from regard.server.run_server import serve as run
     from regard.server.served_model import Lens
 
-    llm = open_model(model, device, context)
+    llm = open_model(model, device, context, adapter)
     llm.rows, network = rows, llm.model
     lens, submit_source = None, None
     if isinstance(network, EncoderDecoderModule):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from regard.cli.open_model import DeviceOption
+from regard.cli.open_model import DataOption, DeviceOption, RecipeArgument, StartOption
 
 if TYPE_CHECKING:
     from regard.training.sweep import StartProcess, Sweep
@@ -28,9 +28,9 @@ TrialsOption = Annotated[
 
 def sweep(
     context: typer.Context,
-    recipe: Annotated[
-        str | None, typer.Argument(metavar="RECIPE", help="The name of a recipe, or a TOML file.")
-    ] = None,
+    recipe: RecipeArgument = None,
+    start: StartOption = None,
+    data: DataOption = None,
     vary: VaryOption = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="The directory; runs/NAME-sweep by default.")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Trials that run at the same time; they share the CPU cores.")] = 1,
@@ -52,36 +52,46 @@ def sweep(
     Examples:
       regard sweep llama --vary train.lr=1e-3,3e-3 --vary model.width=96,192 --train.steps=200
       regard sweep llama --vary train.lr=1e-4..1e-2:log --trials 8 --seed 1 --jobs 2 --out runs/rates
+      regard sweep --from smollm2 --data chats.jsonl --vary adapter.rank=4,16
       regard sweep --resume runs/rates
     """
     from regard.training.sweep import Sweep
 
-    if (recipe is None) == (resume is None):
-        raise typer.BadParameter("give either a recipe or --resume DIR")
+    if (recipe is None and start is None) == (resume is None):
+        raise typer.BadParameter("give either a recipe, a model to fine-tune (--from MODEL), or --resume DIR")
     if recipe is not None and recipe.startswith("--"):
         raise typer.BadParameter(f"the recipe comes first: regard sweep llama {recipe}")
     if resume is not None:
-        if vary or out is not None or trials is not None or context.args:
+        if vary or any(value is not None for value in (out, trials, data)) or context.args:
             raise typer.BadParameter("a sweep is resumed with its own settings; give only --resume, --jobs and --ray")
         found = Sweep.open(resume)
     else:
-        assert recipe is not None
-        found = new_sweep(recipe, vary or [], out, trials, seed, device, context.args)
+        from regard.training.recipe import parse_overrides
+        from regard.training_run import FINE_TUNE, path_overrides
+
+        overrides = parse_overrides(context.args) | path_overrides(start, data)
+        found = new_sweep(recipe or FINE_TUNE, vary or [], out, trials, seed, device, overrides)
         found.check()
     run_sweep(found, jobs, ray, as_json)
 
 
 def new_sweep(
-    recipe: str, vary: list[str], out: Path | None, trials: int | None, seed: int, device: str, arguments: list[str]
+    recipe: str,
+    vary: list[str],
+    out: Path | None,
+    trials: int | None,
+    seed: int,
+    device: str,
+    overrides: dict[str, str],
 ) -> "Sweep":
-    from regard.training.recipe import find_recipe, parse_overrides
+    from regard.training.recipe import find_recipe
     from regard.training.sweep import Sweep
     from regard.training.variations import grid, parse_variations, sample
 
     variations = parse_variations(vary)
     settings = grid(variations) if trials is None else sample(variations, trials, seed)
     path = out or Path("runs") / f"{find_recipe(recipe).stem}-sweep"
-    return Sweep.create(path, recipe, parse_overrides(arguments), settings, device)
+    return Sweep.create(path, recipe, overrides, settings, device)
 
 
 def run_sweep(sweep: "Sweep", jobs: int, ray: bool, as_json: bool) -> None:

@@ -5,21 +5,15 @@ from typing import Annotated
 
 import typer
 
-from regard.cli.open_model import DeviceOption, PatternOption, split_recipe
+from regard.cli.open_model import DataOption, DeviceOption, PatternOption, RecipeArgument, StartOption, split_recipe
 
 
 def train(
     context: typer.Context,
-    recipe: Annotated[
-        str | None, typer.Argument(metavar="RECIPE", help="The name of a recipe (demo, gpt, hybrid …), or a TOML file.")
-    ] = None,
+    recipe: RecipeArgument = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="The run's directory; runs/NAME by default.")] = None,
-    start: Annotated[
-        str | None, typer.Option("--from", metavar="MODEL", help="Fine-tune this run, folder or packaged model.")
-    ] = None,
-    data: Annotated[
-        Path | None, typer.Option(help="Train on this file or folder: text, .jsonl (text, messages, labels …).")
-    ] = None,
+    start: StartOption = None,
+    data: DataOption = None,
     pattern: PatternOption = None,
     resume: Annotated[Path | None, typer.Option(help="Continue this run from its last checkpoint.")] = None,
     device: DeviceOption = "auto",

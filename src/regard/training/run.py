@@ -44,9 +44,15 @@ class Run:
         self.path = Path(path)
 
     @classmethod
-    def create(cls, path: str | Path, config: Mapping[str, Any], tokenizer: Tokenizer | None = None) -> "Run":
+    def create(
+        cls,
+        path: str | Path,
+        config: Mapping[str, Any],
+        tokenizer: Tokenizer | None = None,
+        base: str | None = None,
+    ) -> "Run":
         """Create the directory of a run with this resolved recipe. A directory without its config is not a run, so the
-        config is written last."""
+        config is written last. base: the fingerprint of the model that the run starts from."""
         run = cls(path)
         run.check_new()
         make_folder(run.path)
@@ -55,7 +61,7 @@ class Run:
             tokenizer.save(run.path / TOKENIZER)
             sync_tree(run.path / TOKENIZER)
         content = json.dumps(config, indent=2, allow_nan=False).encode()
-        RunIdentity.create(run.path, content)
+        RunIdentity.create(run.path, content, base)
         write_file(run.config_file, content)
         return run
 

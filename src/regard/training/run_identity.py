@@ -1,11 +1,12 @@
 """The identity of a run, and the changes of its settings.
 
-    run.json        {"id": "5d0c…", "files": {"config.json": "9f86…", "tokenizer/tokenizer.json": "60a7…"}}
+    run.json        {"id": "5d0c…", "files": {"config.json": "9f86…", "tokenizer/tokenizer.json": "60a7…"}, "base": …}
     changes.jsonl   {"step": 250, "overrides": {"train.lr": 0.0001}, "sha256": "2c26…"}
 
-The identity is a random id and the SHA-256 sums of the files that determine what is trained. It is written once, when
-the run is created. Before a run is resumed, its files are compared with the sums, and every checkpoint holds the
-identity of its run, so one that was copied from another run is not used.
+The identity is a random id, the SHA-256 sums of the files that determine what is trained and, for a run that starts
+from a model, the fingerprint of its weights (checkpoint/weight_files.py). It is written once, when the run is created.
+Before a run is resumed, files and weights are compared with it, and every checkpoint holds the identity of its run, so
+one that was copied from another run is not used.
 
 The config is never rewritten. Settings that are changed on resume are appended to changes.jsonl, and every later resume
 applies all of them, so a run that is killed after a change continues with it. A checkpoint holds the changes that were
@@ -30,14 +31,15 @@ Change = dict[str, Any]  # step, overrides
 class RunIdentity:
     id: str
     files: dict[str, str]  # SHA-256 sums by path, relative to the run's directory
+    base: str | None = None  # the fingerprint of the initial weights, if they are those of a model
 
     @classmethod
-    def create(cls, folder: Path, config: bytes) -> "RunIdentity":
+    def create(cls, folder: Path, config: bytes, base: str | None = None) -> "RunIdentity":
         """Write run.json for the tokenizer in the folder and a config that is not written yet."""
         tokenizer = sorted(filter(Path.is_file, (folder / TOKENIZER).rglob("*")))
         sums = {file.relative_to(folder).as_posix(): sha256(file.read_bytes()).hexdigest() for file in tokenizer}
-        identity = cls(secrets.token_hex(16), {CONFIG: sha256(config).hexdigest(), **sums})
-        content = json.dumps({"id": identity.id, "files": identity.files}, indent=1)
+        identity = cls(secrets.token_hex(16), {CONFIG: sha256(config).hexdigest(), **sums}, base)
+        content = json.dumps({"id": identity.id, "files": identity.files, **identity.base_entry}, indent=1)
         write_file(folder / RUN, content.encode())
         return identity
 
@@ -46,9 +48,11 @@ class RunIdentity:
         file = folder / RUN
         try:
             data = json.loads(file.read_bytes())
-            identity = cls(data["id"], dict(data["files"]))
+            identity = cls(data["id"], dict(data["files"]), data.get("base"))
             if not isinstance(identity.id, str) or CONFIG not in identity.files:
                 raise ValueError("it has no id, or no sum of the config")
+            if not isinstance(identity.base, str | None):
+                raise ValueError("the fingerprint of the base is not a string")
         except FileNotFoundError:
             raise CheckpointError(f"{file} is missing, so the run cannot be verified; restore it from a copy") from None
         except (ValueError, KeyError, TypeError) as error:
@@ -69,10 +73,19 @@ class RunIdentity:
                     "restore it, change settings with overrides on resume, or start a new run"
                 )
 
+    @property
+    def base_entry(self) -> dict[str, str]:
+        return {} if self.base is None else {"base": self.base}
+
     def stamp(self) -> dict[str, Any]:
         """The identity as every checkpoint holds it."""
         tokenizer = json.dumps({name: value for name, value in self.files.items() if name != CONFIG})
-        return {"id": self.id, "config": self.files[CONFIG], "tokenizer": sha256(tokenizer.encode()).hexdigest()}
+        return {
+            "id": self.id,
+            "config": self.files[CONFIG],
+            "tokenizer": sha256(tokenizer.encode()).hexdigest(),
+            **self.base_entry,
+        }
 
 
 def read_changes(folder: Path) -> list[Change]:

@@ -5,9 +5,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from regard.adapt import add_lora, load_adapter, merge_lora
-from regard.adapt.peft import adapter_base
-from regard.checkpoint import model_folder
+from regard.adapt.adapters import adapters, add_lora, merge_lora
+from regard.training.base_model import load_model
 from regard.training.recipe import Recipe
 
 
@@ -27,12 +26,9 @@ def build_model(recipe: Recipe, from_checkpoint: bool = False) -> nn.Module:
 
 def load_start(folder: Path) -> nn.Module:
     """The model of a folder; an adapter is merged into its model."""
-    base = adapter_base(folder)
-    if base is None:
-        return model_folder.load(folder, dtype=torch.float32)
-    model = load_start(Path(base))
-    load_adapter(model, folder)
-    merge_lora(model)
+    model = load_model(folder, torch.float32)
+    if adapters(model):
+        merge_lora(model)
     return model.requires_grad_(True)
 
 

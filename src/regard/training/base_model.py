@@ -1,0 +1,90 @@
+"""The model that an adapter was trained on, and loading both.
+
+The folder of an adapter names its model (`base_model_name_or_path`), which may be the folder of another adapter. A
+checkpoint also has a fingerprint of the model's weights, so that the adapter is not used with others. A run that starts
+from a model has the fingerprint in its identity.
+"""
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from regard.adapt.adapters import adapters, merge_lora
+from regard.adapt.foreign_adapters import has_foreign_names, load_foreign_adapter
+from regard.adapt.peft import TENSORS, adapter_base, load_adapter
+from regard.checkpoint import model_folder
+from regard.checkpoint.atomic_folder import CheckpointError
+from regard.checkpoint.weight_files import find_files, fingerprint
+from regard.families import detect_family, family
+from regard.models.base import Model
+from regard.training.run import newest_checkpoint, read_training
+
+
+def load_model(
+    folder: Path,
+    dtype: torch.dtype | None = None,
+    checked: bool = False,
+    progress: model_folder.Progress | None = None,
+) -> nn.Module:
+    """The model of a folder or GGUF file (checkpoint/model_folder.py); of an adapter, its model with the adapter."""
+    base = base_of(folder)
+    if base is None:
+        return model_folder.load(folder, dtype=dtype, checked=checked, progress=progress)
+    model = load_model(base, dtype, progress=progress)
+    add_adapter(model, folder, model_folder.read_source_family(root_of(base)))
+    return model
+
+
+def add_adapter(model: nn.Module, folder: Path, source_family: str | None) -> None:
+    """Add the adapter of a folder. Its layers have our names, or those of the model's family in `transformers`.
+
+    An adapter that the model has already is merged: the new one was trained on both.
+    """
+    if adapters(model):
+        merge_lora(model)
+    if has_foreign_names(model, folder):
+        spec = model.spec
+        assert isinstance(spec, Model), f"a model has a spec; found {spec!r:.80}"
+        load_foreign_adapter(model, folder, family(source_family or detect_family(spec)).table(spec))
+    else:
+        load_adapter(model, folder)
+
+
+def base_of(folder: Path) -> Path | None:
+    """The model of the adapter in a folder; None if the folder has no adapter. Raises CheckpointError if its weights
+    are not those that the adapter was trained on."""
+    name = adapter_base(folder)
+    if name is None:
+        return None
+    base = newest_checkpoint(name)
+    check_base(folder, base)
+    return base
+
+
+def root_of(folder: Path) -> Path:
+    """The folder with the model itself and its tokenizer."""
+    base = base_of(folder)
+    return folder if base is None else root_of(base)
+
+
+def check_base(adapter: Path, base: Path) -> None:
+    if (adapter / "training.json").is_file():
+        check_weights(base, read_training(adapter).get("run", {}).get("base"), adapter)
+
+
+def fingerprint_model(folder: Path) -> str:
+    """The fingerprint of the weights of a folder or GGUF file; of an adapter, its own and that of its model."""
+    base = base_of(folder)
+    if base is not None:
+        return f"{fingerprint([folder / TENSORS])}+{fingerprint_model(base)}"
+    return fingerprint([folder] if folder.suffix == ".gguf" else find_files(folder))
+
+
+def check_weights(model: Path, expected: str | None, user: Path) -> None:
+    """Raise CheckpointError if the weights of the model do not have this fingerprint; None: it is not known."""
+    if expected is not None and fingerprint_model(model) != expected:
+        raise CheckpointError(
+            f"the weights in {model} are not those that {user} was trained from: their fingerprints differ; restore "
+            "these weights, or start a new run"
+        )
