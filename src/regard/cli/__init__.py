@@ -17,6 +17,7 @@ from regard.cli import (
     data_show,
     demo,
     doctor,
+    evaluate,
     export,
     generate,
     import_model,
@@ -79,6 +80,7 @@ app.command("data")(data.data)
 app.command("data tokenizer")(data.tokenizer)
 app.command("data show", context_settings=ACCEPT_OVERRIDES)(data_show.show)
 app.command("data prepare", context_settings=ACCEPT_OVERRIDES)(data.prepare)
+app.command("eval", context_settings=ACCEPT_OVERRIDES)(evaluate.evaluate)
 app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
 app.command("serve")(serve.serve)

@@ -6,6 +6,7 @@ the split, and the hash of the passage's own events must be in the split too. A 
 example of training, in any wording; its single sentences may be.
 """
 
+import json
 import re
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -35,6 +36,11 @@ from regard.data.world.second_language import translate
 
 SENTENCES = 2  # of a passage
 NEGATIVES = 2
+RECORD = "Write the last event as a JSON object with the keys verb, who, what and where."
+OTHER_PEOPLE = (  # in no story
+    "Amara", "Bruno", "Chloe", "Dmitri", "Elif", "Farid", "Greta", "Hassan", "Ingrid", "Jorge", "Kenji", "Leila",
+    "Milan", "Nadia", "Omar", "Priya", "Quentin", "Ruth", "Stefan", "Tariq", "Uma", "Viktor", "Wanda", "Yusuf", "Zoe",
+)  # fmt: skip
 
 ENTITIES = (
     dict.fromkeys(PEOPLE, "PERSON") | dict.fromkeys(PLACES, "PLACE") | dict.fromkeys(THINGS + CONTAINERS, "THING")
@@ -101,6 +107,19 @@ def event_kind(seed: int, level: int, split: str) -> dict[str, Any]:
     return {"text": " ".join(write_sentences(events, rng)), "label": events[-1].verb}
 
 
+def record(seed: int, level: int, split: str) -> dict[str, Any]:
+    """An instruction with a passage, and its last event as JSON; the people of held-out passages have other names."""
+    events, rng = next(draw_passages(seed, level, split))
+    text = " ".join(write_sentences(events, rng))
+    answer = json.dumps({key: value or None for key, value in events[-1]._asdict().items() if key != "why"})
+    if split == "held-out":
+        people = [name for name in PEOPLE if re.search(rf"\b{name}\b", text)]
+        names = dict(zip(people, rng.sample(OTHER_PEOPLE, len(people)), strict=True))
+        text, answer = (re.sub(r"\w+", lambda word: names.get(word[0], word[0]), string) for string in (text, answer))
+    messages = [{"role": "user", "content": f"{text}\n{RECORD}"}, {"role": "assistant", "content": answer}]
+    return {"messages": messages}
+
+
 def entities(seed: int, level: int, split: str) -> dict[str, Any]:
     """The words and punctuation marks of a passage, each with its label."""
     events, rng = next(draw_passages(seed, level, split))
@@ -127,6 +146,7 @@ TASKS: dict[str, Callable[[int, int, str], dict[str, Any]]] = {
     "translation": translation,
     "pairs": pairs,
     "event_kind": event_kind,
+    "record": record,
     "yes_no": yes_no,
     "entities": entities,
     "entailment": entailment,

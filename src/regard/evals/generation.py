@@ -1,0 +1,111 @@
+"""Exact match of generated outputs: examples are decoded greedily and compared with their targets as a whole.
+
+    {"messages": […]}                  the last message, after the conversation before it, in the chat template
+    {"prompt": …, "completion": …}     the completion
+    {"source": …, "target": …}         the output of an encoder-decoder
+
+If all targets are JSON objects, the form counts separately: an output that is a JSON object with the target's keys and
+nothing else, whatever its values.
+"""
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from regard.data.sources.base import Example, Examples
+from regard.engine.engine import Engine
+from regard.engine.inputs import decoder_of
+from regard.engine.request import Sampling
+from regard.text.chat import encode_chat
+from regard.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class GradedOutput:
+    prompt: str  # the last message of a conversation
+    target: str
+    output: str  # the model's
+
+    @property
+    def correct(self) -> bool:
+        return self.output == self.target
+
+    @property
+    def well_formed(self) -> bool | None:
+        """Whether the output has the form of the target; None if the target is not a JSON object."""
+        target = read_object(self.target)
+        return None if target is None else (read_object(self.output) or {}).keys() == target.keys()
+
+
+def read_object(text: str) -> dict[str, Any] | None:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+@torch.inference_mode()
+def grade_outputs(
+    model: nn.Module,
+    tokenizer: Tokenizer,
+    examples: Examples,
+    count: int,
+    max_new: int = 128,
+    rows: int = 32,
+    on_progress: Callable[[int], None] = lambda done: None,
+) -> list[GradedOutput]:
+    """Generate the outputs of the first `count` examples, `rows` at once; `on_progress` is called with their number."""
+    chosen = [examples.example(index) for index in range(count)]
+    prompts = [encode_prompt(example, tokenizer) for example in chosen]
+    engine = Engine(
+        model,
+        rows=min(rows, count),
+        capacity=min(max(len(ids) for ids, _ in prompts) + max_new, decoder_of(model).spec.context or sys.maxsize),
+        source_capacity=max(len(source or ()) for _, source in prompts) or None,
+    )
+    sampling = Sampling(max_new=max_new, temperature=0, stop_ids=tokenizer.stop_ids)
+    graded: list[GradedOutput] = []
+    for first in range(0, count, rows):
+        requests = [engine.submit(ids, sampling, source) for ids, source in prompts[first : first + rows]]
+        while not engine.idle:
+            engine.step()
+        for example, request in zip(chosen[first : first + rows], requests, strict=True):
+            ids = [token.id for token in request.new if token.finish != "stop"]
+            graded.append(GradedOutput(*prompt_and_target(example), tokenizer.decode(ids).strip()))
+        on_progress(len(graded))
+    return graded
+
+
+def encode_prompt(example: Example, tokenizer: Tokenizer) -> tuple[list[int], list[int] | None]:
+    """The ids of the decoder's prompt, and of the source of an encoder-decoder."""
+    prompt, _ = prompt_and_target(example)
+    if "messages" in example:
+        return encode_chat(tokenizer, list(example["messages"][:-1])), None
+    if "completion" in example:
+        return [*tokenizer.prefix_ids, *tokenizer.encode(prompt)], None
+    if tokenizer.decoder_start is None:
+        raise ValueError(
+            "the tokenizer has no token that starts an output; set decoder_start_token_id in generation_config.json"
+        )
+    return [tokenizer.decoder_start], tokenizer.encode_with_special_tokens(prompt)
+
+
+def prompt_and_target(example: Example) -> tuple[str, str]:
+    if "messages" in example:
+        *before, last = example["messages"]
+        if not before or last["role"] != "assistant":
+            raise ValueError(f"this conversation does not end with an answer of the assistant: {example!r:.200}")
+        return before[-1]["content"], last["content"].strip()
+    for prompt, target in (("prompt", "completion"), ("source", "target")):
+        if target in example:
+            return example[prompt], example[target].strip()
+    raise ValueError(
+        "outputs are compared with the targets of examples: messages, prompt and completion, or source and target; "
+        f"this example has {', '.join(example)}"
+    )

@@ -1,0 +1,42 @@
+"""`regard eval`: greedy outputs of a run, of the examples that it holds out or of a file."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import regard
+
+SMALL = (
+    "--model.width=16", "--model.layers.0.times=1", "--tokenizer.by=byte", "--data.task=record", "--data.rows=2",
+    "--data.length=256", "--data.held_out=1", "--train.steps=1",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("eval") / "run"
+    assert regard("train", "demo", "--out", path, *SMALL).exit_code == 0
+    return path
+
+
+def test_the_held_out_examples_of_the_run_are_graded(run: Path) -> None:
+    result = regard("eval", run, "--count", 2, "--max-new", 4)
+    assert result.exit_code == 0, result.exception
+    assert "2 examples of world record level 1, held-out" in result.stdout
+    assert "exact match                 0.0%\nobjects with the right keys 0.0%\n" in result.stdout
+    graded = json.loads(regard("eval", run, "sft", "--data.level=2", "--count", 2, "--max-new", 4, "--json").stdout)
+    assert graded["exact_match"] == graded["form"] == 0 and len(graded["outputs"]) == 2
+
+
+def test_all_examples_of_a_file_are_graded(run: Path, tmp_path: Path) -> None:
+    rows = [{"prompt": f"{n} ", "completion": "a"} for n in range(3)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    graded = json.loads(regard("eval", run, "--data", tmp_path / "rows.jsonl", "--max-new", 1, "--json").stdout)
+    assert sorted(output["prompt"] for output in graded["outputs"]) == ["0 ", "1 ", "2 "] and "form" not in graded
+
+
+def test_wrong_uses_are_refused(run: Path, tmp_path: Path) -> None:
+    assert "not a run with a recipe" in regard("eval", tmp_path).stderr
+    assert "omit sft" in regard("eval", run, "sft", "--data", "x.jsonl").stderr
+    assert "this example has text, label" in str(regard("eval", run, "classify").exception)
