@@ -45,6 +45,7 @@ TOKENIZERS = {
 }
 
 
+@pytest.mark.ledger("ft.sft")
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_exactly_the_answers_and_their_end_tokens_count(name: str) -> None:
     tokenizer, expected = TOKENIZERS[name]
@@ -56,6 +57,7 @@ def test_exactly_the_answers_and_their_end_tokens_count(name: str) -> None:
     assert answers == expected
 
 
+@pytest.mark.ledger("ft.sft")
 def test_a_prompt_does_not_count_and_its_completion_ends_with_eos() -> None:
     tokenizer = byte()
     example = {"prompt": "Where is Anna? ", "completion": "In the barn."}

@@ -205,6 +205,11 @@ def tables_from(start: Path, tables: Mapping[str, Any]) -> dict[str, Any]:
     spec = read_spec_and_table(base)[0].to_dict()
     head = tables.get("head")
     if head is not None:
+        require(
+            "adapter" not in tables,
+            "the recipe has both [head] and [adapter], but an adapter freezes all weights, also those of a new head; "
+            "train all weights, or exclude some by train.freeze",
+        )
         require("input" in spec, f"[head] replaces the head of an encoder; the model of {start} is a {spec['kind']}")
         spec["head"] = head
     return {key: value for key, value in tables.items() if key not in ("from", "head")} | {
