@@ -1,6 +1,7 @@
 """Corrupted texts: every corruption is undone from the source and the target, on known seeds."""
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -87,6 +88,7 @@ def test_every_partition_is_equally_likely() -> None:
     assert all(abs(count - 1000) < 4 * math.sqrt(1000) for count in counts.values())
 
 
+@pytest.mark.ledger("tr.denoise")
 @pytest.mark.parametrize("seed", range(8))
 def test_infilled_spans_are_undone(seed: int) -> None:
     ids, mask, rng = np.arange(100, 160), 7, np.random.default_rng(seed)
@@ -143,7 +145,8 @@ def test_each_corruption_alone(seed: int) -> None:
     rotated = source_of(only(rotate=1.0))
     assert any(rotated[-n:] + rotated[:-n] == ids for n in range(1, 400))
     permuted = tokenizer.decode(source_of(only(permute=1.0)))
-    assert sorted(split_sentences(permuted)) == sorted(split_sentences(TEXT[:400])) or permuted != TEXT[:400]
+    found, sentences = (re.findall(r"Sentence \d+ names the \w+\.", text) for text in (permuted, TEXT[:400]))
+    assert sorted(found) == sorted(sentences) and found != sentences and len(sentences) == 15
     assert sorted(source_of(only(permute=1.0))) == sorted(ids)
 
 
