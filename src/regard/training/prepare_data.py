@@ -9,14 +9,13 @@ Examples, their split and their order in every epoch are those of the recipe, so
 batches. Of an endless source the given number of examples is prepared, which are then repeated.
 """
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from regard.checkpoint.atomic_folder import write_folder
+from regard.checkpoint.atomic_folder import write_file, write_folder
 from regard.data.prepare import PreparationListener, prepare
 from regard.data.shards import ShardedExamples
 from regard.data.sources.base import DataSource, Example, Examples, Shuffled
@@ -99,7 +98,8 @@ def prepare_recipe(
         data=replace(data, sources=tuple(sources)),
         tokenizer=Vocabulary(by="folder", path=str((out / TOKENIZER).absolute())),
     )
-    write_text(out / RECIPE, "\n".join(toml_lines(recipe_tables(prepared, head))) + "\n")
+    lines = toml_lines(recipe_tables(prepared, head))
+    write_file(out / RECIPE, ("\n".join(lines) + "\n").encode())
     return written
 
 
@@ -136,13 +136,3 @@ def refuse_other_files(out: Path) -> None:
     for entry in out.iterdir() if out.exists() else ():
         if not entry.name.startswith((".", "source-")) and entry.name not in known:
             raise ValueError(f"{out} has {entry.name}, which regard data prepare did not write; use a new folder")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file completely or not at all."""
-    partial = path.with_name(f".{path.name}.partial")
-    with partial.open("w", encoding="utf-8") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
-    partial.rename(path)

@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from regard.checkpoint.atomic_folder import write_file
 from regard.training.recipe import find_recipe, read_recipe, resolve
 from regard.training.run_summary import is_locked, summarize_run
 from regard.training.variations import Values
@@ -120,10 +121,8 @@ class Sweep:
     def write(self) -> None:
         """Write sweep.json; a kill leaves the old or the new file."""
         self.path.mkdir(parents=True, exist_ok=True)
-        draft = self.path / ".sweep.json"
         data = {name: value for name, value in asdict(self).items() if name != "path"}
-        draft.write_text(json.dumps(data, indent=2, default=str) + "\n", encoding="utf-8")
-        draft.rename(self.path / "sweep.json")
+        write_file(self.path / "sweep.json", (json.dumps(data, indent=2, default=str) + "\n").encode())
 
     def command(self, trial: SweepTrial) -> list[str]:
         """The arguments of `regard` that start or resume a trial."""
