@@ -143,12 +143,11 @@ class Loader:
         self._pending = [(example, index, self._items(example)[index]) for example, index in state["waiting"]]
 
     def _next_row(self) -> list[Item]:
-        self._fill(MAX_PENDING if self.objective.packed else 1)
-        lengths = [item_length(item) for _, _, item in self._pending] if self.objective.packed else []
-        indices = best_fit(lengths, self.length) if self.objective.packed else [0]
+        packed = self.objective.packed
+        self._fill(MAX_PENDING if packed else 1)
+        indices = best_fit([item_length(item) for _, _, item in self._pending], self.length) if packed else [0]
         row = [self._pending[index][2] for index in indices]
-        taken = set(indices)
-        self._pending = [entry for index, entry in enumerate(self._pending) if index not in taken]
+        self._pending = [entry for index, entry in enumerate(self._pending) if index not in indices]
         return row
 
     def _fill(self, count: int) -> None:

@@ -19,8 +19,8 @@ import torch
 from regard.data.batch import Batch
 
 
-class Prefetchable(Protocol):
-    """An iterable of batches whose state can be saved, as `Trainer` needs it. Its random draws are its own."""
+class StatefulLoader(Protocol):
+    """An endless iterable of batches, whose state can be written as JSON."""
 
     def __iter__(self) -> Iterator[Batch]: ...
 
@@ -29,7 +29,7 @@ class Prefetchable(Protocol):
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
-def prefetching(loader: Prefetchable, depth: int, pin_memory: bool = False) -> AbstractContextManager[Prefetchable]:
+def prefetching(loader: StatefulLoader, depth: int, pin_memory: bool = False) -> AbstractContextManager[StatefulLoader]:
     """A context with a `Prefetcher` of the loader, or with the loader itself if `depth` is 0."""
     return Prefetcher(loader, depth, pin_memory) if depth else nullcontext(loader)
 
@@ -42,7 +42,7 @@ class Prefetcher:
     the `with` block, ends the thread; it also ends when the object is deleted, and with the process.
     """
 
-    def __init__(self, loader: Prefetchable, depth: int = 2, pin_memory: bool = False):
+    def __init__(self, loader: StatefulLoader, depth: int = 2, pin_memory: bool = False):
         if depth < 1:
             raise ValueError(f"depth={depth} must be at least 1; without prefetching, use the loader itself")
         self.loader, self.depth, self.pin_memory = loader, depth, pin_memory
@@ -135,7 +135,7 @@ class _Queue:
             self.changed.notify_all()
 
 
-def _fill(loader: Prefetchable, queue: _Queue, device: int | None) -> None:
+def _fill(loader: StatefulLoader, queue: _Queue, device: int | None) -> None:
     """The thread: make batches until the loader ends, an error occurs or the queue is closed.
 
     device: of CUDA, for which memory is pinned; None: it is not pinned.

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import numpy as np
-import torch
 import torch.nn.functional as F
 from torch import nn
 
@@ -23,6 +22,7 @@ from regard.models.base import Model
 from regard.models.encoder import Encoder
 from regard.models.heads import PreTraining
 from regard.objectives.base import Columns, LossResult, Objective, padded_layout, require_model, token_loss
+from regard.objectives.inputs import stack_labels
 from regard.objectives.masked import MaskedTokens, mask_id
 from regard.objectives.text import plain_text, require_tokens
 from regard.parts.input import Tokens
@@ -70,7 +70,8 @@ class BertPretraining(Objective):
         encoded = [encode_words(tokenizer, sentence) for sentence in sentences]
         ids = np.concatenate([np.array([], np.int64), *(ids for ids, _ in encoded)])
         require_tokens(self, ids, example)
-        first_words = np.cumsum([0, *(len(sentence) for sentence in sentences)])  # more than the words before
+        # Word numbers stay distinct, because a sentence has at most as many words as characters.
+        first_words = np.cumsum([0, *(len(sentence) for sentence in sentences)])
         words = np.concatenate([words + first for (_, words), first in zip(encoded, first_words, strict=False)])
         numbers = np.repeat(np.arange(len(encoded)), [len(ids) for ids, _ in encoded])
         return {"ids": ids, "words": words, "sentences": numbers}
@@ -121,9 +122,8 @@ class BertPretraining(Objective):
         items = [item for row in rows for item in row]
         sequences = [[{name: array for name, array in item.items() if name != "label"}] for item in items]
         tokens = pack(sequences, max(map(item_length, items)), tokenizer.pad or 0)
-        labels = torch.from_numpy(np.stack([item["label"] for item in items]))
         pair_weights = (tokens.weights.sum() / len(items)).expand(len(items))
-        return Batch(**tokens, labels=labels, pair_weights=pair_weights)
+        return Batch(**tokens, labels=stack_labels(items), pair_weights=pair_weights)
 
     def __call__(self, model: nn.Module, batch: Batch) -> LossResult:
         return bert_pretraining(model, batch)

@@ -19,7 +19,7 @@ from torch import nn
 from regard.adapt.fp8 import use_fp8
 from regard.checkpoint.model_folder import SavesFiles
 from regard.data.batch import Batch
-from regard.data.prefetch import prefetching
+from regard.data.prefetch import StatefulLoader, prefetching
 from regard.objectives.base import LossFunction
 from regard.training.ema import EMA, MovingAverage
 from regard.training.faults import MAX_ROLL_BACKS, FaultState, StepFault
@@ -36,7 +36,6 @@ from regard.training.progress import Listener, summarize
 from regard.training.recipe import Training
 from regard.training.resume_state import (
     InputState,
-    StatefulLoader,
     TrainingPosition,
     copy_weights,
     load_state,

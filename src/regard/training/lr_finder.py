@@ -16,11 +16,12 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from regard.data.prefetch import StatefulLoader
 from regard.spec import require
+from regard.training.faults import NonFinite
 from regard.training.optimizer import set_learning_rate
 from regard.training.recipe import Training
-from regard.training.resume_state import StatefulLoader
-from regard.training.step import NonFinite, autocast, take_step
+from regard.training.step import autocast, take_step
 
 RUNNING_DECAY = 0.8  # of the mean loss that decides when to stop
 KERNEL_STEPS = 3.0  # standard deviation of the weights that smooth the losses after the sweep

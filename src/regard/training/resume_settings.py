@@ -29,7 +29,7 @@ def parse_changes(overrides: Mapping[str, Any]) -> dict[str, Any]:
             name in CHANGEABLE,
             f"{name} cannot be changed when a run is resumed, only {', '.join(CHANGEABLE)}; start a new run",
         )
-    return {name: parse_value(value) if isinstance(value, str) else value for name, value in overrides.items()}
+    return {name: parse_value(value) for name, value in overrides.items()}
 
 
 def apply_overrides(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,11 +12,11 @@ a pickle.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -27,22 +27,12 @@ from regard.adapt.peft import adapter_config, adapter_tensors, restore_adapter, 
 from regard.adapt.targets import AdapterError
 from regard.checkpoint.atomic_folder import CheckpointError
 from regard.checkpoint.model_folder import SavesFiles, own_config, unique_parameters, write_files
-from regard.data.batch import Batch
+from regard.data.prefetch import StatefulLoader
 from regard.spec import Spec
 from regard.training.optimizer import load_optimizer_state
 from regard.training.parallel.sharded_files import ShardedFiles
 
 RESEED = 1_000_003  # per step, if the number of processes changed
-
-
-class StatefulLoader(Protocol):
-    """An endless iterable of batches, whose state can be written as JSON."""
-
-    def __iter__(self) -> Iterator[Batch]: ...
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
 @dataclass(frozen=True)

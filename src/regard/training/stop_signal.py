@@ -2,7 +2,7 @@
 
 import signal
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 
@@ -22,12 +22,19 @@ class StopSignal:
 def stop_on_signals() -> Generator[StopSignal]:
     """Handle Ctrl-C and SIGTERM: the current step is finished and saved; a second signal aborts at once."""
     stop = StopSignal()
-    if threading.current_thread() is not threading.main_thread():  # Python delivers signals to the main thread only
+    with handle_signals(stop.handle, signal.SIGINT, signal.SIGTERM):
         yield stop
+
+
+@contextmanager
+def handle_signals(handler: Callable[[int, object], None], *numbers: signal.Signals) -> Generator[None]:
+    """Call the handler for these signals. In a thread nothing changes: Python delivers signals to the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
         return
-    previous = {number: signal.signal(number, stop.handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    previous = {number: signal.signal(number, handler) for number in numbers}
     try:
-        yield stop
+        yield
     finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        for number, earlier in previous.items():
+            signal.signal(number, earlier)

@@ -12,7 +12,6 @@ import fcntl
 import json
 import os
 import signal
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
@@ -24,6 +23,7 @@ from typing import Any, Literal, Protocol
 from regard.checkpoint.atomic_folder import write_file
 from regard.training.recipe import find_recipe, read_recipe, resolve
 from regard.training.run_summary import is_locked, summarize_run
+from regard.training.stop_signal import handle_signals
 from regard.training.variations import Values
 
 SweepState = Literal["waiting", "running", "finished", "stopped", "failed"]
@@ -244,16 +244,8 @@ class SignalCount:
 def catch_signals() -> Generator[SignalCount]:
     """Count Ctrl-C, SIGTERM and SIGHUP instead of ending the process."""
     signals = SignalCount()
-    if threading.current_thread() is not threading.main_thread():  # Python delivers signals to the main thread only
+    with handle_signals(signals.handle, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         yield signals
-        return
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    previous = {number: signal.signal(number, signals.handle) for number in numbers}
-    try:
-        yield signals
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 def job_environment(slot: int, jobs: int, cpus: int, gpus: Sequence[str]) -> dict[str, str]:
