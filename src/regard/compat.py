@@ -25,6 +25,19 @@ def cannot_compile(device: torch.device) -> str | None:
     return None
 
 
+def share_derived_tensors() -> None:
+    """Let blocks with activation checkpointing share the tensors of a layout in a compiled model.
+
+    The first block stores them, a side effect at which torch.compile would interrupt the graph. The backward need not
+    repeat it. Versions of torch without this setting interrupt the graph, with the same results.
+    """
+    import torch._dynamo
+
+    config: Any = torch._dynamo.config
+    if hasattr(config, "skip_fwd_side_effects_in_bwd_under_checkpoint"):
+        config.skip_fwd_side_effects_in_bwd_under_checkpoint = True
+
+
 def cannot_run_triton(device: torch.device) -> str | None:
     """The reason why Triton kernels cannot run on this device; None if they can."""
     if device.type != "cuda":

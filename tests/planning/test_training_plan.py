@@ -105,7 +105,7 @@ def test_context_divides_tokens_and_expert_divides_experts() -> None:
 def test_logits_are_those_of_one_chunk() -> None:
     assert logit_bytes(SMALL, 32, mixed=False) == 32 * 100 * 8 + 4 * 100 * 64
     encoder = bert(vocab=100, width=64, layers=2, heads=4, hidden=128)
-    assert logit_bytes(replace(encoder, head=MaskedLM()), 32, mixed=False) == 32 * 100 * 8
+    assert logit_bytes(replace(encoder, head=MaskedLM()), 32, mixed=False) == 32 * 100 * 8 + 4 * 100 * 64
     assert logit_bytes(encoder, 32, mixed=False) == 0
     large = replace(SMALL, vocab=1 << 20)
     assert logit_bytes(large, 10**6, mixed=True) == 64 * (1 << 20) * 2 + 4 * 64 * (1 << 20)  # as many tokens as width

@@ -237,11 +237,14 @@ def received(size: float, devices: int) -> float:
 
 def logit_bytes(spec: Model, tokens: int, mixed: bool) -> int:
     """Bytes of a language model's loss: logits and their gradient for one chunk of tokens, and that of the head."""
-    decoder = next((stack for stack in stacks(spec).values() if isinstance(stack, Decoder)), None)
-    if decoder is None:
-        encoders = [stack for stack in stacks(spec).values() if isinstance(stack, Encoder)]
-        inputs = [stack.input for stack in encoders if isinstance(stack.head, MaskedLM | PreTraining)]
-        vocab = [input.vocab for input in inputs if isinstance(input, Tokens)]
-        return 8 * tokens * sum(vocab)  # the logits of all tokens, and their gradient
-    chunk = min(tokens, max(decoder.table_dim, CHUNK // decoder.vocab))
-    return chunk * decoder.vocab * (2 if mixed else 8) + 4 * decoder.vocab * decoder.table_dim
+    for stack in stacks(spec).values():
+        if isinstance(stack, Decoder):
+            vocab = stack.vocab
+        elif isinstance(stack, Encoder) and isinstance(stack.head, MaskedLM | PreTraining):
+            assert isinstance(stack.input, Tokens), "checked by the head"
+            vocab = stack.input.vocab
+        else:
+            continue
+        chunk = min(tokens, max(stack.table_dim, CHUNK // vocab))
+        return chunk * vocab * (2 if mixed else 8) + 4 * vocab * stack.table_dim
+    return 0

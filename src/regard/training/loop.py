@@ -21,6 +21,7 @@ from regard.checkpoint.model_folder import SavesFiles
 from regard.data.batch import Batch
 from regard.data.prefetch import StatefulLoader, prefetching
 from regard.objectives.base import LossFunction
+from regard.training.activation_checkpointing import checkpoint_activations
 from regard.training.ema import EMA, MovingAverage
 from regard.training.faults import MAX_ROLL_BACKS, FaultState, StepFault
 from regard.training.log import Log
@@ -159,6 +160,7 @@ class Trainer:
         freeze(self.model, settings.freeze)
         if settings.precision == "fp8":
             use_fp8(self.model)
+        checkpoint_activations(self.model, settings.checkpoint_activations)
         self.forward_model, self.reduction = distribute(self.model, self.processes)
         self.optimizer = settings.build_optimizer(self.model)
         if self.processes.mesh is not None:

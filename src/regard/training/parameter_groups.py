@@ -137,7 +137,7 @@ def freeze(model: nn.Module, patterns: Iterable[str]) -> None:
             parameters[name].requires_grad_(False)
 
 
-def matching_names(names: Iterable[str], pattern: str, field: str) -> list[str]:
+def matching_names(names: Iterable[str], pattern: str, field: str, noun: str = "parameter") -> list[str]:
     """The names that match, as in `embedding*` or `stack.blocks.0.*`; SpecError with near names if none does."""
     names = list(names)
     if matches := [name for name in names if fnmatchcase(name, pattern)]:
@@ -146,7 +146,7 @@ def matching_names(names: Iterable[str], pattern: str, field: str) -> list[str]:
     known = dict.fromkeys(".".join([*part[:i], "*"]) for part in parts for i in range(1, len(part)))
     near = difflib.get_close_matches(pattern, [*known, *names], n=3, cutoff=0.5)
     near = near or list(dict.fromkeys(f"{part[0]}*" for part in parts))[:8]
-    raise SpecError(f"{field}: {pattern!r} matches no parameter; names of this model are, for example, {join(near)}")
+    raise SpecError(f"{field}: {pattern!r} matches no {noun}; names of this model are, for example, {join(near)}")
 
 
 def join(names: list[str]) -> str:

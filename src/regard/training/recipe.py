@@ -76,6 +76,7 @@ class Training(Spec):
     # auto: bfloat16 autocast on CUDA, else float32; fp8: also 8-bit products in wide linear layers, with compile=true
     precision: Literal["auto", "float32", "bfloat16", "fp8"] = "auto"
     compile: bool = False
+    checkpoint_activations: tuple[str, ...] = ()  # patterns of modules that run again in the backward, to save memory
     nonfinite: Literal["stop", "skip", "roll_back"] = "stop"  # for a loss or gradient that is not finite (faults.py)
     spike: float = 0.0  # a loss above this factor of the recent median is treated like one that is not finite; 0: off
     evaluate_every: int = 250  # steps; 0: at the end only

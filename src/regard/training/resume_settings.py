@@ -16,7 +16,7 @@ CHANGEABLE = tuple(
     f"train.{name}"
     for name in (
         "steps", "lr", "clip", "nonfinite", "spike", "save_every", "evaluate_every", "keep", "accumulate", "compile",
-        "precision", "async_save", "monitor_every",
+        "precision", "checkpoint_activations", "async_save", "monitor_every",
     )
 )  # fmt: skip
 MAX_JUMP = 1.1  # the largest factor between the rates of two successive steps that is not reported as a jump

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
-from regard.compat import cannot_compile
+from regard.compat import cannot_compile, share_derived_tensors
 from regard.data.batch import Batch
 from regard.objectives.base import LossFunction
 from regard.training.faults import NonFinite
@@ -168,6 +168,7 @@ def compile_model(model: nn.Module, device: torch.device, note: Callable[[str], 
     if reason is not None:
         note(reason)
         return model
+    share_derived_tensors()
     compiled = torch.compile(model)
     assert isinstance(compiled, nn.Module)
     return compiled

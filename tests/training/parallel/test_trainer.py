@@ -68,6 +68,21 @@ def test_a_run_of_two_processes_has_the_curve_of_one_and_is_continued_by_one(
     assert largest_difference(curve(shared), curve(single)) <= 1e-5
 
 
+CHECKPOINTED = replace(SETTINGS, steps=4, checkpoint_activations=("stack.blocks.*",))
+
+
+def check_checkpointed(processes: Processes, folder: str) -> None:
+    run_trainer(processes, Path(folder), CHECKPOINTED)
+
+
+@pytest.mark.slow
+def test_two_shards_with_activation_checkpointing_have_the_curve_of_one_process_without(tmp_path: Path) -> None:
+    single, shared, rendezvous = folders(tmp_path, "single", "shared", "rendezvous")
+    run_trainer(Processes(), single, replace(CHECKPOINTED, checkpoint_activations=()))
+    run_in_processes(check_checkpointed, Parallel(), 2, rendezvous, str(shared))
+    assert largest_difference(curve(shared), curve(single)) <= 1e-5
+
+
 AVERAGED = replace(
     SETTINGS,
     steps=4,
