@@ -122,8 +122,12 @@ def start_run(path: Path, resolved: ResolvedRecipe, device: str, console: Consol
     recipe.train.build_optimizer(model)
     base = None if recipe.start is None else fingerprint_model(Path(recipe.start))
     run = Run.create(path, recipe.to_dict(), tokenizer, base)
-    with process_group(device) as own_device:  # other processes wait here until the run exists
-        return run_training(run, recipe, model, tokenizer, splits, own_device, progress_listener(console))
+    try:
+        with process_group(device) as own_device:  # other processes wait here until the run exists
+            return run_training(run, recipe, model, tokenizer, splits, own_device, progress_listener(console))
+    except Exception:
+        run.discard_unused()  # so that the corrected command finds no run in its way
+        raise
 
 
 def check_recipe(recipe: Recipe, device: str) -> None:

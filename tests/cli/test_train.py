@@ -151,6 +151,37 @@ def test_wrong_sources_are_refused_and_leave_no_directory(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("line", "options", "message"),
+    [
+        ({"messages": [{"role": "user", "content": "hello"}]}, (), "no token to train on"),
+        ({"txt": "a misspelt field"}, (), "an example needs `text`"),
+        ({"text": "more than one row"}, ("--train.accumulate=3",), "cannot be split into accumulate=3"),
+        ({"text": "on a CPU"}, ("--train.precision=bfloat16",), "needs a CUDA device"),
+    ],
+)
+def test_an_error_before_the_first_step_leaves_no_run(
+    line: dict, options: tuple[str, ...], message: str, tmp_path: Path
+) -> None:
+    data, out = tmp_path / "data.jsonl", tmp_path / "run"
+    data.write_text(f"{json.dumps(line)}\n" * 20)
+    arguments = ("train", "demo", "--out", out, *SMALL, "--tokenizer.by=byte", "--train.steps=1", "--data", data)
+    assert message in str(regard(*arguments, *options).exception)
+    assert not out.exists()
+    out.mkdir()
+    (out / "notes.txt").write_text("of the user")
+    assert message in str(regard(*arguments, *options).exception)
+    assert [file.name for file in out.iterdir()] == ["notes.txt"]
+
+
+def test_a_folder_that_no_run_wrote_is_not_replaced(tmp_path: Path) -> None:
+    mine = tmp_path / "run" / "tokenizer" / "mine.json"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("{}")
+    result = regard("train", "demo", "--out", tmp_path / "run", *SMALL, "--tokenizer.by=byte", "--train.steps=1")
+    assert "belongs to no run" in str(result.exception) and mine.exists()
+
+
 def test_a_very_short_text_is_trained_on_without_evaluation(tmp_path: Path) -> None:
     (tmp_path / "short.txt").write_text("a single line\n")
     options = ("--data", tmp_path / "short.txt", "--tokenizer.by=byte", "--train.steps=1")

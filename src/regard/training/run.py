@@ -56,12 +56,17 @@ class Run:
         run = cls(path)
         run.check_new()
         make_folder(run.path)
+        partial = run.path / f".{TOKENIZER}.partial"
+        shutil.rmtree(partial, ignore_errors=True)
         if tokenizer is not None:
-            shutil.rmtree(run.path / TOKENIZER, ignore_errors=True)  # that of a start that failed
-            tokenizer.save(run.path / TOKENIZER)
-            sync_tree(run.path / TOKENIZER)
+            tokenizer.save(partial)
+            sync_tree(partial)
         content = json.dumps(config, indent=2, allow_nan=False).encode()
-        RunIdentity.create(run.path, content, base)
+        RunIdentity.create(run.path, content, partial, base)
+        if tokenizer is not None:
+            shutil.rmtree(run.path / TOKENIZER, ignore_errors=True)  # that of a start that was killed
+            partial.rename(run.path / TOKENIZER)
+            sync_folder(run.path)
         write_file(run.config_file, content)
         return run
 
@@ -81,6 +86,23 @@ class Run:
                 f"{self.path} already holds a run; resume it (regard train --resume {self.path}) or choose another "
                 "directory"
             )
+        if (self.path / TOKENIZER).exists() and not (self.path / RUN).exists():
+            raise ValueError(
+                f"{self.path / TOKENIZER} exists and belongs to no run, and a new run would replace it; choose another "
+                "directory"
+            )
+
+    def discard_unused(self) -> None:
+        """Delete the files of a run that has taken no step; other files of the directory remain."""
+        log = self.path / "metrics.jsonl"
+        if self.checkpoints or log.exists() and log.stat().st_size:
+            return
+        for name in (CONFIG, RUN, "lock", log.name, "samples.txt"):
+            (self.path / name).unlink(missing_ok=True)
+        for name in (TOKENIZER, "tensorboard", "checkpoints"):
+            shutil.rmtree(self.path / name, ignore_errors=True)
+        if not any(self.path.iterdir()):
+            self.path.rmdir()
 
     @property
     def config_file(self) -> Path:

@@ -34,10 +34,11 @@ class RunIdentity:
     base: str | None = None  # the fingerprint of the initial weights, if they are those of a model
 
     @classmethod
-    def create(cls, folder: Path, config: bytes, base: str | None = None) -> "RunIdentity":
-        """Write run.json for the tokenizer in the folder and a config that is not written yet."""
-        tokenizer = sorted(filter(Path.is_file, (folder / TOKENIZER).rglob("*")))
-        sums = {file.relative_to(folder).as_posix(): sha256(file.read_bytes()).hexdigest() for file in tokenizer}
+    def create(cls, folder: Path, config: bytes, tokenizer: Path, base: str | None = None) -> "RunIdentity":
+        """Write run.json for a config that is not written yet, and a tokenizer that is not in its place yet."""
+        files = sorted(filter(Path.is_file, tokenizer.rglob("*")))
+        names = [(Path(TOKENIZER) / file.relative_to(tokenizer)).as_posix() for file in files]
+        sums = {name: sha256(file.read_bytes()).hexdigest() for name, file in zip(names, files, strict=True)}
         identity = cls(secrets.token_hex(16), {CONFIG: sha256(config).hexdigest(), **sums}, base)
         content = json.dumps({"id": identity.id, "files": identity.files, **identity.base_entry}, indent=1)
         write_file(folder / RUN, content.encode())
