@@ -28,7 +28,7 @@ TAGGER = bert(**SMALL, head=Classification(1, "none"))
 
 
 def fitted(objective: Objective, examples: list[dict], model=CLASSIFIER) -> Objective:
-    return objective.fit(open_collection("examples", examples, 0, hold_out=False).train, model)
+    return objective.fit(open_collection("examples", examples, 0, hold_out=False), model)
 
 
 def test_names_of_labels_are_found_and_reach_the_head() -> None:
@@ -60,12 +60,48 @@ def test_numbers_of_labels_are_counted_and_names_of_the_head_are_kept() -> None:
         (TokenClassification(num_labels=2), {"tokens": ["x", "y"], "labels": [1]}, "2 tokens have 1 labels"),
         (Regression(), {"text": "x", "label": float("nan")}, "nan is not a finite number"),
         (Relevance(), {"first": "x", "second": "y", "label": 2}, r"2.0 is not in \[0, 1\]"),
+        (Regression(), {"text": "x", "label": "high"}, "'high' is not a finite number"),
+        (Relevance(), {"first": "x", "second": "y", "label": 1, "group": "q7"}, "'q7' is not a whole number"),
+        (TokenClassification(num_labels=2), {"tokens": "xy", "labels": [0, 1]}, "must be a list of strings"),
+        (TokenClassification(num_labels=2), {"tokens": ["x", 5], "labels": [0, 1]}, "must be a list of strings"),
+        (TokenClassification(num_labels=2), {"tokens": ["x"], "labels": None}, "must be a list of strings"),
         (SentenceEmbeddings(), {"anchor": "x"}, "needs examples with anchor, positive"),
+        (SentenceEmbeddings(), {"anchor": "x", "positive": "y", "negatives": "z z"}, "must be a list of strings"),
+        (SentenceEmbeddings(), {"anchor": "x", "positive": ""}, "has no tokens"),
     ],
 )
 def test_wrong_examples_are_refused(objective: Objective, example: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         objective.tokenize(example, TOKENIZER)
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (["a"] * 3, "all labels are 'a'"),
+        ([0, 0], "all labels are 0"),
+        ([0, 10**6], "the largest label is 1000000"),
+        ([["a"], ["b"]], "neither a string nor a whole number.*'text': '0'"),
+        ([0, -1], "-1 is not a number from 0.*'text': '1'"),
+    ],
+)
+def test_labels_that_cannot_be_learned_are_refused(labels: list, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        fitted(SequenceClassification(), [{"text": f"{i}", "label": label} for i, label in enumerate(labels)])
+
+
+def test_labels_of_held_out_examples_are_known() -> None:
+    examples = [{"text": f"{i}", "label": f"{i % 2}"} for i in range(19)] + [{"text": "rare", "label": "rare"}]
+    splits = open_collection("examples", examples, 0, hold_out=True, tail=True)
+    assert SequenceClassification().fit(splits, CLASSIFIER).labels == ("0", "1", "rare")
+
+
+def test_numbers_of_csv_are_read_and_negatives_may_be_one_string() -> None:
+    assert Regression().tokenize({"text": "red", "label": "0.5"}, TOKENIZER)["label"] == 0.5
+    pair = {"anchor": "red", "positive": "blue"}
+    one = SentenceEmbeddings().tokenize({**pair, "negative": "and"}, TOKENIZER)
+    assert one.keys() == SentenceEmbeddings().tokenize({**pair, "negatives": ["and"]}, TOKENIZER).keys()
+    assert "ids_2" in one and "ids_2" not in SentenceEmbeddings().tokenize({**pair, "negatives": None}, TOKENIZER)
 
 
 def test_models_without_a_fitting_head_are_refused() -> None:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from regard.data.batch import Batch
 from regard.data.packing import Item
-from regard.data.sources.base import Example, Examples
+from regard.data.sources.base import Example, Splits
 from regard.layout import TokenLayout
 from regard.models.base import Model
 from regard.models.encoder import Encoder
@@ -69,7 +69,7 @@ class Objective(Spec):
         other settings of this one."""
         raise NotImplementedError
 
-    def fit(self, examples: Examples, model: Model) -> Self:
+    def fit(self, splits: Splits, model: Model) -> Self:
         """The objective with the settings that depend on the data, such as the names of the labels.
 
         In `model`, sizes that depend on the data, such as the number of labels, may still be 1.

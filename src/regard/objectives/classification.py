@@ -8,6 +8,7 @@ Each row counts once. If words have labels, the first token of each word counts 
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, Self
 
 import numpy as np
@@ -17,7 +18,7 @@ from torch import nn
 
 from regard.data.batch import Batch
 from regard.data.packing import Item, pad_items
-from regard.data.sources.base import Example, Examples, first_epoch
+from regard.data.sources.base import Example, Splits, first_epoch
 from regard.models.base import Model
 from regard.models.encoder import Encoder
 from regard.models.heads import Classification, Distilled
@@ -44,6 +45,7 @@ from regard.spec import require
 from regard.text.tokenizer import Tokenizer
 
 MAX_EXAMPLES = 10_000  # of an endless source, in which labels are looked for
+MAX_NUMBER = 1000  # a larger label needs as many examples
 
 
 @dataclass(frozen=True)
@@ -56,23 +58,46 @@ class Labelled(Objective):
     def labels_of(self, example: Example) -> Iterator[Any]:
         raise NotImplementedError
 
-    def fit(self, examples: Examples, model: Model) -> Self:
-        check_first_example(model, examples)
+    def check(self) -> None:
+        require(self.num_labels >= 0, f"{self.kind}: num_labels={self.num_labels} must not be negative")
+        require(
+            len(set(self.labels)) == len(self.labels),
+            f"{self.kind}: labels={list(self.labels)} has a name twice; the names of labels must differ",
+        )
+
+    def fit(self, splits: Splits, model: Model) -> Self:
+        """Labels are looked for in all splits, because a rare one may occur only in held-out examples."""
+        check_first_example(model, splits.train)
         head = model.head if isinstance(model, Encoder) else None
         names, count = getattr(head, "label_names", ()), getattr(head, "labels", 1)
         if self.labels or self.num_labels:
             return self
         if names or count > 1:
             return replace(self, labels=names, num_labels=0 if names else count)
-        found = {label for example in first_epoch(examples, MAX_EXAMPLES) for label in self.labels_of(example)}
+        name, found, count = splits.train.name, set(), 0
+        for example in chain.from_iterable(first_epoch(split, MAX_EXAMPLES) for split in splits if split is not None):
+            count += 1
+            for label in self.labels_of(example):
+                found.add(label if isinstance(label, str) else self.label_id(label, example))
         strings = sorted(label for label in found if isinstance(label, str))
         require(
             not strings or len(strings) == len(found),
-            f"{examples.name}: some labels are strings and some are numbers; use one of both",
+            f"{name}: some labels are strings and some are numbers; use one of both",
+        )
+        require(
+            len(found) != 1,
+            f"{name}: all labels are {next(iter(found), None)!r}, so there is nothing to learn; add examples with "
+            "other labels, or name all labels in objective.labels",
         )
         if strings:
             return replace(self, labels=tuple(strings))
-        return replace(self, num_labels=max((self.label_id(label, {}) for label in found), default=0) + 1)
+        largest = max(found, default=0)
+        require(
+            largest < max(MAX_NUMBER, count),
+            f"{name}: the largest label is {largest}, and the head would have one output for each number up to it; "
+            "number the labels from 0 without gaps, or set objective.num_labels",
+        )
+        return replace(self, num_labels=largest + 1)
 
     @property
     def head_options(self) -> Mapping[str, Any]:
@@ -156,11 +181,17 @@ class TokenClassification(Labelled):
         self.check_labels(head)
 
     def labels_of(self, example: Example) -> Iterator[Any]:
-        yield from example.get("labels", ())
+        labels = example.get("labels")
+        yield from labels if isinstance(labels, list | tuple) else ()
 
     def tokenize(self, example: Example, tokenizer: Tokenizer) -> Columns:
         require_keys(self, example, "tokens", "labels")
-        words, labels = example["tokens"], [self.label_id(label, example) for label in example["labels"]]
+        words, labels = example["tokens"], example["labels"]
+        if not isinstance(labels, list | tuple) or not isinstance(words, list | tuple) or not all_strings(words):
+            raise ValueError(
+                f"`tokens` must be a list of strings, and `labels` a list; the example is {example!r:.200}"
+            )
+        labels = [self.label_id(label, example) for label in labels]
         if len(words) != len(labels) or not words:
             raise ValueError(
                 f"{len(words)} tokens have {len(labels)} labels; give one per token; the example is {example!r:.200}"
@@ -180,6 +211,10 @@ class TokenClassification(Labelled):
         items = [item for row in rows for item in row]
         labels, weights = (pad_items(items, name)[0] for name in ("labels", "weights"))
         return Batch(**collate_inputs(items, tokenizer), labels=labels, weights=weights)
+
+
+def all_strings(values: Sequence[Any]) -> bool:
+    return all(isinstance(value, str) for value in values)
 
 
 def classification(model: nn.Module, batch: Batch) -> LossResult:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from regard.data.batch import Batch
 from regard.data.packing import Item
-from regard.data.sources.base import Example, Examples
+from regard.data.sources.base import Example, Splits
 from regard.models.base import Model
 from regard.models.dual_encoder import DualEncoder
 from regard.objectives.base import (
@@ -50,9 +50,9 @@ class Contrastive(Objective):
         fits = isinstance(model, DualEncoder) and isinstance(model.image.input, Patches) and takes_tokens(model.text)
         require_model(self, model, fits, "a dual_encoder of patches and tokens")
 
-    def fit(self, examples: Examples, model: Model) -> Self:
+    def fit(self, splits: Splits, model: Model) -> Self:
         assert isinstance(model, DualEncoder), "checked in check_model"
-        check_first_example(model.image, examples)
+        check_first_example(model.image, splits.train)
         return self
 
     def tokenize(self, example: Example, tokenizer: Tokenizer) -> Columns:

@@ -18,7 +18,7 @@ from torch import nn
 
 from regard.data.batch import Batch
 from regard.data.packing import Item, pad_items
-from regard.data.sources.base import Example, Examples
+from regard.data.sources.base import Example, Splits
 from regard.models.base import Model
 from regard.models.encoder import Encoder
 from regard.models.heads import Pooled
@@ -39,7 +39,7 @@ from regard.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class SentenceEmbeddings(Objective):
-    """Examples have `anchor`, `positive` and optionally `negatives` (a list)."""
+    """Examples have `anchor`, `positive` and optionally `negative`, or `negatives` (a list)."""
 
     scope: ClassVar[Literal["token", "batch"]] = "batch"
 
@@ -53,14 +53,14 @@ class SentenceEmbeddings(Objective):
         fits = isinstance(model, Encoder) and takes_tokens(model) and isinstance(model.head, Pooled)
         require_model(self, model, fits, "an encoder of tokens with a pooled head")
 
-    def fit(self, examples: Examples, model: Model) -> Self:
-        require_keys(self, examples.example(0), "anchor", "positive")
+    def fit(self, splits: Splits, model: Model) -> Self:
+        require_keys(self, splits.train.example(0), "anchor", "positive")
         return self
 
     def tokenize(self, example: Example, tokenizer: Tokenizer) -> Columns:
         """`ids_0` of the anchor, `ids_1` of the positive, `ids_2` … of the negatives, with their `sequences`."""
         require_keys(self, example, "anchor", "positive")
-        texts = [example["anchor"], example["positive"], *example.get("negatives", ())]
+        texts = [example["anchor"], example["positive"], *negatives_of(example)]
         encoded = [encode_input({"text": text}, tokenizer) for text in texts]
         return {f"{name}_{n}": array for n, columns in enumerate(encoded) for name, array in columns.items()}
 
@@ -101,3 +101,10 @@ class SentenceEmbeddings(Objective):
         outputs = model(order[present], padded_layout(valid[present]), outputs=True)
         embeddings = F.normalize(wide_logits(outputs.logits), dim=-1)
         return embeddings[: batch.size], embeddings[batch.size :], outputs.losses
+
+
+def negatives_of(example: Example) -> Sequence[str]:
+    single, several = example.get("negative"), example.get("negatives")
+    if several is not None and not isinstance(several, list | tuple):
+        raise ValueError(f"`negatives` of an example must be a list of strings, found {several!r:.60}")
+    return [*([] if single is None else [single]), *(several or ())]

@@ -36,7 +36,10 @@ def encode_input(example: Example, tokenizer: Tokenizer) -> dict[str, np.ndarray
     if "first" in example:
         encoded = tokenizer.encode_sequences(text_of(example, "first"), text_of(example, "second"))
         return token_columns(encoded) | {"types": np.array(encoded.types, np.int64)}
-    return token_columns(tokenizer.encode_sequences(text_of(example, "text")))
+    encoded = tokenizer.encode_sequences(text_of(example, "text"))
+    if not encoded.ids:
+        raise ValueError(f"a text of this example has no tokens: {example!r:.200}; remove it")
+    return token_columns(encoded)
 
 
 def token_columns(encoded: Encoded) -> dict[str, np.ndarray]:

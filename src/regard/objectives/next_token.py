@@ -79,7 +79,8 @@ def tokenize_document(example: Example, tokenizer: Tokenizer) -> dict[str, np.nd
         return {"ids": np.array(prompt + completion, np.int64), "weights": weights}
     if "text" not in example:
         raise ValueError(
-            f"an example needs `text`, `messages`, or `prompt` and `completion`; this one has {', '.join(example)}"
+            f"an example needs `text`, `messages`, or `prompt` and `completion`; this one has {', '.join(example)}; "
+            'rename a field, for example by data.columns=["text=content"]'
         )
     end = [end_id(tokenizer)] if example.get("end", True) else []
     ids = [*tokenizer.prefix_ids, *tokenizer.encode(text_of(example, "text")), *end]

@@ -6,6 +6,7 @@
 The head is a classification head with one label, whose logit is the score s.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from regard.data.batch import Batch
 from regard.data.packing import Item
-from regard.data.sources.base import Example, Examples
+from regard.data.sources.base import Example, Splits
 from regard.models.base import Model
 from regard.models.encoder import Encoder
 from regard.models.heads import Classification
@@ -45,7 +46,7 @@ from regard.text.train import CLS, SEP
 
 @dataclass(frozen=True)
 class Regression(Objective):
-    """Examples have `text`, `first` and `second`, or `image`, and a `label`: a number."""
+    """Examples have `text`, `first` and `second`, or `image`, and a `label`: a number, in CSV a string of one."""
 
     pairs: ClassVar[bool] = False  # whether all examples are pairs of sequences
 
@@ -61,8 +62,8 @@ class Regression(Objective):
             "model.head.labels=1, or leave it out",
         )
 
-    def fit(self, examples: Examples, model: Model) -> Self:
-        check_first_example(model, examples)
+    def fit(self, splits: Splits, model: Model) -> Self:
+        check_first_example(model, splits.train)
         return self
 
     @property
@@ -75,9 +76,13 @@ class Regression(Objective):
 
     def number(self, example: Example) -> float:
         label = example["label"]
-        if not isinstance(label, int | float | np.number) or not np.isfinite(label):
+        try:
+            number = float(label)
+        except (TypeError, ValueError):
+            number = math.nan
+        if not math.isfinite(number):
             raise ValueError(f"the label {label!r:.40} is not a finite number; the example is {example!r:.200}")
-        return float(label)
+        return number
 
     def sample(self, columns: Columns, tokenizer: Tokenizer, length: int, rng: np.random.Generator) -> list[Item]:
         return [truncate(columns, length)]
@@ -102,7 +107,7 @@ class Relevance(Regression):
 
     def tokenize(self, example: Example, tokenizer: Tokenizer) -> Columns:
         require_keys(self, example, "first", "second", "label")
-        group = {"group": np.array(example["group"], np.int64)} if "group" in example else {}
+        group = {"group": np.array(group_of(example), np.int64)} if "group" in example else {}
         return {**super().tokenize(example, tokenizer), **group}
 
     def number(self, example: Example) -> float:
@@ -118,6 +123,16 @@ class Relevance(Regression):
 
     def __call__(self, model: nn.Module, batch: Batch) -> LossResult:
         return relevance(model, batch)
+
+
+def group_of(example: Example) -> int:
+    try:
+        return int(example["group"])
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"the group {example['group']!r:.40} is not a whole number; number the queries; the example is "
+            f"{example!r:.200}"
+        ) from None
 
 
 def regression(model: nn.Module, batch: Batch) -> LossResult:

@@ -185,7 +185,7 @@ def resolve(
         tokenizer = draft.tokenizer.build(splits, draft.objective.special_tokens)
     draft.objective.prepare_tokenizer(tokenizer)
     # the recipe of prepared data has the objective that was fitted to the examples
-    objective = draft.objective if draft.data.prepared else draft.objective.fit(splits.train, draft.model)
+    objective = draft.objective if draft.data.prepared else draft.objective.fit(splits, draft.model)
     recipe = build_recipe(
         tables | {"objective": objective.to_dict()},
         tokenizer.vocab_size,

@@ -129,7 +129,12 @@ class Transformed(Sequence[Example]):
 
     def __getitem__(self, index: Any) -> Any:
         if index not in self.cache:
-            example = self.transform(self.collection[index])
+            example = self.collection[index]
+            try:
+                example = self.transform(example)
+            except ValueError as error:
+                origin = getattr(self.collection, "origin", lambda index: f"example {index}")
+                raise ValueError(f"{origin(index)}: {error}") from error
             size = sum(value.nbytes for value in example.values() if isinstance(value, np.ndarray))
             if size > self.free:
                 return example
