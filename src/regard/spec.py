@@ -188,11 +188,16 @@ def class_of(kind: str, path: str, base: type[Spec] = Spec) -> type[Spec]:
     """The class of a kind, from the table of its base class; `path` is the position in the tree, for error messages."""
     known = TABLES[base.kind_table] | {k: cls for k, cls in REGISTERED.items() if cls.kind_table == base.kind_table}
     if not isinstance(kind, str) or kind not in known:
+        fitting = [name for name, found in known.items() if issubclass(import_class(found), base)]
         raise SpecError(
-            f"{path}: there is no kind {kind!r}; {suggest_name(str(kind), known)} "
+            f"{path}: there is no kind {kind!r}; {suggest_name(str(kind), fitting)} "
             "(a registered class is known once its module was imported)"
         )
-    found = known[kind]
+    return import_class(known[kind])
+
+
+def import_class(found: str | type[Spec]) -> type[Spec]:
+    """A class, or that of an entry `module:name` of a table."""
     if isinstance(found, type):
         return found
     module, name = found.split(":")
@@ -280,7 +285,8 @@ def convert(value: Any, hint: Any, path: str) -> Any:
         return float(value)
     elif isinstance(hint, type) and (type(value) is hint or issubclass(hint, Spec) and isinstance(value, hint)):
         return value
-    raise SpecError(f"{path}: expected {getattr(hint, '__name__', hint)}, found {value!r:.80}")
+    name = "a list" if origin is tuple else getattr(hint, "__name__", hint)
+    raise SpecError(f"{path}: expected {name}, found {value!r:.80}")
 
 
 def toml_lines(table: Mapping[str, Any], path: str = "") -> Iterable[str]:

@@ -105,7 +105,10 @@ def read_tables(
             "regard.Recipe(spec, regard.Training(steps=1000))"
         )
     file = find_recipe(recipe or FINE_TUNE)
-    return file.stem, read_recipe(file, overrides)
+    tables = read_recipe(file, overrides)
+    if recipe is None and not {"path", "source", "sources"} & set(tables["data"]):
+        raise ValueError(f"there are no data to fine-tune {start} on; give a file or folder: --data chats.jsonl")
+    return file.stem, tables
 
 
 def path_overrides(start: str | Path | None, data: str | Path | None) -> dict[str, str]:
@@ -146,6 +149,7 @@ def resume_run(
         run.check_files()
         config, changes = resumed_config(run, overrides or {}, extend, listener.note)
         recipe = Recipe.from_dict(config)
+        recipe.train.check_rows(recipe.data.least_rows)  # before the change is recorded
         check_recipe(recipe, str(own_device))
         tokenizer, splits = Tokenizer.load(path / "tokenizer"), recipe.data.open()
         from_checkpoint = bool(run.checkpoints)
@@ -171,6 +175,14 @@ def run_training(
             f"the warm-up of {warmup} steps is longer than the run of {steps}, so the learning rate stays below "
             f"{recipe.train.lr}; lower train.schedule.warmup"
         )
+    if recipe.train.length_warmup > steps:
+        listener.note(
+            f"the warm-up of the length is {recipe.train.length_warmup} steps, longer than the run of {steps}, so rows "
+            f"never have all of their {recipe.data.length} tokens; lower train.length_warmup"
+        )
+    assert recipe.objective is not None, "a resolved recipe has an objective"
+    if splits.held_out is not None and recipe.objective.needs_other and splits.held_out.count == 1:
+        splits = splits._replace(held_out=None)
     if recipe.data.held_out and splits.held_out is None:
         listener.note(f"{splits.train.name}: too few examples to hold some out; there is no evaluation")
     processes = make_processes(recipe.train.parallel, device)

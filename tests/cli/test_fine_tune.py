@@ -102,6 +102,13 @@ def test_wrong_options_are_refused_and_leave_no_directory(
     assert not (tmp_path / "run").exists()
 
 
+def test_a_model_is_fine_tuned_only_on_given_data(base: Path, tmp_path: Path) -> None:
+    result = regard("train", "--from", base, "--out", tmp_path / "run")
+    assert "no data to fine-tune" in str(result.exception)
+    result = regard("train", "demo", "--adapter.rank=2", "--out", tmp_path / "run")
+    assert "a new model has random ones" in str(result.exception)  # which are saved nowhere
+
+
 def test_an_unknown_model_to_start_from_is_refused(chats: Path, tmp_path: Path) -> None:
     result = regard("train", "--from", "smolm2", "--data", chats, "--out", tmp_path / "run")
     assert "did you mean 'smollm2'" in str(result.exception)

@@ -156,7 +156,7 @@ def test_wrong_sources_are_refused_and_leave_no_directory(
     [
         ({"messages": [{"role": "user", "content": "hello"}]}, (), "no token to train on"),
         ({"txt": "a misspelt field"}, (), "an example needs `text`"),
-        ({"text": "more than one row"}, ("--train.accumulate=3",), "cannot be split into accumulate=3"),
+        ({"text": "two rows"}, ("--train.accumulate=3",), "train.accumulate=3 does not divide the 2 rows"),
         ({"text": "on a CPU"}, ("--train.precision=bfloat16",), "needs a CUDA device"),
     ],
 )
@@ -192,6 +192,21 @@ def test_a_very_short_text_is_trained_on_without_evaluation(tmp_path: Path) -> N
     options = ("--data", tmp_path / "more.txt", "--data.held_out=0", "--tokenizer.by=byte", "--train.steps=1")
     result = regard("train", "demo", "--out", tmp_path / "all", *SMALL, *options)
     assert result.exit_code == 0 and "too few" not in result.output
+
+
+def test_options_of_an_objective_need_no_kind_and_a_long_length_warm_up_is_noted(tmp_path: Path) -> None:
+    options = ("--tokenizer.by=byte", "--train.steps=1", "--objective.z_loss=0.01", "--train.length_warmup=9")
+    result = regard("train", "demo", "--out", tmp_path / "run", *SMALL, *options)
+    assert result.exit_code == 0, result.exception
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["objective"]["z_loss"] == 0.01
+    assert "so rows never have all of their 64 tokens" in result.output
+
+
+def test_a_checkpoint_is_not_resumed_as_a_run(tmp_path: Path) -> None:
+    folder = tmp_path / "run" / "checkpoints" / "step-000001"
+    folder.mkdir(parents=True)
+    result = regard("train", "--resume", folder)
+    assert f"is a checkpoint; give the directory of its run: {tmp_path / 'run'}" in str(result.exception)
 
 
 def test_overrides_may_precede_the_recipe(tmp_path: Path) -> None:
@@ -266,6 +281,14 @@ def test_settings_are_overridden_on_resume(tmp_path: Path) -> None:
     records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert [record["step"] for record in records if "loss" in record] == [1, 2, 3, 4]
     assert train(resume=out, overrides={"train.steps": 5}, device="cpu").step == 5
+
+
+def test_an_override_that_cannot_be_trained_is_not_recorded(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    assert regard("train", "demo", "--out", out, *SMALL, "--tokenizer.by=byte", "--train.steps=1").exit_code == 0
+    result = regard("train", "--resume", out, "--train.accumulate=3", "--train.steps=2", "--extend")
+    assert "train.accumulate=3 does not divide the 2 rows" in str(result.exception)
+    assert not (out / "changes.jsonl").exists()
 
 
 def test_a_nan_stops_with_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from regard.data.loader import Loader
 from regard.data.sources.base import Shuffled
 from regard.data.sources.world import WorldStories
 from regard.objectives.next_token import NextToken
+from regard.objectives.span_corruption import SpanCorruption
 from regard.text.train import byte
 
 TOKENIZER = byte()
@@ -103,3 +104,12 @@ def test_changed_data_are_refused():
     changed = Shuffled("mixed", [{"text": "other"}], "another fingerprint")
     with pytest.raises(ValueError, match="the data of mixed changed after the checkpoint was saved"):
         loader(changed).load_state_dict(state)
+
+
+def test_an_epoch_has_as_many_rows_as_items():
+    """A long document is sliced into several items, each a row."""
+    objective, document = SpanCorruption(sentinels=8), {"text": "many words " * 40}
+    source = Shuffled("documents", [document] * 3, "0")
+    loader = Loader(source, objective, byte(objective.special_tokens), rows=2, length=32)
+    per_document = len(loader._items(0))
+    assert per_document > 9 and loader.epoch_size() == 3 * per_document

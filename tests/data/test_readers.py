@@ -163,6 +163,7 @@ FAULTS = {
     "a.txt": (b"one\ntwo\n\xc3(\n", "a.txt, line 3: not UTF-8"),
     "b.txt": (b"", "b.txt is empty"),
     "c.txt": (b" \n", "c.txt is empty"),
+    "blank.txt": (b" \n" * 5000, "blank.txt is empty"),
     "a.json": (b'[{"a": 1},\n{"a" 1}]', "a.json, line 2: not valid JSON"),
     "b.json": (b'[{"a": 1}\n{"a": 1}]', "b.json, line 2: expected ',' or ']'"),
     "c.json": (b'[{"a": 1},\n3]', "c.json, line 2: expected an object"),
@@ -243,3 +244,10 @@ def test_without_pyarrow_the_error_names_the_extra(tmp_path, monkeypatch):
     for name in ("a.parquet", "a.arrow"):
         with pytest.raises(FileError, match=r"pip install 'regard\[data\]'"):
             read_examples(write(tmp_path / name, b"PAR1"))
+
+
+def test_prepared_data_are_not_read_as_text(tmp_path):
+    (tmp_path / "source-0").mkdir()
+    (tmp_path / "source-0" / "prepared.json").write_text("{}")
+    with pytest.raises(FileError, match="is prepared data; train with the recipe of its folder"):
+        read_examples(tmp_path)

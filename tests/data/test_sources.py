@@ -47,6 +47,26 @@ def test_only_answers_and_their_end_tokens_have_weight_one():
         assert (span.weight == 1.0) == (previous.text == "<|assistant|>" or span.text == "<|end|>")
 
 
+def test_a_source_that_would_never_be_used_is_refused(tmp_path):
+    with pytest.raises(SpecError, match="weight=0.0001 is less than 1/1000 of all weights"):
+        open_sources([Pydoc(), Pydoc(weight=0.0001)], 0, hold_out=True)
+
+
+def test_the_error_of_an_example_names_its_file_and_line(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "good"}\n{"text": "bad"}\n')
+
+    def transform(example):
+        if example["text"] == "bad":
+            raise ValueError("it is bad")
+        return example
+
+    examples = File(path=str(path)).open(hold_out=False).train.map(transform)
+    with pytest.raises(ValueError, match=r"a.jsonl, line 2: it is bad"):
+        for _ in first_epoch(examples, 0):
+            pass
+
+
 def test_different_seeds_have_different_stories():
     first, second = (WorldStories().open(seed).train for seed in (1, 2))
     assert first.example(0) != second.example(0)

@@ -6,7 +6,9 @@ import re
 import numpy as np
 import pytest
 
+from regard.data.loader import Loader
 from regard.data.packing import Item
+from regard.data.sources.base import open_collection
 from regard.kernels.attention.mask import PrefixLM
 from regard.models.encoder import Encoder
 from regard.models.heads import Classification, MaskedLM
@@ -298,3 +300,11 @@ def test_too_few_sentinels_are_refused() -> None:
     objective = SpanCorruption(sentinels=2)
     with pytest.raises(ValueError, match="has only 2 sentinels; lower data.length"):
         items_of(objective, prepared(objective), 200, 0)
+
+
+def test_one_document_is_refused_if_pairs_need_another_one() -> None:
+    """The other segment would come from the same document, and its label would be wrong."""
+    objective = BertPretraining()
+    examples = open_collection("one", [{"text": "One. Two."}], 0, hold_out=False).train
+    with pytest.raises(ValueError, match="one, train is one example, and this objective also needs another one"):
+        Loader(examples, objective, prepared(objective), rows=1, length=32)

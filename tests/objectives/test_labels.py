@@ -202,6 +202,14 @@ def test_an_image_folder_is_read_with_its_metadata(tmp_path) -> None:
         ImageFolder(path=str(tmp_path)).open()
 
 
+def test_an_image_of_16_bits_is_scaled(tmp_path) -> None:
+    image_module = pytest.importorskip("PIL.Image")
+    file = tmp_path / "deep.png"
+    image_module.fromarray(np.linspace(0, 65535, 64).round().astype(np.uint16).reshape(8, 8)).save(file)
+    image = ImageFolder(path=str(tmp_path), size=(8, 8), gray=True, standardize=False).read_image(file)
+    np.testing.assert_allclose(image[0].flatten(), np.linspace(0, 1, 64), atol=1 / 255)
+
+
 def test_a_recipe_for_an_image_folder_gets_its_labels_and_its_size_is_checked(tmp_path) -> None:
     model = vit(8, 4, 16, 2, 24, 1, 1).to_dict()
     model["head"] = {"kind": "classification"}

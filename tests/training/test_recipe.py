@@ -1,9 +1,11 @@
 """Training settings: the same in Python, JSON and TOML; wrong ones are refused with a hint."""
 
+from pathlib import Path
+
 import pytest
 
 from regard.spec import SpecError
-from regard.training.recipe import Training, override
+from regard.training.recipe import Training, find_recipe, override, read_recipe, resolve
 from regard.training.schedule import WarmupStableDecay
 
 SETTINGS = Training(steps=30, lr=1e-2, schedule=WarmupStableDecay(warmup=5), clip=0.0, save_every=0)
@@ -31,6 +33,7 @@ def test_settings_are_read_from_toml() -> None:
         ({"steps": 0}, "steps=0 must be at least 1"),
         ({"steps": 3, "lr": -1.0}, "lr=-1.0 must be positive"),
         ({"steps": 3, "save_every": -1}, "save_every=-1 must not be negative"),
+        ({"steps": 3, "seed": 1 << 80}, "must have at most 63 bits"),
         ({"lr": 1.0}, "needs steps"),
     ],
 )
@@ -53,3 +56,28 @@ def test_a_new_kind_keeps_the_options_that_it_has_too() -> None:
         Training.from_dict(wrong["train"])
     with pytest.raises(SpecError, match="train.schedule: there is no kind 'lin'; did you mean 'linear'"):
         override(tables, {"train.schedule.kind": "lin"})
+
+
+@pytest.mark.parametrize(
+    ("tables", "message"),
+    [
+        ({"from": 5, "model": {}}, "from=5 is not the path or the name of a model"),
+        ({"model": {"kind": [7]}}, "no kind [7]; choose one of decoder, dual_encoder, encoder"),
+        ({"model": {"kind": "encoder_decoder", "source": 5, "target": 5}}, "source: expected"),
+        ({"data": {"seed": -1}}, "seed=-1 must not be negative"),
+        ({"tokenizer": {"by": "byte", "path": "folder"}}, "by='byte' does not read path='folder'"),
+    ],
+)
+def test_wrong_tables_are_refused(tables: dict, message: str) -> None:
+    with pytest.raises(SpecError) as error:
+        resolve(read_recipe(find_recipe("llama")) | tables)
+    assert message in str(error.value)
+
+
+def test_a_recipe_file_is_named_if_it_is_no_utf8(tmp_path: Path) -> None:
+    file = tmp_path / "recipe.toml"
+    file.write_bytes(b"\xef\xbb\xbf[train]\nsteps = 3\n")  # with a byte order mark
+    assert read_recipe(file) == {"train": {"steps": 3}}
+    file.write_bytes(b"# caf\xe9")
+    with pytest.raises(SpecError, match="recipe.toml is not TOML"):
+        read_recipe(file)

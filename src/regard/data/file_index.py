@@ -53,11 +53,11 @@ def index_chunks(path: Path) -> np.ndarray:
             stream.seek(offsets[-1])
             block = stream.read(limit + 1)
             offsets.append(offsets[-1] + (block.rfind(b"\n", 0, limit) + 1 or _character_end(block, limit)))
-        stream.seek(offsets[-1])
-        is_blank = len(offsets) == 1 and not stream.read().strip()
-    if not is_blank:
-        offsets.append(size)
-    return np.array(offsets, dtype=np.int64)
+        stream.seek(0)
+        is_blank = all(not block.strip() for block in iter(lambda: stream.read(BLOCK_BYTES), b""))
+    if is_blank:
+        return np.array([0], dtype=np.int64)
+    return np.array([*offsets, size], dtype=np.int64)
 
 
 def index_whole(path: Path) -> np.ndarray:

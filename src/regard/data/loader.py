@@ -76,6 +76,8 @@ class Loader:
                 f"rows={rows} with a warm-up and ranks={ranks}: an eighth of the rows is not divisible by the ranks; "
                 f"use a multiple of {MOST_PARTS * ranks}, or no warm-up (data.batch_warmup=0)"
             )
+        if objective.needs_other and examples.count == 1:
+            raise ValueError(f"{examples.name} is one example, and this objective also needs another one; add some")
         self.examples = examples.map(Tokenization(objective, tokenizer))
         self.objective, self.tokenizer, self.rows, self.length = objective, tokenizer, rows, length
         self.seed, self.rank, self.ranks, self.warmup = seed, rank, ranks, warmup
@@ -110,12 +112,14 @@ class Loader:
         return steps * self.step_size - saved
 
     def epoch_size(self) -> int | None:
-        """None if every example is new. The number of tokens is estimated from a few examples."""
+        """None if every example is new. The number of tokens, or of items, is estimated from a few examples."""
         count = self.examples.count
-        if count is None or not self.objective.packed:
-            return count
-        items = [self._items(index) for index in range(min(count, 64))]
-        return round(sum(item_length(item) for group in items for item in group) / len(items) * count)
+        if count is None:
+            return None
+        few = min(count, 64)
+        items = [item for index in range(few) for item in self._items(index)]
+        size = sum(map(item_length, items)) if self.objective.packed else len(items)
+        return round(size / few * count)
 
     def state_dict(self) -> dict[str, Any]:
         pending = [[example, index] for example, index, _ in self._pending]

@@ -163,6 +163,8 @@ def find_in_folder(folder: Path, format: str | None) -> tuple[list[Path], str]:
     if format == "dataset" or (format is None and is_dataset):
         return dataset_files(folder), "dataset"
     files = sorted(file for file in folder.rglob("*") if file.is_file() and not is_hidden(file.relative_to(folder)))
+    if any(file.name == "prepared.json" for file in files):
+        raise FileError(f"{folder} is prepared data; train with the recipe of its folder: regard train recipe.toml")
     if format is None:
         known = [file for file in files if format_of(file)]
         if not known:

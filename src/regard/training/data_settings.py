@@ -46,7 +46,7 @@ class Data(Spec):
         require(len(self.sources) > 0, "data: sources is empty; add one, or set data.path")
         for name in ("rows", "length"):
             require(getattr(self, name) > 0, f"data: {name}={getattr(self, name)} must be positive")
-        for name in ("held_out", "prefetch", "batch_warmup"):
+        for name in ("held_out", "prefetch", "batch_warmup", "seed"):
             require(getattr(self, name) >= 0, f"data: {name}={getattr(self, name)} must not be negative")
 
     @property
@@ -116,6 +116,10 @@ class Vocabulary(Spec):
 
     def check(self) -> None:
         require(self.by != "folder" or self.path is not None, "tokenizer: by='folder' needs a path; set tokenizer.path")
+        require(
+            self.by == "folder" or self.path is None,
+            f"tokenizer: by={self.by!r} does not read path={self.path!r}; set tokenizer.by=folder, or remove the path",
+        )
         require(self.documents > 0, f"tokenizer: documents={self.documents} must be positive")
 
     @property

@@ -109,7 +109,7 @@ class Lines(Listener):
         tokens_left = (self.steps - record["step"]) * record["tokens_per_second"] * record["seconds"]
         self.note(
             f"step {record['step']}/{self.steps}  loss {format_loss(record)}  {rate:,.0f} tokens/s  "
-            f"{format_duration(tokens_left / rate)} left"
+            f"{format_duration(tokens_left / rate if rate else 0.0)} left"
         )
 
     def evaluated(self, record: Record) -> None:

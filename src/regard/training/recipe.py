@@ -91,10 +91,18 @@ class Training(Spec):
             require(getattr(self, name) >= 1, f"training: {name}={getattr(self, name)} must be at least 1")
         for name in ("clip", "evaluate_every", "save_every", "monitor_every", "length_warmup"):
             require(getattr(self, name) >= 0, f"training: {name}={getattr(self, name)} must not be negative")
+        require(abs(self.seed) < 2**63, f"training: seed={self.seed} must have at most 63 bits")
         require(self.lr > 0, f"training: lr={self.lr} must be positive")
         require(self.spike == 0 or self.spike > 1, f"training: spike={self.spike} must be 0 (off) or more than 1")
         require(0 < self.layer_decay <= 1, f"training: layer_decay={self.layer_decay} must be in (0, 1]")
         require(0 <= self.ema < 1, f"training: ema={self.ema} must be in [0, 1)")
+
+    def check_rows(self, rows: int) -> None:
+        """Raise SpecError if batches of this many rows cannot be split into micro-batches."""
+        require(
+            rows % self.accumulate == 0,
+            f"train.accumulate={self.accumulate} does not divide the {rows} rows of a batch; use a divisor of data.rows",
+        )
 
     def row_parts(self, done: int) -> int:
         """The number of parts into which the rows of a batch are cut after `done` steps."""
@@ -154,8 +162,8 @@ def find_recipe(name: str | Path) -> Path:
 def read_recipe(path: Path, overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The tables of a recipe file, with the overrides applied."""
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
+        tables = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SpecError(f"{path} is not TOML: {error}") from error
     return override(tables, overrides or {})
 
@@ -175,7 +183,13 @@ def resolve(
         tables["data"] = read_data_table(tables["data"])
     start = tables.get("from", tables.get("start"))
     if start is not None:
+        require(isinstance(start, str | Path), f"from={start!r:.80} is not the path or the name of a model")
         tables = tables_from(Path(start), tables)
+    require(
+        start is not None or "adapter" not in tables,
+        "[adapter] trains low-rank matrices beside the frozen weights of a model, and a new model has random ones; set "
+        "`from` (--from MODEL), or remove the adapter",
+    )
     require("head" not in tables, "[head] is a new head for the model of `from`; set model.head of a new model")
     # mistakes are reported before the data are read and the tokenizer is trained, which may take minutes
     draft = build_recipe(tables, vocab=1, pattern=pattern)
@@ -231,6 +245,11 @@ def build_recipe(
     has none."""
     model, objective = tables.get("model", {}), tables.get("objective")
     if isinstance(objective, Mapping):
+        if "kind" not in objective and isinstance(model, Mapping):
+            spec = parse_spec(fill_model({"kind": "decoder"} | dict(model), vocab, {"labels": 1}), "model", Model)
+            assert isinstance(spec, Model)
+            objective = {"kind": default_objective(spec).kind, **objective}
+            tables = {**tables, "objective": objective}
         objective = parse_spec(objective, "objective", Objective)
     if isinstance(model, Mapping):
         head = head or getattr(objective, "head_options", None) or {"labels": 1}
@@ -240,6 +259,7 @@ def build_recipe(
         recipe = replace(recipe, model=retile(recipe.model, pattern))
     objective = recipe.objective or default_objective(recipe.model)
     check_pair(objective, recipe.model)
+    recipe.train.check_rows(recipe.data.rows)
     require(
         recipe.train.length_warmup == 0 or objective.packed and recipe.data.length % MOST_PARTS == 0,
         f"train.length_warmup cuts packed rows into up to {MOST_PARTS} parts; {objective.kind} with data.length="
@@ -250,6 +270,11 @@ def build_recipe(
         recipe.data.batch_warmup == 0 or recipe.data.rows % parts == 0,
         f"data.batch_warmup starts with an eighth of data.rows={recipe.data.rows}, which train.accumulate="
         f"{recipe.train.accumulate} does not divide; set data.rows to a multiple of {parts}",
+    )
+    require(
+        objective.scope == "token" or recipe.data.rows > 1,
+        f"data.rows={recipe.data.rows}: objective {objective.kind} compares the rows of a batch; set data.rows to at "
+        "least 2",
     )
     context = context_of(recipe.model)
     require(
@@ -263,10 +288,11 @@ def build_recipe(
 def fill_model(model: Mapping[str, Any], vocab: int, head: Mapping[str, Any]) -> dict[str, Any]:
     """The table of a model with the values that depend on the data."""
     filled = deepcopy(dict(model))
-    for name in VOCAB_FIELDS.get(filled["kind"], ()):
-        table = filled
+    for name in VOCAB_FIELDS.get(str(filled["kind"]), ()):
+        table: Any = filled
         for key in name.split(".")[:-1]:
-            table = table.setdefault(key, {"kind": "tokens"} if key == "input" else {})
+            default = {"kind": "tokens"} if key == "input" else {}
+            table = table.setdefault(key, default) if isinstance(table, dict) else None
         if isinstance(table, dict) and table.get("kind") not in ("patches", "frames"):
             table.setdefault("vocab", vocab)
     if filled["kind"] == "interleaved":
@@ -317,6 +343,8 @@ def override(tables: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, 
             table = table[index(table, key, name)] if isinstance(table, list) else table.setdefault(key, {})
             require(isinstance(table, dict | list), f"--{name}: {key} is a single value, not a table")
         table[index(table, last, name) if isinstance(table, list) else last] = parse_value(value)
+    if "tokenizer.by" in values and "tokenizer.path" not in values:
+        tables["tokenizer"].pop("path", None)
     for name, base in (("optimizer", Optimizer), ("schedule", Schedule)):
         if f"train.{name}.kind" in values:
             known = {"kind", *field_types(class_of(tables["train"][name]["kind"], f"train.{name}", base))}

@@ -73,6 +73,8 @@ class Run:
     @classmethod
     def open(cls, path: str | Path) -> "Run":
         run = cls(path)
+        if run.path.parent.name == "checkpoints":
+            raise ValueError(f"{path} is a checkpoint; give the directory of its run: {run.path.parent.parent}")
         if not run.config_file.exists():
             raise ValueError(
                 f"{path} holds no run: it has no config.json; start one with: regard train llama --out {path}"

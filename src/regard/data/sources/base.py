@@ -60,7 +60,7 @@ class DataSource(Spec):
     weight: float = 1.0  # share of the examples, relative to the other sources
 
     def check(self) -> None:
-        require(self.weight > 0, f"{self.kind}: weight={self.weight} must be positive")
+        require(0 < self.weight < 1e9, f"{self.kind}: weight={self.weight} must be positive, and less than 1e9")
 
     def open(self, seed: int = 0, hold_out: bool = True) -> Splits:
         """The examples for training and the held-out ones; without `hold_out`, all are for training."""

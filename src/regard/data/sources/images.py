@@ -81,8 +81,11 @@ class ImageFolder(DataSource):
         except ModuleNotFoundError:
             raise ValueError("reading images needs Pillow: pip install 'regard[images]'") from None
         try:
-            image = Image.open(file).convert("L" if self.gray else "RGB").resize(self.size[::-1])
-        except (OSError, Image.DecompressionBombError) as error:  # OSError: no image, or damaged
+            image = Image.open(file)
+            if image.mode.startswith("I"):  # 16 bits, which `convert` clips to 255
+                image = Image.fromarray((np.asarray(image, np.float64) / 257).round().astype(np.uint8))
+            image = image.convert("L" if self.gray else "RGB").resize(self.size[::-1])
+        except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
             raise ValueError(f"{file} cannot be read as an image ({error}); remove or replace it") from error
         values = np.asarray(image, np.float64) / 255
         return scaled(values[None] if self.gray else values.transpose(2, 0, 1), self.standardize)

@@ -12,6 +12,7 @@ from itertools import accumulate
 from random import Random
 
 from regard.data.sources.base import DataSource, Example, Examples, Splits, Transform
+from regard.spec import require
 
 BLOCK = 1000  # examples
 
@@ -38,8 +39,16 @@ class Mixture:
     @cached_property
     def shares(self) -> list[int]:
         """Examples of each source per block, rounded so that they add up to BLOCK."""
-        bounds = [round(BLOCK * total / sum(self.weights)) for total in accumulate(self.weights, initial=0.0)]
-        return [end - start for start, end in zip(bounds, bounds[1:], strict=False)]
+        total = sum(self.weights)
+        bounds = [round(BLOCK * part / total) for part in accumulate(self.weights, initial=0.0)]
+        shares = [end - start for start, end in zip(bounds, bounds[1:], strict=False)]
+        for source, weight, share in zip(self.sources, self.weights, shares, strict=True):
+            require(
+                share > 0,
+                f"{source.name}: weight={weight:g} is less than 1/{BLOCK} of all weights ({total:g}), so none of its "
+                "examples would be used; raise the weight, or remove the source",
+            )
+        return shares
 
     def example(self, index: int) -> Example:
         block, position = divmod(index, BLOCK)
@@ -63,6 +72,7 @@ def open_sources(sources: Sequence[DataSource], seed: int, hold_out: bool) -> Sp
     if len(opened) == 1:
         return opened[0]
     train = Mixture(tuple(splits.train for splits in opened), tuple(source.weight for source in sources), seed)
+    _ = train.shares  # a weight that is too small is reported at once
     with_held_out = [
         (splits.held_out, source.weight) for splits, source in zip(opened, sources, strict=True) if splits.held_out
     ]
