@@ -5,7 +5,7 @@ regard.train(start="smollm2", data="chats.jsonl", overrides={"adapter.rank": 16}
 regard.train(resume="runs/mine")
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -16,7 +16,7 @@ from rich.console import Console
 from torch import nn
 
 from regard.data.loader import Loader
-from regard.data.sources.base import Examples, Splits
+from regard.data.sources.base import DataSource, Examples, Splits
 from regard.data.tokenization import Tokenization
 from regard.engine.engine import Engine
 from regard.engine.request import Sampling
@@ -120,6 +120,7 @@ def start_run(path: Path, resolved: ResolvedRecipe, device: str, console: Consol
     recipe, tokenizer, splits = resolved
     device = resolve_device(device)
     check_recipe(recipe, device)
+    check_outside_data(path, recipe.data.sources)
     # before the directory is created: an impossible model, or a pattern that matches no parameter, leaves no directory
     model = build_model(recipe)
     recipe.train.build_optimizer(model)
@@ -138,6 +139,17 @@ def check_recipe(recipe: Recipe, device: str) -> None:
     check_processes(recipe.train.parallel, recipe.data.least_rows)
     trained = None if recipe.adapter is None else 0  # adapters are too small to matter here
     check_memory(recipe.model, recipe.train, device, recipe.data.rows, recipe.data.length, trained, process_count())
+
+
+def check_outside_data(path: Path, sources: Sequence[DataSource]) -> None:
+    """Raise ValueError if the run is in a folder of its data: its files would become examples."""
+    for source in sources:
+        folder = getattr(source, "path", None)
+        if folder is not None and Path(folder).is_dir() and path.resolve().is_relative_to(Path(folder).resolve()):
+            raise ValueError(
+                f"the run {path} is inside of its data {folder}, and its files would change the data; choose another "
+                "directory with --out"
+            )
 
 
 def resume_run(

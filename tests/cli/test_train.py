@@ -182,6 +182,14 @@ def test_a_folder_that_no_run_wrote_is_not_replaced(tmp_path: Path) -> None:
     assert "belongs to no run" in str(result.exception) and mine.exists()
 
 
+def test_a_run_in_the_folder_of_its_data_is_refused(tmp_path: Path) -> None:
+    """Its samples.txt and its metrics.jsonl would be data when it is resumed."""
+    (tmp_path / "a.txt").write_text("many short lines\n" * 100)
+    arguments = (*SMALL, "--tokenizer.by=byte", "--train.steps=1", "--data", tmp_path)
+    result = regard("train", "demo", "--out", tmp_path / "runs" / "demo", *arguments)
+    assert "is inside of its data" in str(result.exception) and not (tmp_path / "runs").exists()
+
+
 def test_a_very_short_text_is_trained_on_without_evaluation(tmp_path: Path) -> None:
     (tmp_path / "short.txt").write_text("a single line\n")
     options = ("--data", tmp_path / "short.txt", "--tokenizer.by=byte", "--train.steps=1")

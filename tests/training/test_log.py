@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from regard.checkpoint.atomic_folder import CheckpointError
 from regard.training import log as logs
 from regard.training.log import Log
 
@@ -74,3 +75,21 @@ def test_a_damaged_line_is_removed_with_a_note(tmp_path: Path, line: bytes) -> N
         pass
     assert (tmp_path / "metrics.jsonl").read_bytes() == metrics
     assert len(notes) == 1 and "the first is line 3" in notes[0]
+
+
+def test_lost_entries_are_noted(tmp_path: Path) -> None:
+    write(tmp_path, 1, 4)
+    (tmp_path / "metrics.jsonl").write_bytes((tmp_path / "metrics.jsonl").read_bytes().splitlines(keepends=True)[0])
+    notes: list[str] = []
+    Log(tmp_path, 4, notes.append).close()
+    assert "ends at step 1; the entries of the steps up to 4 are lost" in notes[0]
+
+
+def test_a_full_disk_is_reported_with_a_remedy(tmp_path: Path) -> None:
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.skip("there is no /dev/full")
+    with pytest.raises(CheckpointError, match="metrics.jsonl could not be written.*--resume"), Log(tmp_path) as log:
+        log.metrics.close()
+        log.metrics = full.open("w")
+        log.write({"step": 1, "loss": 1.0})

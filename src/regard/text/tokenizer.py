@@ -180,7 +180,7 @@ class Tokenizer:
     def save(self, folder: str | Path) -> None:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        self.core.save(str(folder / TOKENIZER))
+        (folder / TOKENIZER).write_text(self.core.to_str(pretty=True), "utf-8")
         config: dict[str, object] = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "clean_up_tokenization_spaces": self.clean_up_tokenization_spaces,

@@ -10,11 +10,12 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from textwrap import indent
 from typing import Any
 
-from regard.checkpoint.atomic_folder import sync_folder, write_file
+from regard.checkpoint.atomic_folder import CheckpointError, sync_folder, write_file
 
 
 class Log:
@@ -24,6 +25,9 @@ class Log:
         self.path = path
         remove_damaged_lines(path / "metrics.jsonl", note)
         self.open(step)
+        last = last_step(path / "metrics.jsonl")
+        if last < step:
+            note(f"{path / 'metrics.jsonl'} ends at step {last}; the entries of the steps up to {step} are lost")
 
     def open(self, step: int) -> None:
         truncate_after(self.path / "metrics.jsonl", step, step_of_metrics)
@@ -45,14 +49,22 @@ class Log:
     def __enter__(self) -> "Log":
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        for stream in (self.metrics, self.samples, self.board):
+            with nullcontext() if error is None else suppress(OSError):  # the first error is the one to report
+                stream.close()
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Append one line, and its numbers to TensorBoard. NaN and infinity become null, because JSON has neither."""
         line = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
-        self.metrics.write(json.dumps(line, allow_nan=False) + "\n")
-        self.metrics.flush()
+        try:
+            self.metrics.write(json.dumps(line, allow_nan=False) + "\n")
+            self.metrics.flush()
+        except OSError as error:
+            raise CheckpointError(
+                f"{self.path / 'metrics.jsonl'} could not be written ({error}); free disk space, then continue from "
+                f"the last checkpoint: regard train --resume {self.path}"
+            ) from error
         for name, value in record.items():
             if name != "step" and isinstance(value, int | float):
                 self.board.add_scalar(name, value, record["step"])
@@ -109,6 +121,11 @@ def remove_damaged_lines(path: Path, note: Callable[[str], None]) -> None:
     if damaged:
         note(f"removing {len(damaged)} damaged lines from {path}, the first is line {damaged[0]}")
         write_file(path, b"".join(line for n, line in enumerate(lines, start=1) if n not in set(damaged)))
+
+
+def last_step(path: Path) -> int:
+    lines = path.read_bytes().splitlines()
+    return json.loads(lines[-1])["step"] if lines else 0
 
 
 def has_step(line: bytes) -> bool:

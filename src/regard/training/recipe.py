@@ -101,7 +101,7 @@ class Training(Spec):
         """Raise SpecError if batches of this many rows cannot be split into micro-batches."""
         require(
             rows % self.accumulate == 0,
-            f"train.accumulate={self.accumulate} does not divide the {rows} rows of a batch; use a divisor of data.rows",
+            f"train.accumulate={self.accumulate} does not divide the {rows} rows of a batch; use a divisor",
         )
 
     def row_parts(self, done: int) -> int:
