@@ -15,7 +15,7 @@ from torch import nn
 
 from regard.data.batch import Batch
 from regard.data.packing import Item, item_length, pack
-from regard.data.sources.base import Example, Examples
+from regard.data.sources.base import Example, Splits
 from regard.models.base import Model
 from regard.models.interleaved import Interleaved
 from regard.objectives.base import (
@@ -67,9 +67,9 @@ class ImageText(Objective):
     def model_options(self, tokenizer: Tokenizer) -> Mapping[str, Any]:
         return {"marker": self.marker(tokenizer)}
 
-    def fit(self, examples: Examples, model: Model) -> Self:
+    def fit(self, splits: Splits, model: Model) -> Self:
         assert isinstance(model, Interleaved), "checked in check_model"
-        check_first_example(model.vision, examples)
+        check_first_example(model.vision, splits.train)
         return replace(self, patches=model.patches)
 
     def tokenize(self, example: Example, tokenizer: Tokenizer) -> Columns:

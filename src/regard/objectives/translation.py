@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from regard.data.batch import Batch
 from regard.data.packing import Item, pad_items
-from regard.data.sources.base import Example, Examples
+from regard.data.sources.base import Example, Splits
 from regard.models.base import Model
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.objectives.base import (
@@ -76,9 +76,9 @@ class Translation(SequenceToSequence):
     def check_model(self, model: Model) -> None:
         require_model(self, model, isinstance(model, EncoderDecoder), "an encoder_decoder or seq2seq")
 
-    def fit(self, examples: Examples, model: Model) -> Self:
+    def fit(self, splits: Splits, model: Model) -> Self:
         assert isinstance(model, EncoderDecoder), "checked in check_model"
-        check_first_example(model.source, examples)
+        check_first_example(model.source, splits.train)
         return self
 
     def tokenize(self, example: Example, tokenizer: Tokenizer) -> Columns:

@@ -186,7 +186,7 @@ def resolve(
         require(isinstance(start, str | Path), f"from={start!r:.80} is not the path or the name of a model")
         tables = tables_from(Path(start), tables)
     require(
-        start is not None or "adapter" not in tables,
+        start is not None or tables.get("adapter") is None,
         "[adapter] trains low-rank matrices beside the frozen weights of a model, and a new model has random ones; set "
         "`from` (--from MODEL), or remove the adapter",
     )
@@ -272,9 +272,9 @@ def build_recipe(
         f"{recipe.train.accumulate} does not divide; set data.rows to a multiple of {parts}",
     )
     require(
-        objective.scope == "token" or recipe.data.rows > 1,
-        f"data.rows={recipe.data.rows}: objective {objective.kind} compares the rows of a batch; set data.rows to at "
-        "least 2",
+        objective.scope == "token" or recipe.data.least_rows > 1,
+        f"objective {objective.kind} compares the rows of a batch, and a batch has {recipe.data.least_rows}; raise "
+        "data.rows",
     )
     context = context_of(recipe.model)
     require(
