@@ -35,9 +35,10 @@ SPEC = Decoder(
 )
 
 
-def loader(split: str = "train") -> Loader:
+def loader(split: str = "train", rank: int = 0, ranks: int = 1) -> Loader:
     train, held_out = WorldStories().open()
-    return Loader(train if split == "train" else held_out, NextToken(), TOKENIZER, rows=4, length=24)
+    examples = train if split == "train" else held_out
+    return Loader(examples, NextToken(), TOKENIZER, rows=4, length=24, rank=rank, ranks=ranks)
 
 
 def trainer(path: Path, settings: Training = SETTINGS, **overrides: Any) -> Trainer:
@@ -62,7 +63,9 @@ def curve(path: Path) -> list[dict[str, Any]]:
 
 def outcome(path: Path) -> dict[str, Any]:
     """Everything that is bit-identical in two equal runs, which have different ids."""
-    folders = Run.open(path).checkpoints
-    last = {file.name: file.read_bytes() for file in sorted(folders[0].iterdir()) if file.suffix != ".json"}
-    last["training"] = {k: v for k, v in read_training(folders[0]).items() if k != "run"}
-    return {"curve": curve(path), "samples": (path / "samples.txt").read_text(), "last": last, "step": folders[0].name}
+    samples = path / "samples.txt"
+    last = Run.open(path).checkpoints[0]
+    files = {file.name: file.read_bytes() for file in sorted(last.iterdir()) if file.suffix != ".json"}
+    files["training"] = {k: v for k, v in read_training(last).items() if k != "run"}
+    text = samples.read_text() if samples.exists() else None
+    return {"curve": curve(path), "samples": text, "last": files, "step": last.name}

@@ -21,6 +21,7 @@ from regard.training.parallel.mesh import Parallel, Processes
 from regard.training.parallel.sharded_files import ShardedFiles
 from regard.training.parallel.snapshot import SharedSnapshot
 from regard.training.run import Run
+from tests.training.parallel.killing import Killer
 from tests.training.parallel.processes import largest_difference, run_in_processes
 from tests.training.parallel.runs import SETTINGS, curve, run_trainer
 
@@ -169,6 +170,14 @@ def test_a_run_of_four_processes_is_continued_by_two(tmp_path: Path) -> None:
     run_in_processes(check_continued, Parallel(), 2, two, str(shared))
     assert largest_difference(curve(shared), curve(single)) <= 1e-5
     check_same_weights(shared / "checkpoints" / "step-000010", single / "checkpoints" / "step-000010", 1e-4)
+
+
+@pytest.mark.slow
+def test_runs_killed_at_random_calls_resume_exactly(tmp_path: Path) -> None:
+    """docs/log.md has the result of 104 kills."""
+    killer = Killer(tmp_path)
+    kills = [line for seed in range(3) for line in killer.kill_run(seed)]
+    assert len(kills) >= 4 and any(line.endswith("True") for line in kills), "some of them inside a save"
 
 
 @pytest.mark.slow
