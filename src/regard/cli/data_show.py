@@ -1,4 +1,4 @@
-"""`regard data show`: the first batch of a recipe, token by token, with what counts in the loss."""
+"""`regard data show`: the first batch of a recipe, token by token, and which tokens count in the loss."""
 
 from typing import Annotated
 

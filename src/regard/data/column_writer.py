@@ -108,7 +108,7 @@ class ColumnWriter:
         return np.array(list(self.table or ()), "<u4").view("<f4")
 
     def _convert(self, dtype: np.dtype, values_of: Callable[[np.ndarray], np.ndarray]) -> None:
-        """Store what was written with another dtype."""
+        """Convert the values that were written so far to another dtype."""
         self.stream.close()
         file, narrow = self.folder / f"{self.name}.bin", self.folder / f"{self.name}.narrow"
         file.rename(narrow)

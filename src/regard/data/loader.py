@@ -102,17 +102,17 @@ class Loader:
 
     @property
     def step_size(self) -> int:
-        """Of the whole batch after the warm-up; padding takes the place of some tokens."""
+        """The size of a whole batch after the warm-up, including padding."""
         return self.rows * (self.length if self.objective.packed else 1)
 
     def total_size(self, steps: int) -> int:
-        """Of all batches of this number of steps."""
+        """The size of all batches of this number of steps."""
         short = range(min(steps, self.warmup))
         saved = sum(self.step_size - self.step_size // warmup_parts(batch, self.warmup) for batch in short)
         return steps * self.step_size - saved
 
     def epoch_size(self) -> int | None:
-        """None if every example is new. The number of tokens, or of items, is estimated from a few examples."""
+        """The size of one epoch, estimated from a few examples; None if every example is new."""
         count = self.examples.count
         if count is None:
             return None
@@ -143,7 +143,7 @@ class Loader:
                 f"the data of {self.examples.name} changed after the checkpoint was saved; restore the files to "
                 "resume, or start a new run from the checkpoint (regard train --from RUN)"
             )
-        self._batches, self._next_example = state.get("batches", 0), state["next"]  # no batches: of older versions
+        self._batches, self._next_example = state.get("batches", 0), state["next"]  # old states have no batches
         self._pending = [(example, index, self._items(example)[index]) for example, index in state["waiting"]]
 
     def _next_row(self) -> list[Item]:

@@ -45,7 +45,7 @@ ReportProgress = Callable[[int, int], None]  # called with the numbers of exampl
 
 
 class PreparationListener:
-    """Is told of the progress; the base class ignores it."""
+    """Receives the progress; the base class ignores it."""
 
     def started(self, done: int, total: int) -> None:
         """Of `total` examples, `done` are in shards that a previous call finished."""
@@ -130,7 +130,7 @@ def prepare(
             else:
                 for number in pending:
                     write_shard(task, number, listener.advanced)
-            describe(task)
+            write_description(task)
         finally:
             listener.ended()
     return ShardedExamples(task.folder)
@@ -153,7 +153,7 @@ def locked(folder: Path) -> Generator[None]:
 
 
 def remove_leftovers(task: Preparation) -> None:
-    """Delete what a killed process left; refuse a folder with other files."""
+    """Delete the partial shards of a killed process; refuse a folder with other files."""
     expected = {PREPARED, *(task.path(number).name for number in range(task.shards))}
     for entry in task.folder.iterdir():
         if entry.name.startswith(".") and entry.name.endswith(PARTIAL):
@@ -300,19 +300,19 @@ def write_in_processes(task: Preparation, pending: Sequence[int], processes: int
 
 def work(task: Preparation, pipe: Connection) -> None:
     """A process: write the shards whose numbers arrive. It sends counts, then None after each shard, or an error."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the first one ends the others
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent ends its workers
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     try:
         while True:
             write_shard(task, pipe.recv(), lambda examples, tokens: pipe.send((examples, tokens)))
             pipe.send(None)
-    except (EOFError, BrokenPipeError):  # the first process ended
+    except (EOFError, BrokenPipeError):  # the parent ended
         pass
     except Exception as error:
         pipe.send(error)
 
 
-def describe(task: Preparation) -> None:
+def write_description(task: Preparation) -> None:
     """Write prepared.json from the entries of all shards."""
     shards = []
     for number in range(task.shards):

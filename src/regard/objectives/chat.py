@@ -1,4 +1,4 @@
-"""Conversations as tokens, with weight 1 for what the assistant writes and 0 for everything else.
+"""Conversations as tokens, with weight 1 for the assistant's tokens and 0 for all others.
 
 The ids are those that the model's own chat template produces. The tokens of an assistant message are those between the
 conversation before it, with the generation prompt, and the conversation up to its end. A template that rewrites earlier

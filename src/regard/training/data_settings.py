@@ -51,7 +51,7 @@ class Data(Spec):
 
     @property
     def least_rows(self) -> int:
-        """Of the first batches of a warm-up, which all processes share."""
+        """The rows of the first batches of a warm-up, of all processes together."""
         return self.rows // MOST_PARTS if self.batch_warmup else self.rows
 
     @property

@@ -3,7 +3,7 @@
     η_k = lowest · (highest / lowest)^(k / (n - 1))
 
 While the rate is too small, the loss hardly changes. Then it falls, and finally it grows again: training diverges. The
-sweep stops if the loss is not finite, or if it has risen by half of what it fell before, at least by a quarter of the
+sweep stops if the loss is not finite, or if it has risen by half of its earlier fall, at least by a quarter of the
 first loss. The suggested rate is the one at which the loss falls fastest per factor of the rate, but at most a tenth of
 the rate at which training diverged. The sweep trains a copy of the model; the model and the loader stay unchanged.
 """
@@ -101,7 +101,7 @@ def sweep_learning_rate(
 
 
 class RunningMean:
-    """A running mean of the losses that notices divergence."""
+    """A running mean of the losses, which detects divergence."""
 
     def __init__(self) -> None:
         self.total = self.weight = 0.0

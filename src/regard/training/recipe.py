@@ -4,7 +4,7 @@
     [model]      the spec of a new model; the size of its vocabulary is by default that of the tokenizer
     [head]       a new head for the model of `from`
     [adapter]    train low-rank adapters instead of all weights
-    [objective]  what is learned; by default what fits the model
+    [objective]  the training objective; by default the one for the kind of model
     [data]       the sources of the examples, and the size of the batches
     [tokenizer]  the tokenizer, and how it is trained; with `from`, that of the model
     [train]      steps, learning rate, schedule, optimizer
@@ -121,7 +121,7 @@ class Recipe(Spec):
     train: Training
     data: Data = Data()
     tokenizer: Vocabulary = Vocabulary()
-    objective: Objective | None = None  # None: what fits the model
+    objective: Objective | None = None  # None: the one for the kind of model (objectives/defaults.py)
     start: str | None = None  # `from` in files: the folder of the initial weights
     adapter: LoRA | None = None  # None: all weights are trained
 

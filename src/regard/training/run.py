@@ -119,7 +119,7 @@ class Run:
         RunIdentity.read(self.path).check_files(self.path)
 
     def stamp(self) -> dict[str, Any]:
-        """What every checkpoint holds about its run."""
+        """The entries of a checkpoint's training.json that identify its run."""
         return {"run": RunIdentity.read(self.path).stamp(), "changes": read_changes(self.path)}
 
     @property

@@ -1,4 +1,4 @@
-"""A batch as text: its documents token by token, with what counts in the loss.
+"""A batch as text: its documents token by token, and which tokens count in the loss.
 
     green: counts with weight 1          yellow: counts with another weight          grey: does not count
 

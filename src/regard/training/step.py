@@ -71,8 +71,8 @@ def take_step(
             loss.backward()
         sums.append({"loss": loss.detach(), "count": count, **metrics})
     gradients, norm = reduction.gradients(p for group in optimizer.param_groups for p in group["params"])
-    # Values are copied to the CPU only from here on: a GPU runs the code above asynchronously, except for one
-    # comparison in next_token.
+    # Values are copied to the CPU only from here on: a GPU runs the code above asynchronously, except where an
+    # objective reads a value, as in layout_of.
     rows = reduction.gather([[float(values[name]) for name in sums[0]] for values in sums])
     columns = dict(zip(sums[0], zip(*rows, strict=True), strict=True))
     totals = {name: sum(values) for name, values in columns.items()}
@@ -149,7 +149,7 @@ def evaluate(
 def autocast(precision: str, device: torch.device) -> Precision:
     """The context manager for computing the loss. Weights stay float32; on CUDA matrix products run in bfloat16.
 
-    With "fp8", Trainer also replaces linear layers (adapt/fp8.py); what remains runs in bfloat16.
+    With "fp8", Trainer also replaces linear layers (adapt/fp8.py); all other operations run in bfloat16.
     """
     if precision in ("bfloat16", "fp8") and device.type != "cuda":
         raise ValueError(

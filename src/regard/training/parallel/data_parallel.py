@@ -64,11 +64,11 @@ def shard_model(model: nn.Module, processes: Processes, experts: Sequence[nn.Mod
     for group in block_groups(model):
         fully_shard(group if len(group) > 1 else group[0], mesh=mesh, ignored_params=ignored)
     fully_shard(model, mesh=mesh, ignored_params=ignored)
-    model.register_forward_hook(drop_weight_hooks)  # after that of fully_shard
+    model.register_forward_hook(drop_weight_hooks)  # runs after the hook of fully_shard
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
-            module.set_force_sum_reduction_for_comms(True)  # gloo has no other
+            module.set_force_sum_reduction_for_comms(True)  # gloo supports no other reduction
 
 
 def shard_mesh(processes: Processes, names: tuple[str, ...] = SHARDED) -> Any:
@@ -98,9 +98,10 @@ def check_scalars(model: nn.Module) -> None:
 
 
 def drop_weight_hooks(module: nn.Module, arguments: tuple, output: Any) -> None:
-    """Remove the hooks that fully_shard adds to every tensor that a forward returns from the weights of lazy logits.
+    """Remove the hooks of fully_shard from the weights of lazy logits.
 
-    They are parameters, so the hooks would accumulate. That of the hidden states has the same effect.
+    fully_shard adds a hook to every tensor that a forward returns. The weights are parameters, so one more hook would
+    stay on them after every forward; the hook on the hidden states has the same effect.
     """
     if isinstance(output, Outputs):
         for logits in (output.logits, *output.ahead_logits):

@@ -1,4 +1,4 @@
-"""Distributes a model over the processes of a run, and the sums of its steps with it.
+"""Distributes a model over the processes of a run.
 
     tensor -> expert -> context -> shard (FSDP2) or replicate (DDP)
 
@@ -20,7 +20,7 @@ from regard.training.step import SINGLE_PROCESS, Reduction
 def distribute(model: nn.Module, processes: Processes) -> tuple[nn.Module, Reduction]:
     """The model for the forward of training, and the reduction of its steps.
 
-    All processes have the same weights before. The model itself is changed in place.
+    All processes must have the same weights. The model itself is changed in place.
     """
     sizes = processes.sizes
     if processes.mesh is None:

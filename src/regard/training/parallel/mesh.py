@@ -114,12 +114,12 @@ class Processes:
 
     @property
     def row_ranks(self) -> int:
-        """The number of parts of a batch."""
+        """The number of parts into which the rows of a batch are split."""
         return prod(getattr(self.sizes, name) for name in WITH_OWN_ROWS)
 
     @property
     def random_stream(self) -> int:
-        """Processes with the same tokens draw the same random numbers, for example for dropout; others do not."""
+        """Added to the seed: processes with the same tokens draw the same random numbers, for example for dropout."""
         return self.row_rank * self.sizes.context + self.index("context")
 
     @property

@@ -134,7 +134,10 @@ def vocabulary_plan(decoder: DecoderModule, size: int) -> TensorPlan:
 
 
 def gather_head_for_loss(model: nn.Module) -> None:
-    """Let the model return the whole weight of its head. After fully_shard, which warns of outputs that are views."""
+    """Let the model return the whole weight of its head.
+
+    Call it after fully_shard, which warns of outputs that are views.
+    """
     model.register_forward_hook(gather_head)
 
 
