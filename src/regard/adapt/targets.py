@@ -147,7 +147,7 @@ def no_match_message(model: nn.Module, target: str, names: Iterable[str]) -> str
             choices = ", ".join(sorted(layers))
             return f"lora: no linear layer is named {target!r} ({name} is not a linear layer); choose among {choices}"
     hint = suggest_name(target, layers) if layers else "the model has no linear layer at all"
-    return f"lora: no linear layer is named {target!r}; {hint}"
+    return f"lora: no linear layer is named {target!r}; {hint} (targets = {ALL_LINEAR!r} adapts all of them)"
 
 
 def training_only(model: nn.Module) -> tuple[str, ...]:

@@ -56,7 +56,11 @@ def remedy(model: Model) -> str:
     another_head = "head.kind if the recipe has `from`, else model.head.kind"
     if not fitting:
         return f"give it {'a' if getattr(model, 'head', None) is None else 'another'} head: set {another_head}"
-    others = f", or give it another head: set {another_head}" if isinstance(model, Encoder) else ""
+    others = ""
+    if isinstance(model, Encoder):
+        others = f", or give it another head: set {another_head}"
+    elif isinstance(model, Decoder):
+        others = ", or start from it with a new head (`from` and [head])"
     return f"set objective.kind to one that trains it ({', '.join(fitting)}){others}"
 
 

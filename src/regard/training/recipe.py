@@ -2,7 +2,7 @@
 
     from         the model to start from: a run, a folder, or the name of a packaged model; or
     [model]      the spec of a new model; the size of its vocabulary is by default that of the tokenizer
-    [head]       a new head for the model of `from`
+    [head]       a new head for the model of `from`; a decoder becomes an encoder with causal masks
     [adapter]    train low-rank adapters instead of all weights
     [objective]  the training objective; by default the one for the kind of model
     [data]       the sources of the examples, and the size of the batches
@@ -38,6 +38,7 @@ from regard.objectives.defaults import check_pair, default_objective
 from regard.spec import Spec, SpecError, class_of, field_types, parse_spec, require, suggest_name
 from regard.text.tokenizer import Tokenizer
 from regard.training.data_settings import Data, Vocabulary, read_data_table, with_absolute_paths, without_source
+from regard.training.new_head import with_new_head
 from regard.training.optimizer import AdamW, Optimizer
 from regard.training.parallel.mesh import Parallel
 from regard.training.parameter_groups import LRScale, freeze, learning_rate_scales
@@ -217,19 +218,16 @@ def tables_from(start: Path, tables: Mapping[str, Any]) -> dict[str, Any]:
         require(key not in tables, f"the recipe has both `from` and [{key}], but it comes with the model; remove one")
     folder = newest_checkpoint(start)
     base = Path(adapter_base(folder) or folder)  # the model of an adapter
-    spec = read_spec_and_table(base)[0].to_dict()
-    head = tables.get("head")
+    model, head = read_spec_and_table(base)[0], tables.get("head")
     if head is not None:
         require(
             "adapter" not in tables,
             "the recipe has both [head] and [adapter], but an adapter freezes all weights, also those of a new head; "
             "train all weights, or exclude some by train.freeze",
         )
-        require("input" in spec, f"[head] replaces the head of an encoder; the model of {start} is a {spec['kind']}")
-        spec["head"] = head
     return {key: value for key, value in tables.items() if key not in ("from", "head")} | {
         "start": str(folder.absolute()),
-        "model": spec,
+        "model": model.to_dict() if head is None else with_new_head(model, head),
         "tokenizer": {"by": "folder", "path": str(base.absolute())},
     }
 

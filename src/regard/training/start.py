@@ -7,6 +7,7 @@ from torch import nn
 
 from regard.adapt.adapters import adapters, add_lora, merge_lora
 from regard.training.base_model import load_model
+from regard.training.new_head import with_weights_of
 from regard.training.recipe import Recipe
 
 
@@ -30,13 +31,3 @@ def load_start(folder: Path) -> nn.Module:
     if adapters(model):
         merge_lora(model)
     return model.requires_grad_(True)
-
-
-@torch.no_grad()
-def with_weights_of(source: nn.Module, model: nn.Module) -> nn.Module:
-    """The model with the weights of the source, except those of its head."""
-    weights = {name: p for name, p in source.named_parameters() if not name.startswith("head.")}
-    for name, parameter in model.named_parameters():
-        if name in weights:
-            parameter.copy_(weights[name])
-    return model

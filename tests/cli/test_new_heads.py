@@ -1,0 +1,88 @@
+"""`regard train --from` with a new head: encoders and decoders learn other objectives than their own."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+import regard
+from regard.checkpoint.model_folder import load as load_folder
+from regard.spec import SpecError, toml_lines
+from regard.training.new_head import with_new_head, with_weights_of
+from regard.training.run import Run
+from tests.cli import pairs
+from tests.cli.conftest import regard as command
+from tests.cli.test_pairs import held_out_loss, last_checkpoint, run_command, write_recipe
+from tests.laws import MODELS
+from tests.training.tiny import curve
+
+BERT, GPT = "encoder, `masked_lm` head", "decoder, attention"
+CLASSIFICATION = {"kind": "classification", "dense": {"activation": "tanh"}}
+TAGGER, POOLED = {"kind": "classification", "pool": "none"}, {"kind": "pooled"}
+
+
+@pytest.fixture(scope="module")
+def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folders = {BERT: tmp_path_factory.mktemp("bert"), GPT: tmp_path_factory.mktemp("gpt")}
+    for (row, folder), kind in zip(folders.items(), ("masked_lm", "next_token"), strict=True):
+        run_command("train", write_recipe(row, kind, folder), "--out", folder / "run")
+    return {row: folder / "run" for row, folder in folders.items()}
+
+
+def tuning(base: Path, row: str, kind: str, folder: Path, head: dict) -> Path:
+    """A recipe that starts from the run."""
+    written = {key: table for key, table in pairs.recipe(row, kind, folder).items() if key in ("data", "train")}
+    written["train"] = {**written["train"], "lr": 0.05}
+    (folder / "recipe.toml").write_text("\n".join(toml_lines({"from": str(base), "head": head, **written})))
+    return folder / "recipe.toml"
+
+
+@pytest.mark.parametrize(
+    ("row", "kind", "head", "family"),
+    [
+        (BERT, "classification", CLASSIFICATION, "bert"),
+        (BERT, "token_classification", TAGGER, "bert"),
+        (BERT, "embeddings", POOLED, "bert"),
+        (GPT, "classification", CLASSIFICATION, None),
+        (GPT, "token_classification", TAGGER, None),
+        (GPT, "embeddings", POOLED, None),
+    ],
+)
+def test_a_new_head_is_trained_resumed_loaded_and_exported(
+    bases: dict[str, Path], row: str, kind: str, head: dict, family: str | None, tmp_path: Path
+) -> None:
+    run, stopped, exported = tmp_path / "run", tmp_path / "stopped", tmp_path / "exported"
+    run_command("train", tuning(bases[row], row, kind, tmp_path, head), "--out", run)
+    losses = [line["loss"] for line in curve(run) if "loss" in line]
+    assert losses[-1] != losses[0]
+    shutil.copytree(run, stopped)
+    shutil.rmtree(Run.open(stopped).checkpoint(4))
+    run_command("train", "--resume", stopped)
+    assert last_checkpoint(stopped) == last_checkpoint(run) and curve(stopped) == curve(run)
+    model, expected = regard.load(run, "cpu").model, curve(run)[-1]["held_out_loss"]
+    assert model.spec.head.kind == head["kind"] and abs(held_out_loss(model, run) - expected) < 1e-5
+    if family is None:
+        assert "no family can express this encoder" in str(command("export", run, exported).exception)
+    else:
+        run_command("export", run, exported)
+        assert abs(held_out_loss(load_folder(exported), run) - expected) < 1e-4
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "narrow embeddings"])
+def test_a_decoder_with_a_new_head_has_the_same_hidden_states(name: str) -> None:
+    decoder = MODELS[name].build(0).eval()
+    spec = pairs.parse_spec(with_new_head(decoder.spec, {"kind": "pooled"}), "model", pairs.Model)
+    assert spec.head.pool == "last"
+    encoder = with_weights_of(decoder, spec.build(1)).eval()
+    tokens = torch.randint(decoder.spec.vocab, (2, 9), generator=torch.Generator().manual_seed(0))
+    assert torch.equal(encoder.encode(tokens)[0].x, decoder.hidden(tokens))
+
+
+def test_heads_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(SpecError, match="first token of a decoder attends to itself only; set it to last or mean"):
+        with_new_head(pairs.spec(GPT), {"kind": "classification", "pool": "cls"})
+    with pytest.raises(SpecError, match="embeddings of this decoder are projected to its width"):
+        with_new_head(MODELS["narrow embeddings"], {"kind": "pooled"})
+    with pytest.raises(SpecError, match="of an encoder or a decoder, and this model is a seq2seq"):
+        with_new_head(pairs.spec("seq2seq"), {"kind": "pooled"})
