@@ -10,11 +10,18 @@
 The V logits of a token need far more memory than its D inputs. So tokens are processed in chunks, and the gradient of a
 chunk is computed in the forward, while its logits exist; the backward only scales it. The number of products is that
 of the plain computation. Sums over V run in at least float32.
+
+If the rows of W are distributed over processes (tensor parallelism), each computes the logits of its rows; the largest
+logit, Σ exp and the target's logit are combined per chunk, and dx is summed (Shoeybi et al. 2019).
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
@@ -26,9 +33,18 @@ CHUNK = 1 << 22  # logits per chunk; at least as many as W has entries, so that 
 GPU_CHUNK = 1 << 28  # half a gigabyte of bfloat16: with 2^22, a GPU spends 5 % of a step on additions to dW
 
 
+@dataclass(frozen=True)
+class VocabularyShard:
+    """The rows of W and b in this process, of equally many in each process of the group."""
+
+    group: dist.ProcessGroup
+    start: int  # the first row
+    vocab: int  # rows in all processes
+
+
 def linear_cross_entropy(
     x: Tensor,  # (T, D)
-    weight: Tensor,  # (V, D)
+    weight: Tensor,  # (V, D), or the rows of a shard
     targets: Tensor,  # (T,)
     weights: Tensor,  # (T,) weight of each token, in at least float32
     bias: Tensor | None = None,  # (V,)
@@ -37,6 +53,7 @@ def linear_cross_entropy(
     chunk_size: int | None = None,  # tokens per chunk
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,  # coefficient
+    shard: VocabularyShard | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Σ w · loss, and Σ w over the tokens whose target has the highest logit."""
     if weights.requires_grad and torch.is_grad_enabled():
@@ -50,7 +67,7 @@ def linear_cross_entropy(
     with without_autocast(x.device):
         bias = biases[0] if biases else None
         options = (scale, softcap, needs_grad, label_smoothing, z_loss)
-        return LinearCrossEntropy.apply(x, weight, bias, targets, weights, chunk_size, *options)
+        return LinearCrossEntropy.apply(x, weight, bias, targets, weights, chunk_size, shard, *options)
 
 
 class LinearCrossEntropy(torch.autograd.Function):
@@ -63,6 +80,7 @@ class LinearCrossEntropy(torch.autograd.Function):
         targets: Tensor,
         weights: Tensor,
         chunk_size: int,
+        shard: VocabularyShard | None,
         scale: float,
         softcap: float | None,
         needs_grad: bool,
@@ -74,10 +92,11 @@ class LinearCrossEntropy(torch.autograd.Function):
         dw = torch.zeros_like(weight, dtype=weights.dtype) if needed[1] else None
         db = weights.new_zeros(len(weight)) if needed[2] else None
         sums = weights.new_zeros(2)
+        loss_function: Callable = chunk_loss if shard is None else partial(loss_of_shard, shard)
         for start in range(0, len(x), chunk_size):
             chunk = slice(start, start + chunk_size)
             z = F.linear(x[chunk], weight, bias)  # (C, V)
-            losses, correct, dz = chunk_loss(
+            losses, correct, dz = loss_function(
                 z, targets[chunk], weights[chunk], scale, softcap, needs_grad, label_smoothing, z_loss
             )
             sums += torch.stack([losses.sum(), correct.sum()])
@@ -87,6 +106,8 @@ class LinearCrossEntropy(torch.autograd.Function):
                 add_product(dw, dz.T, x[chunk])
             if db is not None:
                 db += dz.sum(0, dtype=db.dtype)
+        if shard is not None and dx is not None:
+            dist.all_reduce(dx, group=shard.group)
         ctx.save_for_backward(dx, dw, db)
         ctx.dtypes = [None if a is None else a.dtype for a in (x, weight, bias)]
         loss, correct = sums
@@ -100,7 +121,7 @@ class LinearCrossEntropy(torch.autograd.Function):
             None if g is None else torch.mul(g, d_loss, out=torch.empty_like(g, dtype=dtype))
             for g, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
         ]
-        return *gradients, *[None] * 8
+        return *gradients, *[None] * 9
 
 
 def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
@@ -157,6 +178,47 @@ def loss_of_logits(
     dz.scatter_add_(-1, columns, dz.new_full(columns.shape, label_smoothing - 1.0))
     if label_smoothing:
         dz -= label_smoothing / z.shape[-1]
+    dz *= scale * weights.unsqueeze(-1)
+    if softcap is not None:
+        dz *= 1 - (s / softcap).square()
+    return losses, correct, dz.to(z.dtype)
+
+
+def loss_of_shard(
+    shard: VocabularyShard,
+    z: Tensor,
+    targets: Tensor,
+    weights: Tensor,
+    scale: float,
+    softcap: float | None,
+    needs_grad: bool,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As `loss_of_logits`, with the logits z (C, V / processes) of this process, and the dz of these."""
+    s = z.to(weights.dtype) * scale
+    if softcap is not None:
+        s = softcap * torch.tanh(s / softcap)
+    local = targets - shard.start
+    inside = (local >= 0) & (local < z.shape[-1])
+    columns = local.where(inside, 0).unsqueeze(-1)  # (C, 1)
+    largest, best = s.max(-1)
+    top = largest.clone()
+    dist.all_reduce(top, dist.ReduceOp.MAX, shard.group)
+    best = (best + shard.start).where(largest == top, shard.vocab)
+    dist.all_reduce(best, dist.ReduceOp.MIN, shard.group)  # the first of equal logits
+    p = (s - top.unsqueeze(-1)).exp_()  # (C, V / processes)
+    sums = torch.stack([p.sum(-1), s.gather(-1, columns).squeeze(-1).where(inside, 0), s.sum(-1)])  # (3, C)
+    dist.all_reduce(sums, group=shard.group)
+    total, target, logits = sums
+    log_sum = top + total.log()
+    losses = log_sum - (1 - label_smoothing) * target - label_smoothing / shard.vocab * logits
+    losses = (losses + z_loss * log_sum.square()) * weights
+    correct = (best == targets) * weights
+    if not needs_grad:
+        return losses, correct, z
+    dz = p.mul_(((1 + 2 * z_loss * log_sum) / total).unsqueeze(-1)).sub_(label_smoothing / shard.vocab)
+    dz.scatter_add_(-1, columns, (label_smoothing - 1.0) * inside.to(dz.dtype).unsqueeze(-1))
     dz *= scale * weights.unsqueeze(-1)
     if softcap is not None:
         dz *= 1 - (s / softcap).square()

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from regard.data.batch import Batch
+from regard.kernels.linear_cross_entropy import VocabularyShard, linear_cross_entropy
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention
@@ -19,6 +20,7 @@ from regard.parts.position.alibi import Alibi
 from regard.parts.position.rope import Rope
 from regard.spec import SpecError
 from regard.training.parallel.context_parallel import check_context, split_columns
+from regard.training.parallel.distribute import distribute
 from regard.training.parallel.mesh import Parallel, Processes
 from regard.training.parallel.sharded_files import whole_tensor
 from regard.training.parallel.tensor_parallel import plan_of
@@ -47,6 +49,9 @@ BIASED = replace(  # an untied head with a bias, biased projections and gates; A
 )
 
 
+HEAD = replace(DENSE, tied=False, head_bias=True, softcap=20.0, logit_scale=0.5)
+
+
 def check_specs(processes: Processes, specs: dict[str, Decoder]) -> None:
     """The curves in float64 and float32 with accumulation, and the weights at the end of the first."""
     for name, spec in specs.items():
@@ -60,14 +65,55 @@ def check_specs(processes: Processes, specs: dict[str, Decoder]) -> None:
                 assert difference <= 1e-9 or dtype == torch.float32, (name, path)  # Adam divides by tiny gradients
 
 
+def check_vocabulary(processes: Processes) -> None:
+    """The loss of logits that are distributed by rows of the head: loss, correct predictions and gradients."""
+    mesh = processes.submesh("tensor")
+    generator = torch.Generator().manual_seed(0)
+    x, weight, bias, weights = (
+        torch.randn(*shape, dtype=torch.float64, generator=generator) for shape in ((9, 6), (14, 6), (14,), (9,))
+    )
+    weight[9] = weight[2]  # equal logits in both processes: the first one is predicted
+    targets, weights = torch.tensor([0, 6, 7, 13, 2, 9, 5, 8, 3]), weights.abs() * (torch.arange(9) != 4)
+    rows = slice(processes.rank * 7, (processes.rank + 1) * 7)
+    shard = VocabularyShard(mesh.get_group(), rows.start, 14)
+    for has_bias in (False, True):
+        for options in ((1.0, None, 9, 0.0, 0.0), (0.7, 3.0, 4, 0.1, 0.2), (1.0, 2.0, 2, 0.0, 0.1)):
+            whole = [t.clone().requires_grad_() for t in (x, weight, bias)]
+            parts = [t.clone().requires_grad_() for t in (x, weight[rows], bias[rows])]
+            results = []
+            for (inputs, matrix, vector), where in ((whole, None), (parts, shard)):
+                added = vector if has_bias else None
+                loss, correct = linear_cross_entropy(inputs, matrix, targets, weights, added, *options, shard=where)
+                (3 * loss).backward()
+                results.append((loss, correct))
+            torch.testing.assert_close(*results, atol=1e-12, rtol=1e-12)
+            for full, part, index in zip(whole, parts, (slice(None), rows, rows), strict=True):
+                if full.grad is not None:
+                    torch.testing.assert_close(part.grad, full.grad[index], atol=1e-12, rtol=1e-12)
+
+
+def check_tensor(processes: Processes, specs: dict[str, Decoder]) -> None:
+    check_vocabulary(processes)
+    check_specs(processes, specs)
+    model, batch = build(SPEC), batches(1, processes)[0]
+    expected = model(batch.tokens)
+    forward_model, _ = distribute(model, processes)
+    logits = forward_model(batch.tokens, outputs=True).logits
+    assert len(logits.weight.to_local()) == SPEC.vocab // 2, "not gathered for the loss"
+    torch.testing.assert_close(logits.materialize(), expected, atol=1e-12, rtol=1e-12)
+
+
+def test_two_processes_share_the_vocabulary_and_take_the_steps_of_one(tmp_path: Path) -> None:
+    run_in_processes(check_tensor, Parallel(tensor=2), 2, tmp_path, {"tied": SPEC, "biased": BIASED, "head": HEAD})
+
+
 @pytest.mark.parametrize(
     ("parallel", "specs"),
     [
-        (Parallel(tensor=2), {"tied": SPEC, "biased": BIASED}),
         (Parallel(shard=1, context=2), {"dense": DENSE}),
         (Parallel(shard=1, expert=2), {"experts": MIXTURE}),
     ],
-    ids=["tensor", "context", "expert"],
+    ids=["context", "expert"],
 )
 def test_two_processes_take_the_steps_of_one(parallel: Parallel, specs: dict[str, Decoder], tmp_path: Path) -> None:
     run_in_processes(check_specs, parallel, 2, tmp_path, specs)

@@ -29,7 +29,7 @@ def distribute(model: nn.Module, processes: Processes) -> tuple[nn.Module, Reduc
     from regard.training.parallel.context_parallel import use_ring_attention
     from regard.training.parallel.data_parallel import replicate_model, shard_model
     from regard.training.parallel.expert_parallel import distribute_experts
-    from regard.training.parallel.tensor_parallel import distribute_matrices, gather_head_for_loss
+    from regard.training.parallel.tensor_parallel import distribute_matrices, shard_logits
 
     require(
         sizes.replicate == 1 or sizes.tensor == 1 or max(sizes.shard, sizes.expert, sizes.context) > 1,
@@ -46,7 +46,7 @@ def distribute(model: nn.Module, processes: Processes) -> tuple[nn.Module, Reduc
     elif max(sizes.shard, sizes.expert, sizes.context) > 1:
         shard_model(model, processes, experts)
     if sizes.tensor > 1:
-        gather_head_for_loss(model)
+        shard_logits(model)
     return model, ParallelReduction(model, processes)
 
 

@@ -2,8 +2,8 @@
 
     attention      W_q, W_k, W_v by heads, W_o by its columns            head h is computed by one process
     feed-forward   W_up, W_gate by rows, W_down by columns               one sum over processes per body
-    embedding      by rows, together with the head, if the vocabulary    the loss gathers the head's weight
-                   can be divided
+    embedding      by rows, together with the head, if the vocabulary    the loss sums over the logits of all
+                   can be divided                                        processes
 
 Shoeybi et al. 2019 (Megatron-LM). The plan follows from the types of the parts. Parts without a plan (recurrent mixers,
 norms, experts, adapted projections) are computed by every process in full, which is exact, but saves nothing.
@@ -12,8 +12,8 @@ norms, experts, adapted projections) are computed by every process in full, whic
 from collections.abc import Iterator
 from typing import Any
 
-from torch import nn
-from torch.distributed.tensor import Replicate
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -22,6 +22,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from regard.kernels.linear_cross_entropy import VocabularyShard, linear_cross_entropy
 from regard.models.decoder import DecoderModule
 from regard.models.outputs import LazyLogits, Outputs
 from regard.parts.attention import AttentionModule, Gate
@@ -32,7 +33,7 @@ from regard.parts.position.rope import RopeModule
 from regard.parts.split_heads import divisors
 from regard.spec import require
 from regard.training.parallel.mesh import Processes
-from regard.training.parallel.sharded_files import whole_tensor
+from regard.training.parallel.sharded_files import local_tensor, whole_tensor
 
 TensorPlan = dict[str, ParallelStyle]  # by the name of a submodule
 
@@ -133,23 +134,37 @@ def vocabulary_plan(decoder: DecoderModule, size: int) -> TensorPlan:
     }
 
 
-def gather_head_for_loss(model: nn.Module) -> None:
-    """Let the model return the whole weight of its head.
+class ShardedLogits(LazyLogits):
+    """Lazy logits of a head whose weight and bias are DTensors, sharded by rows: one process has those of V / tensor
+    tokens. The loss combines sums over these, so no process computes all logits (kernels/linear_cross_entropy.py)."""
 
-    Call it after fully_shard, which warns of outputs that are views.
-    """
-    model.register_forward_hook(gather_head)
+    def materialize(self) -> Tensor:
+        bias = None if self.bias is None else whole_tensor(self.bias)
+        return LazyLogits(*self._replace(weight=whole_tensor(self.weight), bias=bias)).materialize()
+
+    def cross_entropy(
+        self, targets: Tensor, weights: Tensor, label_smoothing: float = 0.0, z_loss: float = 0.0
+    ) -> tuple[Tensor, Tensor]:
+        assert isinstance(self.weight, DTensor) and self.weight.device_mesh.ndim == 1
+        mesh, rows = self.weight.device_mesh, local_tensor(self.weight)
+        shard = VocabularyShard(mesh.get_group(), mesh.get_local_rank() * len(rows), len(self.weight))
+        return linear_cross_entropy(
+            self.hidden.flatten(0, -2), rows, targets.flatten(), weights.flatten(), local_tensor(self.bias),
+            self.scale, self.softcap, label_smoothing=label_smoothing, z_loss=z_loss, shard=shard,
+        )  # fmt: skip
 
 
-def gather_head(module: nn.Module, arguments: tuple, output: Any) -> Any:
-    """The outputs with the whole weight of the head, for a loss that computes the logits itself."""
+def shard_logits(model: nn.Module) -> None:
+    """Let the model return sharded logits. After fully_shard, which warns of outputs that are views."""
+    model.register_forward_hook(replace_logits)
+
+
+def replace_logits(module: nn.Module, arguments: tuple, output: Any) -> Any:
     if not isinstance(output, Outputs):
         return output
-    return output._replace(logits=gathered(output.logits), ahead_logits=tuple(map(gathered, output.ahead_logits)))
+    return output._replace(logits=sharded(output.logits), ahead_logits=tuple(map(sharded, output.ahead_logits)))
 
 
-def gathered(logits: Any) -> Any:
-    if not isinstance(logits, LazyLogits):
-        return logits
-    bias = None if logits.bias is None else whole_tensor(logits.bias)
-    return logits._replace(weight=whole_tensor(logits.weight), bias=bias)
+def sharded(logits: Any) -> Any:
+    is_sharded = isinstance(logits, LazyLogits) and isinstance(logits.weight, DTensor)
+    return ShardedLogits(*logits) if is_sharded else logits
