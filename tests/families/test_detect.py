@@ -19,9 +19,9 @@ def test_every_family_is_detected_from_its_own_models(model_type: str) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("learned sinks", "The nearest is llama: .* cannot express .*sinks=True, only False"),
-        ("qk-norm over all", "The nearest is qwen3: .* cannot express .*norm_over='all', only 'head'"),
-        ("sinks and window", "The nearest is llama: .*mask=SinksAndWindow"),
+        ("learned sinks", "The nearest family is llama: .* cannot express .*sinks=True, only False"),
+        ("qk-norm over all", "The nearest family is qwen3: .* cannot express .*norm_over='all', only 'head'"),
+        ("sinks and window", "The nearest family is llama: .*mask=SinksAndWindow"),
     ],
 )
 def test_the_error_names_the_field_that_the_nearest_family_cannot_express(name: str, message: str) -> None:
