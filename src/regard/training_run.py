@@ -42,8 +42,8 @@ from regard.training.progress import Listener, progress_listener
 from regard.training.recipe import Recipe, ResolvedRecipe, find_recipe, override, read_recipe, resolve
 from regard.training.resume_settings import resumed_config
 from regard.training.run import Run
-from regard.training.run_identity import RunIdentity
-from regard.training.start import build_model
+from regard.training.run_identity import TOKENIZER, RunIdentity
+from regard.training.start import ModelFiles, build_model, start_files
 
 FINE_TUNE = "finetune"  # the recipe for a start without one
 
@@ -125,7 +125,7 @@ def start_run(path: Path, resolved: ResolvedRecipe, device: str, console: Consol
     model = build_model(recipe)
     recipe.train.build_optimizer(model)
     base = None if recipe.start is None else fingerprint_model(Path(recipe.start))
-    run = Run.create(path, recipe.to_dict(), tokenizer, base)
+    run = Run.create(path, recipe.to_dict(), start_files(recipe, tokenizer), base)
     try:
         with process_group(device) as own_device:  # other processes wait here until the run exists
             return run_training(run, recipe, model, tokenizer, splits, own_device, progress_listener(console))
@@ -163,7 +163,7 @@ def resume_run(
         recipe = Recipe.from_dict(config)
         recipe.train.check_rows(recipe.data.least_rows)  # before the change is recorded
         check_recipe(recipe, str(own_device))
-        tokenizer, splits = Tokenizer.load(path / "tokenizer"), recipe.data.open()
+        tokenizer, splits = Tokenizer.load(path / TOKENIZER), recipe.data.open()
         from_checkpoint = bool(run.checkpoints)
         if recipe.start is not None and (recipe.adapter is not None or not from_checkpoint):
             check_weights(Path(recipe.start), RunIdentity.read(run.path).base, run.path)
@@ -229,8 +229,9 @@ def build_trainer(
         run,
         held_out=list(islice(loader(held_out), data.held_out)) if held_out is not None else (),
         sample=(lambda _: sample_text(model, tokenizer, objective, held_out)) if can_sample else None,
-        tokenizer=tokenizer,
+        tokenizer=ModelFiles.read(tokenizer, run.path / TOKENIZER),
         base=recipe.start,
+        source_family=recipe.source_family,
         listener=listener,
         prefetch=data.prefetch,
         processes=processes,

@@ -1,12 +1,15 @@
 """Runs of the recipes for encoders and encoder-decoders are exported, and `transformers` computes the same outputs."""
 
+import json
+import shutil
 from pathlib import Path
 
 import torch
 import transformers
 
-from regard.checkpoint.model_folder import load
+from regard.checkpoint.model_folder import load, read_source_family
 from regard.layout import TokenLayout
+from regard.text.train import byte
 from regard.training.run import newest_checkpoint
 from tests.cli.conftest import regard
 
@@ -72,3 +75,46 @@ def test_a_vision_transformer_is_exported(tmp_path: Path) -> None:
     images = torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     assert theirs.config.num_labels == 10
     assert (model(images) - theirs(images).logits).abs().max() < 1e-5
+
+
+def test_a_fine_tuned_folder_keeps_its_family_and_image_processor(tmp_path: Path) -> None:
+    config = transformers.DeiTConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=24, image_size=8, patch_size=4,
+        num_channels=1, num_labels=10,
+    )  # fmt: skip
+    start, run, out = tmp_path / "deit", tmp_path / "run", tmp_path / "exported"
+    transformers.DeiTForImageClassification(config).save_pretrained(start)
+    processor = transformers.ViTImageProcessor(size={"height": 8, "width": 8}, image_mean=[0.1], image_std=[0.3])
+    processor.save_pretrained(start)
+    (tmp_path / "recipe.toml").write_text(f'from = "{start}"\ndata.source = "digits"\n')
+    steps = ("--train.steps=2", "--train.save_every=1", "--data.rows=4", "--data.held_out=1")
+    result = regard("train", tmp_path / "recipe.toml", "--out", run, *steps)
+    assert result.exit_code == 0, result.exception
+    shutil.rmtree(start)  # a resumed run needs it no more
+    result = regard("train", "--resume", run, "--train.steps=3", "--extend")
+    assert result.exit_code == 0, result.exception
+    assert regard("export", run, out).exit_code == 0
+    theirs = transformers.AutoModelForImageClassification.from_pretrained(out).eval().requires_grad_(False)
+    assert type(theirs).__name__ == "DeiTForImageClassification"
+    assert list(transformers.AutoImageProcessor.from_pretrained(out).image_mean) == [0.1]
+    images = torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    model = load(newest_checkpoint(run)).requires_grad_(False)
+    assert (model(images) - theirs(images).logits).abs().max() < 1e-5
+
+
+def test_a_new_head_keeps_the_family_only_if_it_can_express_it(tmp_path: Path) -> None:
+    tokenizer = byte(("<pad>", "<mask>"))
+    config = transformers.RobertaConfig(
+        vocab_size=tokenizer.vocab_size, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=24, max_position_embeddings=50, type_vocab_size=1,
+    )  # fmt: skip
+    transformers.RobertaForMaskedLM(config).save_pretrained(tmp_path / "roberta")
+    tokenizer.save(tmp_path / "roberta")
+    rows = [{"text": f"number {n}", "label": n % 2} for n in range(30)]
+    (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    small = ("--data.rows=2", "--data.length=16", "--data.held_out=1", "--train.steps=1")
+    options = ("--from", tmp_path / "roberta", "--data", tmp_path / "data.jsonl", "--head.kind=classification", *small)
+    for name, more, family in (("dense", ("--head.dense.activation=tanh",), "roberta"), ("plain", (), None)):
+        result = regard("train", *options, *more, "--out", tmp_path / name)
+        assert result.exit_code == 0, result.exception
+        assert read_source_family(newest_checkpoint(tmp_path / name)) == family

@@ -62,7 +62,7 @@ def export(
         raise ValueError(f"{model} has no adapter to merge; omit --merge")
     with loading_bar(console, f"reading {folder}") as progress:
         network = load_model(folder, checked=folder != model, progress=progress)
-    tokenizer = Tokenizer.load(root) if root.suffix == ".gguf" or has_tokenizer(root) else None
+    tokenizer = Tokenizer.load(root) if has_tokenizer(root) else None
     spec = network.spec
     assert isinstance(spec, Model), f"a model has a spec; found {spec!r:.80}"
     family = family or read_source_family(root) or detect_family(without_sentence_head(spec))

@@ -48,7 +48,7 @@ def import_(
         raise ValueError(f"{out} exists; choose another name")
     console = Console(stderr=True)
     folder = find_model(folder)
-    tokenizer = Tokenizer.load(folder) if folder.suffix == ".gguf" or has_tokenizer(folder) else None
+    tokenizer = Tokenizer.load(folder) if has_tokenizer(folder) else None
     extra_files = read_extra_files(folder)
     with loading_bar(console, f"reading {folder}") as progress:
         model = load(folder, resolve_device(device), dtype and getattr(torch, dtype), progress=progress)

@@ -96,6 +96,14 @@ def family_config(model_type: str, model: Model) -> dict[str, typing.Any]:
     return family(model_type).config(model)
 
 
+def can_express(model_type: str, model: Model) -> bool:
+    try:
+        family_config(model_type, model)
+    except FamilyError:
+        return False
+    return True
+
+
 def model_class(model_type: str) -> type[Model]:
     """The class of the family's specs: Decoder, Encoder …"""
     return typing.get_type_hints(family(model_type).config)["model"]

@@ -73,7 +73,8 @@ class GenerationConfig:
 
 
 def has_tokenizer(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in (TOKENIZER, *VOCABULARY_FILES))
+    """Whether a folder or GGUF file has a tokenizer."""
+    return folder.suffix == ".gguf" or any((folder / name).is_file() for name in (TOKENIZER, *VOCABULARY_FILES))
 
 
 def read_folder(folder: Path) -> TokenizerFiles:

@@ -66,7 +66,8 @@ class Trainer:
     """A model, its data and its settings.
 
     held_out: the batches of every evaluation; sample: returns a generated text, which every evaluation logs;
-    tokenizer: saved with the model; base: the folder of the model that adapters belong to; overrides: settings that
+    tokenizer: saved with the model; base: the folder of the model that adapters belong to;
+    source_family: that of the initial weights (checkpoint/model_folder.py); overrides: settings that
     differ from those before this resume, recorded in the run; prefetch: the number of batches that a thread makes in
     advance, for a loader that depends on neither the model nor torch's random generators; 0: no thread;
     processes: those that train together, with a SharedRun and a loader of their own rows (parallel/).
@@ -81,6 +82,7 @@ class Trainer:
     sample: Callable[[nn.Module], str] | None = None
     tokenizer: SavesFiles | None = None
     base: str | None = None
+    source_family: str | None = None
     listener: Listener = field(default_factory=Listener)
     overrides: Mapping[str, Any] = field(default_factory=dict)
     prefetch: int = 0
@@ -275,7 +277,7 @@ class Trainer:
         self.saved_step = position.step
 
     def copy_weights(self) -> Callable[[Path], None]:
-        parts = (self.model, self.tokenizer, self.base)
+        parts = (self.model, self.tokenizer, self.base, self.source_family)
         return copy_weights(*parts) if self.processes.mesh is None else copy_shared_weights(*parts, self.processes)
 
     def load(self, folder: Path) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from regard.training.data_settings import Vocabulary
 from regard.training.recipe import Recipe, ResolvedRecipe
 
 RECIPE, TOKENIZER = "recipe.toml", "tokenizer"
+FROM_MODEL = ("model", "tokenizer", "source_family", "start")  # not written if the recipe starts from a model
 HELD_OUT_PART = 10  # of an endless source, one held-out example per ten for training
 
 
@@ -108,7 +109,7 @@ def recipe_tables(recipe: Recipe, head: Mapping[str, Any] | None) -> dict[str, A
     tables = without_defaults(recipe)
     if recipe.start is None:
         return tables
-    tables = {key: value for key, value in tables.items() if key not in ("model", "tokenizer", "start")}
+    tables = {key: value for key, value in tables.items() if key not in FROM_MODEL}
     return {
         "kind": tables.pop("kind"),
         "from": recipe.start,

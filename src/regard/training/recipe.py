@@ -26,10 +26,11 @@ import torch
 from torch import nn
 
 from regard.adapt.lora import LoRA
-from regard.adapt.peft import adapter_base
-from regard.checkpoint.model_folder import read_spec_and_table
+from regard.checkpoint.model_folder import read_source_family, read_spec_and_table
+from regard.checkpoint.sentence_transformers import without_sentence_head
 from regard.data.loader import MOST_PARTS, warmup_parts
 from regard.data.sources.base import Splits
+from regard.families import can_express
 from regard.models.base import Model, Scheme
 from regard.models.encoder import Encoder
 from regard.models.pattern import retile
@@ -37,6 +38,8 @@ from regard.objectives.base import Objective
 from regard.objectives.defaults import check_pair, default_objective
 from regard.spec import Spec, SpecError, class_of, field_types, parse_spec, require, suggest_name
 from regard.text.tokenizer import Tokenizer
+from regard.text.tokenizer_folder import has_tokenizer
+from regard.training.base_model import root_of
 from regard.training.data_settings import Data, Vocabulary, read_data_table, with_absolute_paths, without_source
 from regard.training.new_head import with_new_head
 from regard.training.optimizer import AdamW, Optimizer
@@ -125,6 +128,7 @@ class Recipe(Spec):
     objective: Objective | None = None  # None: the one for the kind of model (objectives/defaults.py)
     start: str | None = None  # `from` in files: the folder of the initial weights
     adapter: LoRA | None = None  # None: all weights are trained
+    source_family: str | None = None  # that of the initial weights, which an export writes by default
 
     def to_dict(self) -> dict[str, Any]:
         return rename(super().to_dict(), "start", "from")
@@ -209,6 +213,10 @@ def resolve(
         objective.model_options(tokenizer),
     )
     check_vocabulary(recipe.model, tokenizer, objective)
+    if recipe.source_family is not None and not can_express(
+        recipe.source_family, without_sentence_head(recipe.model)
+    ):  # a new head
+        recipe = replace(recipe, source_family=None)
     return ResolvedRecipe(recipe, tokenizer, splits)
 
 
@@ -217,8 +225,8 @@ def tables_from(start: Path, tables: Mapping[str, Any]) -> dict[str, Any]:
     for key in ("model", "tokenizer"):
         require(key not in tables, f"the recipe has both `from` and [{key}], but it comes with the model; remove one")
     folder = newest_checkpoint(start)
-    base = Path(adapter_base(folder) or folder)  # the model of an adapter
-    model, head = read_spec_and_table(base)[0], tables.get("head")
+    root = root_of(folder)
+    model, head = read_spec_and_table(root)[0], tables.get("head")
     if head is not None:
         require(
             "adapter" not in tables,
@@ -228,7 +236,9 @@ def tables_from(start: Path, tables: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in tables.items() if key not in ("from", "head")} | {
         "start": str(folder.absolute()),
         "model": model.to_dict() if head is None else with_new_head(model, head),
-        "tokenizer": {"by": "folder", "path": str(base.absolute())},
+        # a model of images has none
+        "tokenizer": {"by": "folder", "path": str(root.absolute())} if has_tokenizer(root) else {"by": "byte"},
+        "source_family": read_source_family(root),
     }
 
 

@@ -128,7 +128,10 @@ def read_moments(folder: Path, optimizer: torch.optim.Optimizer) -> dict[str, Te
 
 
 def copy_weights(
-    model: nn.Module, tokenizer: SavesFiles | None = None, base: str | None = None
+    model: nn.Module,
+    tokenizer: SavesFiles | None = None,
+    base: str | None = None,
+    source_family: str | None = None,
 ) -> Callable[[Path], None]:
     """Copy the weights, or only the trained ones of an adapted model; returns a function that writes the copy.
 
@@ -137,7 +140,7 @@ def copy_weights(
     if not adapters(model):
         return partial(
             write_files,
-            config=own_config(model),
+            config=own_config(model, source_family),
             tensors=copy_to_cpu(unique_parameters(model)),
             tokenizer=tokenizer,
         )

@@ -1,6 +1,6 @@
 """The directory of a run: its outputs, and everything that is needed to resume it.
 
-    tokenizer/                  the tokenizer
+    tokenizer/                  the tokenizer, and the image processor of the model that the run starts from
     run.json                    the run's id, and the SHA-256 sums of its config and tokenizer (run_identity.py)
     config.json                 the resolved recipe, written once, last
     changes.jsonl               settings that were changed on resume (run_identity.py)
@@ -34,8 +34,8 @@ from regard.checkpoint.atomic_folder import (
     write_file,
     write_folder,
 )
+from regard.checkpoint.model_folder import SavesFiles
 from regard.find_model import find_model
-from regard.text.tokenizer import Tokenizer
 from regard.training.run_identity import CHANGES, CONFIG, RUN, TOKENIZER, RunIdentity, read_changes
 
 
@@ -48,7 +48,7 @@ class Run:
         cls,
         path: str | Path,
         config: Mapping[str, Any],
-        tokenizer: Tokenizer | None = None,
+        tokenizer: SavesFiles | None = None,
         base: str | None = None,
     ) -> "Run":
         """Create the directory of a run with this resolved recipe. A directory without its config is not a run, so the

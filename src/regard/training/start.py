@@ -1,12 +1,16 @@
 """The model at the start of a run: new weights, or those of another model, with adapters if the recipe has some."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import nn
 
 from regard.adapt.adapters import adapters, add_lora, merge_lora
-from regard.training.base_model import load_model
+from regard.checkpoint.model_folder import GENERATION_CONFIG, read_extra_files, write_extra_files
+from regard.text.tokenizer import Tokenizer
+from regard.training.base_model import load_model, root_of
 from regard.training.new_head import with_weights_of
 from regard.training.recipe import Recipe
 
@@ -31,3 +35,28 @@ def load_start(folder: Path) -> nn.Module:
     if adapters(model):
         merge_lora(model)
     return model.requires_grad_(True)
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """The files that the run and each of its checkpoints keep beside config and weights."""
+
+    tokenizer: Tokenizer
+    extra_files: Mapping[str, bytes]  # contents by name
+
+    @classmethod
+    def read(cls, tokenizer: Tokenizer, folder: Path) -> "ModelFiles":
+        """The tokenizer with the image processor of a folder."""
+        files = read_extra_files(folder)
+        files.pop(GENERATION_CONFIG, None)  # saved by the tokenizer
+        return cls(tokenizer, files)
+
+    def save(self, folder: Path) -> None:
+        self.tokenizer.save(folder)
+        write_extra_files(folder, self.extra_files)
+
+
+def start_files(recipe: Recipe, tokenizer: Tokenizer) -> ModelFiles:
+    return (
+        ModelFiles(tokenizer, {}) if recipe.start is None else ModelFiles.read(tokenizer, root_of(Path(recipe.start)))
+    )

@@ -67,7 +67,11 @@ def take_shared_snapshot(
 
 @torch.no_grad()
 def copy_shared_weights(
-    model: nn.Module, tokenizer: SavesFiles | None, base: str | None, processes: Processes
+    model: nn.Module,
+    tokenizer: SavesFiles | None,
+    base: str | None,
+    source_family: str | None,
+    processes: Processes,
 ) -> Callable[[Path], None]:
     """As copy_weights; the function writes the share of this process. All processes must call it."""
     if adapters(model):
@@ -77,7 +81,7 @@ def copy_shared_weights(
         write_rest = partial(write_adapter, config=adapter_config(model, name, base=base), tensors=matrices)
     else:
         share = collect_share(unique_parameters(model), "model", processes)
-        write_rest = partial(write_config, config=own_config(model), tokenizer=tokenizer)
+        write_rest = partial(write_config, config=own_config(model, source_family), tokenizer=tokenizer)
 
     def write(folder: Path) -> None:
         share.write(folder)
