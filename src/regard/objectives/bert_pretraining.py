@@ -3,8 +3,9 @@
     [CLS] A [SEP] B [SEP]        loss = mean over masked tokens  +  mean over pairs of -log p(label)
 
 A document is cut into pairs of segments of one or more sentences. In half of the pairs B follows A (label 0), in the
-others B comes from another document (label 1). The loss divides by the number of masked tokens, so every pair has the
-weight (masked tokens) / (pairs) of the whole batch, which is part of the batch.
+others B comes from another document (label 1). A sentence that has no neighbor in the row is cut at a random token. The
+loss divides by the number of masked tokens, so every pair has the weight (masked tokens) / (pairs) of the whole batch,
+which is part of the batch.
 """
 
 from collections.abc import Sequence
@@ -85,13 +86,17 @@ class BertPretraining(Objective):
         other_starts = [0, *sentence_ends(columns["other_sentences"])[:-1]]
         items, start = [], 0
         while start < len(columns["ids"]):
-            fitting = [end for end in ends if start < end <= start + size] or [start + size]
-            chosen = fitting[rng.integers(max(1, len(fitting) - 1))]  # the end of A
-            first = slice(start, min(chosen, start + size - 1))
-            is_random = chosen == fitting[-1] or rng.random() < self.random
-            free = size - (first.stop - first.start)
+            fitting = [end for end in ends if start < end <= start + size] or [min(start + size, ends[-1])]
+            borders, begins = fitting[:-1], other_starts
+            if not borders:  # one sentence: A and B are parts of it, so that its label is drawn like all others
+                borders, begins = list(range(start + 1, fitting[-1])), list(range(len(columns["other_ids"])))
+            if not borders:  # one token
+                start = fitting[-1]
+                continue
+            first = slice(start, borders[rng.integers(len(borders))])
+            is_random = rng.random() < self.random
             if is_random:
-                begin = other_starts[rng.integers(len(other_starts))]
+                begin, free = begins[rng.integers(len(begins))], size - (first.stop - first.start)
                 second, start = slice(begin, begin + free), first.stop
             else:
                 second, start = slice(first.stop, fitting[-1]), fitting[-1]
