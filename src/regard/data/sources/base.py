@@ -201,11 +201,16 @@ def digest(example: Example) -> bytes:
 
 
 def parts_of(value: Any) -> Iterator[bytes]:
-    if isinstance(value, Mapping):
-        yield from (part for key in sorted(value) for item in (key, value[key]) for part in parts_of(item))
+    if isinstance(value, str):  # first, because tests for abstract classes are slow
+        yield value.encode("utf-8", "surrogatepass")
+    elif isinstance(value, Mapping):
+        for key in sorted(value):
+            yield from parts_of(key)
+            yield from parts_of(value[key])
     elif isinstance(value, np.ndarray):
         yield from (str(value.shape).encode(), value.tobytes())
-    elif isinstance(value, Iterable) and not isinstance(value, str | bytes):
-        yield from (part for item in value for part in parts_of(item))
+    elif isinstance(value, Iterable) and not isinstance(value, bytes):
+        for item in value:
+            yield from parts_of(item)
     else:
         yield value if isinstance(value, bytes) else str(value).encode("utf-8", "surrogatepass")
