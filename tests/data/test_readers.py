@@ -3,6 +3,7 @@
 import csv
 import gzip
 import json
+import os
 import pickle
 import random
 import sys
@@ -206,6 +207,24 @@ def test_a_file_that_changes_after_opening_is_refused(tmp_path):
     write(path, '{"a": 1}\n{"a": 2}\n')
     with pytest.raises(FileError, match="was changed"):
         examples[0]
+
+
+def test_another_file_of_the_same_size_is_refused(tmp_path):
+    path = write(tmp_path / "a.jsonl", '{"a": 1}\n')
+    examples = read_examples(path)
+    write(path, '{"a": 2}\n')
+    os.utime(path, ns=(0, 0))
+    for read in (lambda: examples[0], lambda: list(examples)):
+        with pytest.raises(FileError, match="was changed"):
+            read()
+
+
+def test_iteration_opens_a_file_once(tmp_path, monkeypatch):
+    path = write(tmp_path / "a.jsonl", '{"a": 1}\n\n{"a": 2}\n' * 50)
+    examples, opened, plain_open = read_examples(path, columns={"b": "a"}), [], Path.open
+    one_by_one = [examples[index] for index in range(len(examples))]
+    monkeypatch.setattr(Path, "open", lambda file, *options: opened.append(file) or plain_open(file, *options))
+    assert list(examples) == one_by_one and opened == [path]
 
 
 def test_the_fingerprint_depends_on_contents_format_and_columns_only(tmp_path, monkeypatch):

@@ -6,6 +6,7 @@ folder of `datasets.Dataset.save_to_disk` has Arrow files, and names them in `st
 """
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -33,6 +34,11 @@ class ArrowFile:
         batch = int(np.searchsorted(self._ends, index, side="right"))
         start = self._ends[batch - 1] if batch else 0
         return self._batches[batch].slice(int(index - start), 1).to_pylist()[0]
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for batch in self._batches:
+            for start in range(0, batch.num_rows, COPY_ROWS):
+                yield from batch.slice(start, COPY_ROWS).to_pylist()
 
     def origin(self, index: int) -> str:
         return f"{self.path}, row {index}"

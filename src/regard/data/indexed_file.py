@@ -14,7 +14,7 @@ import shutil
 import tempfile
 import weakref
 import zlib
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +24,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from regard.data.file_index import (
+    BLOCK_BYTES,
     BYTE_ORDER_MARK,
     FileError,
     index_chunks,
@@ -151,7 +152,7 @@ class IndexedFile:
         index, self.parse = SLICES[format]
         with self.named_errors():
             self.offsets = index(self.stored)
-        self.size = self.stored.stat().st_size
+        self.version = version_of(self.stored.stat())
         if isinstance(self.parse, ParseRecord) and len(self):
             self.parse = self._read_header(self.parse)
 
@@ -164,23 +165,44 @@ class IndexedFile:
         return len(self.offsets) - 1
 
     def read(self, index: int) -> dict[str, Any]:
-        text = self.slice(index)
-        try:
-            return self.parse(text)
-        except ValueError as error:
-            raise FileError(f"{self.origin(index)}: {error}") from None
+        return self._parse(index, self.slice(index))
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """All examples in order; the file is opened once."""
+        with self._opened() as stream:
+            for index in range(len(self)):
+                yield self._parse(index, self._read_slice(stream, index))
+            self._check_unchanged(stream)
 
     def origin(self, index: int) -> str:
         return f"{self.path}, line {line_at(self.stored, int(self.offsets[index]))}"
 
     def slice(self, index: int) -> str:
         """The text of an example."""
+        with self._opened(buffering=0) as stream:  # opened for each example, so no process shares a handle
+            return self._read_slice(stream, index)
+
+    def _parse(self, index: int, text: str) -> dict[str, Any]:
+        try:
+            return self.parse(text)
+        except ValueError as error:
+            raise FileError(f"{self.origin(index)}: {error}") from None
+
+    @contextmanager
+    def _opened(self, buffering: int = BLOCK_BYTES) -> Generator[BinaryIO]:
+        with self.stored.open("rb", buffering) as stream:
+            self._check_unchanged(stream)
+            yield stream
+
+    def _check_unchanged(self, stream: BinaryIO) -> None:
+        if version_of(os.fstat(stream.fileno())) != self.version:
+            raise FileError(f"{self.path} was changed after it was opened; open it again")
+
+    def _read_slice(self, stream: BinaryIO, index: int) -> str:
         start, end = int(self.offsets[index]), int(self.offsets[index + 1])
-        with self.stored.open("rb", buffering=0) as stream:  # opened for each example, so no process shares a handle
-            if os.fstat(stream.fileno()).st_size != self.size:
-                raise FileError(f"{self.path} was changed after it was opened; open it again")
+        if stream.tell() != start:
             stream.seek(start)
-            data = stream.read(end - start)
+        data = stream.read(end - start)
         try:
             return data.decode("utf-8-sig" if start == 0 else "utf-8")
         except UnicodeDecodeError as error:
@@ -201,6 +223,10 @@ class IndexedFile:
             yield
         except FileError as error:
             raise FileError(str(error).replace(str(self.stored), str(self.path))) from None
+
+
+def version_of(status: os.stat_result) -> tuple[int, int]:
+    return status.st_size, status.st_mtime_ns
 
 
 def first_character(path: Path) -> bytes:

@@ -50,6 +50,8 @@ class ExampleFile(Protocol):
 
     def read(self, index: int) -> dict[str, Any]: ...
 
+    def __iter__(self) -> Iterator[dict[str, Any]]: ...
+
     def origin(self, index: int) -> str:
         """The file and the line or row, for errors."""
         ...
@@ -83,7 +85,9 @@ class FileExamples(Sequence[Mapping[str, Any]]):
         return self._rename(example, file, row) if self.columns else example
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        return (self[index] for index in range(len(self)))
+        for file in self.files:
+            for row, example in enumerate(file):
+                yield self._rename(example, file, row) if self.columns else example
 
     def origin(self, index: int) -> str:
         """The file and the line or row of an example, for errors."""
