@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from regard import train
 from regard.data.file_index import FileError
@@ -62,12 +63,24 @@ def test_a_loader_that_trained_is_at_the_next_batch(tmp_path: Path) -> None:
 
 
 def test_a_run_from_a_recipe_prefetches_and_resumes_exactly_with_another_depth(tmp_path: Path) -> None:
-    for name, options in (("whole", {"data.prefetch": 0}), ("resumed", {"train.steps": 2})):
+    for name, options in (("whole", {"data.prefetch": 0}), ("resumed", {"train.steps": 2, "data.prefetch": 2})):
         train("demo", tmp_path / name, TINY | options, device="cpu")
     train(resume=tmp_path / "resumed", overrides={"train.steps": 4}, extend=True, device="cpu")
     whole, resumed = (read_training(Run.open(tmp_path / name).checkpoints[0]) for name in ("whole", "resumed"))
     assert whole["loader"] == resumed["loader"] and whole["tokens"] == resumed["tokens"]
-    assert Run.open(tmp_path / "resumed").config["data"]["prefetch"] == Data().prefetch == 2
+    assert Run.open(tmp_path / "resumed").config["data"]["prefetch"] == 2
+
+
+@pytest.mark.parametrize(
+    ("prefetch", "device", "depth"), [(None, "cpu", 0), (None, "cuda", 2), (3, "cpu", 3), (0, "cuda", 0)]
+)
+def test_batches_are_made_in_advance_on_gpus_by_default(
+    tmp_path: Path, prefetch: int | None, device: str, depth: int
+) -> None:
+    assert Data().prefetch is None
+    training = trainer(tmp_path / "run", prefetch=prefetch)
+    training.device = torch.device(device)
+    assert training.prefetch_depth == depth
 
 
 class Failing:

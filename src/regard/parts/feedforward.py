@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.kernels.gelu import gelu, gelu_tanh
 from regard.layout import TokenLayout
 from regard.parts.body import Body
 from regard.parts.state import STATELESS, State
@@ -26,8 +27,8 @@ Activation = Literal["relu", "relu2", "gelu", "gelu_tanh", "quick_gelu", "silu",
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "relu2": lambda x: F.relu(x).square(),
-    "gelu": F.gelu,
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "gelu": gelu,
+    "gelu_tanh": gelu_tanh,
     "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
     "silu": F.silu,
     "sigmoid": torch.sigmoid,

@@ -40,14 +40,15 @@ class Data(Spec):
     length: int = 256  # largest number of tokens per row
     held_out: int = 8  # batches per evaluation; 0: no examples are held out
     seed: int = 0
-    prefetch: int = 2  # batches that a thread makes in advance while the model computes; 0: none
+    # batches that a thread makes in advance while the model computes; null: 2 on a GPU, 0 on a CPU
+    prefetch: int | None = None
 
     def check(self) -> None:
         require(len(self.sources) > 0, "data: sources is empty; add one, or set data.path")
         for name in ("rows", "length"):
             require(getattr(self, name) > 0, f"data: {name}={getattr(self, name)} must be positive")
         for name in ("held_out", "prefetch", "batch_warmup", "seed"):
-            require(getattr(self, name) >= 0, f"data: {name}={getattr(self, name)} must not be negative")
+            require((getattr(self, name) or 0) >= 0, f"data: {name}={getattr(self, name)} must not be negative")
 
     @property
     def least_rows(self) -> int:

@@ -69,7 +69,7 @@ class Trainer:
     tokenizer: saved with the model; base: the folder of the model that adapters belong to;
     source_family: that of the initial weights (checkpoint/model_folder.py); overrides: settings that
     differ from those before this resume, recorded in the run; prefetch: the number of batches that a thread makes in
-    advance, for a loader that depends on neither the model nor torch's random generators; 0: no thread;
+    advance, for a loader that depends on neither the model nor torch's random generators; None: 2 on a GPU, else 0;
     processes: those that train together, with a SharedRun and a loader of their own rows (parallel/).
     """
 
@@ -85,7 +85,7 @@ class Trainer:
     source_family: str | None = None
     listener: Listener = field(default_factory=Listener)
     overrides: Mapping[str, Any] = field(default_factory=dict)
-    prefetch: int = 0
+    prefetch: int | None = 0
     processes: Processes = field(default_factory=Processes)
 
     def train(self) -> TrainingResult:
@@ -111,7 +111,7 @@ class Trainer:
                     self.open_log(position.step) as log,
                     stop_on_signals() as stop,
                     self.saver,
-                    prefetching(self.loader, self.prefetch, self.device.type == "cuda") as self.input,
+                    prefetching(self.loader, self.prefetch_depth, self.device.type == "cuda") as self.input,
                 ):
                     result = self.loop(position, log, stop)
             finally:
@@ -152,6 +152,11 @@ class Trainer:
             with self.run.writing(EMA) as folder:
                 write_average(folder)
         return TrainingResult(position.step, position.step >= steps, record, self.evaluation)
+
+    @property
+    def prefetch_depth(self) -> int:
+        """On a CPU a thread that makes batches competes with the model for cores."""
+        return (0 if self.device.type == "cpu" else 2) if self.prefetch is None else self.prefetch
 
     def prepare(self) -> None:
         settings = self.settings
