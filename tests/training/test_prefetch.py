@@ -117,6 +117,17 @@ def test_an_error_of_the_loader_stops_the_run_at_its_batch(tmp_path: Path) -> No
     assert not prefetch_threads()
 
 
+@pytest.mark.parametrize("prefetch", [0, 4])
+def test_an_error_of_the_loader_loses_no_step(tmp_path: Path, prefetch: int) -> None:
+    training = trainer(tmp_path / "failed", loader=Failing(FileError("was changed"), at=5), prefetch=prefetch)
+    with pytest.raises(FileError, match="was changed"):
+        training.train()
+    assert Run.open(tmp_path / "failed").step == 5
+    trainer(tmp_path / "failed").train()
+    trainer(tmp_path / "whole").train()
+    assert outcome(tmp_path / "failed") == outcome(tmp_path / "whole")
+
+
 def test_signals_leave_no_thread(tmp_path: Path) -> None:
     stopped = trainer(tmp_path / "stopped")
     call_before_step(stopped, 4, lambda: signal.raise_signal(signal.SIGINT))

@@ -136,6 +136,12 @@ class Trainer:
             except StepFault as fault:
                 position = self.roll_back(fault, position, log, input_state)
                 continue
+            except (ValueError, OSError):  # of the data: a file was changed or deleted, or a line is not valid
+                if position.step and self.saved_step != position.step and self.processes.mesh is None:
+                    self.save(position, log, input_state)
+                    self.saver.wait()
+                    self.listener.note(f"the state of step {position.step} is saved in {self.run.path}")
+                raise
             log.write(record)
             self.listener.stepped(record)
             if is_due(self.settings.evaluate_every, position.step, steps):
