@@ -53,7 +53,7 @@ def train(
     out: str | Path | None = None,
     overrides: Mapping[str, Any] | None = None,
     resume: str | Path | None = None,
-    device: str = "auto",
+    device: str | torch.device = "auto",
     start: str | Path | None = None,
     data: str | Path | None = None,
     extend: bool = False,
@@ -65,7 +65,10 @@ def train(
     name); without a recipe, the recipe "finetune" is used. data: a file or folder to train on, instead of the data of
     the recipe. extend: accept that the learning rate of a resumed run jumps if train.steps is raised.
     """
-    console = Console(stderr=True)
+    check_arguments(overrides, out=out, resume=resume, start=start, data=data)
+    console, device = Console(stderr=True), str(device)
+    if extend and resume is None:
+        raise ValueError("extend=True is for a resumed run: resume=RUN, overrides={'train.steps': N}")
     if resume is not None:
         if any(value is not None for value in (recipe, out, start, data)):
             raise ValueError(
@@ -78,6 +81,21 @@ def train(
         return resume_run(path, device, console)
     Run(path).check_new()
     return start_run(path, resolve(tables), device, console)
+
+
+def check_arguments(overrides: object, **paths: object) -> None:
+    """Raise TypeError for arguments of `train` that are not the overrides or a path."""
+    if overrides is not None and not (
+        isinstance(overrides, Mapping) and all(isinstance(name, str) for name in overrides)
+    ):
+        raise TypeError(f"overrides={overrides!r:.80} is not a mapping of dotted names, such as {{'train.steps': 500}}")
+    for name, path in paths.items():
+        if not isinstance(path, str | Path | None):
+            remedy = {
+                "start": "; save the model and give its folder",
+                "data": "; write the examples to a file, for example one JSON object per line to data.jsonl",
+            }
+            raise TypeError(f"{name} must be a path, not of type {type(path).__name__}{remedy.get(name, '')}")
 
 
 def joins_run(path: Path) -> bool:
@@ -104,7 +122,7 @@ def read_tables(
             f"recipe is a {type(recipe).__name__}, not a recipe's name or TOML file; for a spec, write a recipe: "
             "regard.Recipe(spec, regard.Training(steps=1000))"
         )
-    file = find_recipe(recipe or FINE_TUNE)
+    file = find_recipe(FINE_TUNE if recipe is None else recipe)
     tables = read_recipe(file, overrides)
     if recipe is None and not {"path", "source", "sources"} & set(tables["data"]):
         raise ValueError(f"there are no data to fine-tune {start} on; give a file or folder: --data chats.jsonl")

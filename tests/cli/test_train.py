@@ -3,8 +3,11 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 from regard.cli import is_expected
 from regard.data.sources.base import first_epoch
@@ -103,6 +106,41 @@ def test_an_occupied_directory_is_refused_before_the_tokenizer_is_trained(
     assert "already holds a run" in str(regard("train", "demo", "--out", tmp_path).exception)
     with pytest.raises(ValueError, match="already holds a run"):
         train("demo", out=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"overrides": ["train.steps=2"]}, "is not a mapping of dotted names"),
+        ({"overrides": {5: 2}}, "is not a mapping of dotted names"),
+        ({"start": nn.Linear(2, 2)}, "start must be a path, not of type Linear; save the model"),
+        ({"data": []}, "data must be a path, not of type list; write the examples"),
+        ({"data": (example for example in ())}, "data must be a path, not of type generator"),
+        ({"out": 5}, "out must be a path, not of type int"),
+        ({"resume": 5}, "resume must be a path, not of type int"),
+        ({"recipe": ""}, "there is no recipe"),
+        ({"device": None}, "there is no device 'None'"),
+        ({"extend": True}, "extend=True is for a resumed run"),
+        ({"out": __file__}, "is a file; choose another directory"),
+    ],
+)
+def test_wrong_arguments_in_python_are_named(tmp_path: Path, arguments: dict[str, Any], message: str) -> None:
+    small = {"train.steps": 1, "data.rows": 2, "data.length": 16, "tokenizer.by": "byte"}
+    given = {"recipe": "demo", "out": tmp_path / "run", "overrides": small, "device": "cpu"}
+    with pytest.raises((TypeError, ValueError), match=message):
+        train(**(given | arguments))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_device_of_torch_is_accepted(tmp_path: Path) -> None:
+    small = {"train.steps": 1, "data.rows": 2, "data.length": 16, "data.held_out": 0, "tokenizer.by": "byte"}
+    assert train("demo", tmp_path / "run", small, device=torch.device("cpu")).finished
+
+
+def test_a_run_without_a_checkpoint_is_no_model_to_start_from(tmp_path: Path) -> None:
+    Run.create(tmp_path / "run", {})
+    with pytest.raises(ValueError, match="has no checkpoint yet"):
+        train(start=tmp_path / "run", data=__file__, out=tmp_path / "tuned")
 
 
 def test_a_recipe_written_from_a_spec_is_trained(tmp_path: Path) -> None:

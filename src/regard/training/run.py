@@ -82,7 +82,9 @@ class Run:
         return run
 
     def check_new(self) -> None:
-        """Raise ValueError if the directory already holds a run."""
+        """Raise ValueError if the directory already holds a run, or is a file."""
+        if self.path.exists() and not self.path.is_dir():
+            raise ValueError(f"{self.path} is a file; choose another directory for the run")
         if self.config_file.exists():
             raise ValueError(
                 f"{self.path} already holds a run; resume it (regard train --resume {self.path}) or choose another "
@@ -239,7 +241,7 @@ class Run:
 def newest_checkpoint(name: str | Path) -> Path:
     """The newest complete checkpoint of a run; the path of any other file, folder or packaged model."""
     path = find_model(name)
-    if not (path / "checkpoints").is_dir():
+    if not (path / "checkpoints").is_dir() and not (path / RUN).is_file():
         return path
     newest = Run.open(path).latest()
     if newest is None:
