@@ -1,6 +1,16 @@
-"""`python -m regard` is the `regard` command."""
+"""The `regard` command, also as `python -m regard`. Ctrl-C during the imports, too, ends it with 130."""
 
-from regard.cli import main
+import sys
+
+
+def main() -> None:
+    try:
+        from regard.cli import main as run
+
+        run()
+    except KeyboardInterrupt:
+        sys.exit(130)
+
 
 if __name__ == "__main__":
     main()

@@ -1,7 +1,10 @@
 """Every command on a small model, as a user would call it."""
 
 import json
+import runpy
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -170,6 +173,17 @@ def test_an_interrupt_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["regard", "chat", "smollm2"])
     with pytest.raises(SystemExit) as exited:
         main()
+    assert exited.value.code == 130
+
+
+def test_an_interrupt_of_the_imports_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted(ModuleType):
+        def __getattr__(self, name: str) -> object:
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "regard.cli", Interrupted("regard.cli"))
+    with pytest.raises(SystemExit) as exited:
+        runpy.run_module("regard", run_name="__main__")
     assert exited.value.code == 130
 
 
