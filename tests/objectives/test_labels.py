@@ -18,6 +18,7 @@ from regard.objectives.embeddings import SentenceEmbeddings
 from regard.objectives.inputs import truncate
 from regard.objectives.scores import Regression, Relevance, reciprocal_ranks
 from regard.spec import SpecError
+from regard.text.tokenizer import Tokenizer
 from regard.text.train import bpe
 from regard.training.recipe import resolve
 
@@ -143,6 +144,24 @@ def test_the_longer_sequence_of_a_pair_is_shortened_first() -> None:
     assert truncate(columns, 10)["ids"].tolist() == list(range(10))
     with pytest.raises(ValueError, match="too short for the special tokens"):
         truncate(columns, 2)
+
+
+def test_the_texts_of_a_pair_are_separated() -> None:
+    example = {"first": "red", "second": "blue", "label": 1}
+    first, second = TOKENIZER.encode("red"), TOKENIZER.encode("blue")
+    columns = SequenceClassification(num_labels=2).tokenize(example, TOKENIZER)  # without [CLS] and [SEP]
+    assert columns["ids"].tolist() == [*first, TOKENIZER.eos, *second]
+    assert columns["types"].tolist() == [0] * (len(first) + 1) + [1] * len(second)
+    assert columns["sequences"].tolist() == [0] * len(first) + [-1] + [1] * len(second)
+    separated = bpe(["red and blue"], 280, ("[CLS]", "[SEP]"))
+    assert Regression().tokenize(example, separated)["ids"].tolist() == separated.encode_with_special_tokens(
+        "red", "blue"
+    )
+    without = Tokenizer(TOKENIZER.core, special_tokens_map={"sep_token": "<|user|>"})
+    ids = Relevance().tokenize(example, without)["ids"].tolist()
+    assert ids == [*first, without.core.token_to_id("<|user|>"), *second]
+    with pytest.raises(SpecError, match="neither sep_token nor eos_token"):
+        Relevance().tokenize(example, Tokenizer(TOKENIZER.core))
 
 
 def test_reciprocal_ranks_of_groups() -> None:

@@ -34,12 +34,40 @@ def encode_input(example: Example, tokenizer: Tokenizer) -> dict[str, np.ndarray
     if "image" in example or "signal" in example:
         return {"image": np.asarray(example["image"] if "image" in example else example["signal"], np.float32)}
     if "first" in example:
-        encoded = tokenizer.encode_sequences(text_of(example, "first"), text_of(example, "second"))
+        encoded = encode_pair(tokenizer, text_of(example, "first"), text_of(example, "second"))
         return token_columns(encoded) | {"types": np.array(encoded.types, np.int64)}
     encoded = tokenizer.encode_sequences(text_of(example, "text"))
     if not encoded.ids:
         raise ValueError(f"a text of this example has no tokens: {example!r:.200}; remove it")
     return token_columns(encoded)
+
+
+def encode_pair(tokenizer: Tokenizer, first: str, second: str) -> Encoded:
+    """The pair with the special tokens of the tokenizer. If it has none between the two, its sep or eos token separates
+    them."""
+    encoded = tokenizer.encode_sequences(first, second)
+    sides = np.array(encoded.sequences)
+    border = int((sides != 1).cumprod().sum())  # the index of the first token of the second sequence
+    if border and sides[border - 1] < 0:
+        return encoded
+    token = tokenizer.special_tokens_map.get("sep_token")
+    separator = tokenizer.eos if token is None else tokenizer.core.token_to_id(token)
+    require(
+        separator is not None,
+        "this tokenizer has no token that separates the two texts of a pair, neither sep_token nor eos_token; use "
+        "another tokenizer, or join the texts into one (`text`)",
+    )
+    assert separator is not None
+
+    def insert(values: list[int], value: int) -> list[int]:
+        return [*values[:border], value, *values[border:]]
+
+    return Encoded(
+        insert(encoded.ids, separator),
+        insert(encoded.types, 0),
+        insert(encoded.sequences, -1),
+        insert(encoded.words, -1),
+    )
 
 
 def token_columns(encoded: Encoded) -> dict[str, np.ndarray]:
