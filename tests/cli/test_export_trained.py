@@ -118,3 +118,12 @@ def test_a_new_head_keeps_the_family_only_if_it_can_express_it(tmp_path: Path) -
         result = regard("train", *options, *more, "--out", tmp_path / name)
         assert result.exit_code == 0, result.exception
         assert read_source_family(newest_checkpoint(tmp_path / name)) == family
+
+
+def test_a_t5_is_exported(tmp_path: Path) -> None:
+    model, out = trained_and_exported("t5", tmp_path)
+    theirs = transformers.AutoModelForSeq2SeqLM.from_pretrained(out).eval().requires_grad_(False)
+    assert type(theirs).__name__ == "T5ForConditionalGeneration"
+    source, target = random_ids(), random_ids(3, 7).flip(-1)
+    expected = theirs(source, decoder_input_ids=target).logits
+    assert (model(source, target) - expected).abs().max() < 1e-5 * expected.abs().max()
