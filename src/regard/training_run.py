@@ -26,7 +26,7 @@ from regard.objectives.base import Objective
 from regard.objectives.next_token import NextToken
 from regard.planning.machine import check_memory
 from regard.text.tokenizer import Tokenizer
-from regard.training.base_model import check_weights, fingerprint_model
+from regard.training.base_model import check_weights, fingerprint_model, keep_base
 from regard.training.loop import Trainer, TrainingResult
 from regard.training.parallel.mesh import (
     Processes,
@@ -144,11 +144,14 @@ def start_run(path: Path, resolved: ResolvedRecipe, device: str, console: Consol
     recipe.train.build_optimizer(model)
     base = None if recipe.start is None else fingerprint_model(Path(recipe.start))
     run = Run.create(path, recipe.to_dict(), start_files(recipe, tokenizer), base)
+    reference = keep_base(run, Path(recipe.start)) if recipe.start is not None and recipe.adapter is not None else None
     try:
         with process_group(device) as own_device:  # other processes wait here until the run exists
             return run_training(run, recipe, model, tokenizer, splits, own_device, progress_listener(console))
     except Exception:
         run.discard_unused()  # so that the corrected command finds no run in its way
+        if reference is not None and not run.config_file.exists():
+            reference.unlink()
         raise
 
 

@@ -209,3 +209,34 @@ def test_a_sweep_varies_the_fine_tuning_of_a_model(base: Path, chats: Path, tmp_
     recipe = Recipe.from_dict(Run.open(tmp_path / "sweep" / "trial-002").config)
     assert recipe.adapter.rank == 4 and recipe.start.startswith(str(base)) and recipe.data.sources[0].path == str(chats)
     assert "a model to fine-tune (--from MODEL)" in regard("sweep", "--vary", "adapter.rank=2,4").stderr
+
+
+def test_the_checkpoint_of_an_adapter_is_kept_when_its_run_goes_on(base: Path, chats: Path, tmp_path: Path) -> None:
+    copy, tuned, small = tmp_path / "copy", tmp_path / "run", {"data.rows": 2, "data.length": 48, "data.held_out": 0}
+    shutil.copytree(base, copy)
+    overrides = small | {"train.steps": 2, "train.lr": 0.05, "adapter.rank": 2}
+    train(start=copy, data=chats, out=tuned, overrides=overrides, device="cpu")
+    ids, start = torch.tensor([[7, 8, 9, 10]]), Path(Recipe.from_dict(Run.open(tuned).config).start)
+    expected = load(tuned, "cpu").model(ids)
+    train(resume=copy, overrides={"train.steps": 6, "train.save_every": 1}, extend=True, device="cpu")
+    assert [folder.name[-1] for folder in Run.open(copy).checkpoints] == ["6", "5", "2"]
+    assert torch.equal(load(tuned, "cpu").model(ids), expected)
+    assert train(resume=tuned, overrides={"train.steps": 3}, extend=True, device="cpu").finished
+    shutil.rmtree(start)
+    for use in (lambda: load(tuned, "cpu"), lambda: train(resume=tuned, device="cpu")):
+        with pytest.raises(CheckpointError, match=r"was trained from .*step-000002, which does not exist any more"):
+            use()
+
+
+def test_a_start_that_fails_keeps_no_checkpoint(
+    base: Path, chats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr("regard.training_run.run_training", fail)
+    small = {"data.rows": 2, "data.length": 48, "data.held_out": 1, "train.steps": 2, "adapter.rank": 2}
+    shutil.copytree(base, tmp_path / "copy")
+    with pytest.raises(RuntimeError):
+        train(start=tmp_path / "copy", data=chats, out=tmp_path / "run", overrides=small, device="cpu")
+    assert not Run.open(tmp_path / "copy").referenced and not (tmp_path / "run").exists()

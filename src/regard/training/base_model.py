@@ -17,8 +17,10 @@ from regard.checkpoint import model_folder
 from regard.checkpoint.atomic_folder import CheckpointError
 from regard.checkpoint.weight_files import find_files, fingerprint
 from regard.families import detect_family, family
+from regard.find_model import locate
 from regard.models.base import Model
-from regard.training.run import newest_checkpoint, read_training
+from regard.training.run import Run, newest_checkpoint, read_training
+from regard.training.run_identity import RUN
 
 
 def load_model(
@@ -57,6 +59,7 @@ def base_of(folder: Path) -> Path | None:
     name = adapter_base(folder)
     if name is None:
         return None
+    check_exists(locate(name), folder)
     base = newest_checkpoint(name)
     check_base(folder, base)
     return base
@@ -83,8 +86,26 @@ def fingerprint_model(folder: Path) -> str:
 
 def check_weights(model: Path, expected: str | None, user: Path) -> None:
     """Raise CheckpointError if the weights of the model do not have this fingerprint; None: it is not known."""
+    check_exists(model, user)
     if expected is not None and fingerprint_model(model) != expected:
         raise CheckpointError(
             f"the weights in {model} are not those that {user} was trained from: their fingerprints differ; restore "
             "these weights, or start a new run"
         )
+
+
+def check_exists(model: Path, user: Path) -> None:
+    """Raise CheckpointError if the model that a run or an adapter was trained from is gone."""
+    if model.is_absolute() and not model.exists():
+        raise CheckpointError(
+            f"{user} was trained from {model}, which does not exist any more; restore it from a copy, or train again "
+            f"from another checkpoint. If it was moved, give its new path with the adapter: --adapter {user}"
+        )
+
+
+def keep_base(run: Run, base: Path) -> Path | None:
+    """Keep the checkpoint that an adapter is trained on, if it is one of a run, from being deleted when that run goes
+    on; returns the file that says so."""
+    if base.parent.name != "checkpoints" or not (base.parent.parent / RUN).is_file():
+        return None
+    return Run(base.parent.parent).reference(base, run)

@@ -8,6 +8,7 @@
     samples.txt                 text that the model generates during training
     checkpoints/step-000250/    the state of training (resume_state.py) with a manifest of SHA-256 sums
     best.json                   the checkpoint with the lowest held-out loss, which is never deleted
+    references/                 the checkpoints that adapters of other runs were trained on, which are never deleted
     lock                        held by the process that trains here
 
 A checkpoint is either complete or absent. One that is damaged later, or copied from another run, is skipped and
@@ -37,6 +38,8 @@ from regard.checkpoint.atomic_folder import (
 from regard.checkpoint.model_folder import SavesFiles
 from regard.find_model import find_model
 from regard.training.run_identity import CHANGES, CONFIG, RUN, TOKENIZER, RunIdentity, read_changes
+
+REFERENCES = "references"
 
 
 class Run:
@@ -140,13 +143,28 @@ class Run:
 
     @contextmanager
     def saving(self, step: int, keep: int) -> Generator[Path]:
-        """A folder to write the checkpoint of this step to; afterwards the newest `keep` and the best one remain."""
+        """A folder to write the checkpoint of this step to; afterwards the newest `keep`, the best one and those that
+        other runs refer to remain."""
         with write_folder(self.checkpoint(step)) as folder:
             yield folder
-        best = self.record_best()
+        kept = {self.record_best(), *self.referenced}
         for old in self.checkpoints[keep:]:
-            if old != best:
+            if old not in kept:
                 remove_folder(old)
+
+    def reference(self, checkpoint: Path, user: "Run") -> Path:
+        """Keep a checkpoint for the adapter that another run trains; returns the file that says so."""
+        folder = self.path / REFERENCES
+        make_folder(folder)
+        file = folder / f"{RunIdentity.read(user.path).id}.json"
+        content = {"checkpoint": checkpoint.name, "run": str(user.path.absolute())}
+        write_file(file, json.dumps(content).encode())
+        return file
+
+    @property
+    def referenced(self) -> set[Path]:
+        files = (self.path / REFERENCES).glob("*.json")
+        return {self.path / "checkpoints" / json.loads(file.read_bytes())["checkpoint"] for file in files}
 
     def writing(self, name: str) -> AbstractContextManager[Path]:
         """A folder to fill, which becomes the folder of this name in the run."""
