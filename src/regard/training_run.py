@@ -7,7 +7,6 @@ regard.train(resume="runs/mine")
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
+from regard.data.batch import Batch
 from regard.data.loader import Loader
 from regard.data.sources.base import DataSource, Examples, Splits
 from regard.data.tokenization import Tokenization
@@ -46,6 +46,7 @@ from regard.training.run_identity import TOKENIZER, RunIdentity
 from regard.training.start import ModelFiles, build_model, start_files
 
 FINE_TUNE = "finetune"  # the recipe for a start without one
+FEW_EXAMPLES, FEW_TOKENS = 32, 1000  # in an evaluation
 
 
 def train(
@@ -221,7 +222,19 @@ def run_training(
     processes = make_processes(recipe.train.parallel, device)
     run = run if processes.mesh is None else SharedRun(run.path, processes)
     trainer = build_trainer(run, recipe, model.to(device), tokenizer, splits, listener, processes)
+    if splits.held_out is not None:
+        listener.note(describe_held_out(list(trainer.held_out), recipe.objective, processes))
     return replace(trainer, overrides=overrides or {}).train()
+
+
+def describe_held_out(batches: Sequence[Batch], objective: Objective, processes: Processes) -> str:
+    """The size of an evaluation, with a warning if it is small."""
+    if not batches:
+        return "held out: too few examples for a batch; there is no evaluation"
+    unit, few = ("tokens", FEW_TOKENS) if objective.packed else ("examples", FEW_EXAMPLES)
+    size = processes.row_ranks * sum(batch.token_count if objective.packed else batch.size for batch in batches)
+    warning = f"; scores of fewer than {few:,} {unit} vary much by chance, use more data" if size < few else ""
+    return f"held out: {size:,} {unit if size > 1 else unit.removesuffix('s')}{warning}"
 
 
 def build_trainer(
@@ -248,7 +261,7 @@ def build_trainer(
         objective,
         recipe.train,
         run,
-        held_out=list(islice(loader(held_out), data.held_out)) if held_out is not None else (),
+        held_out=list(loader(held_out).without_repetition(data.held_out)) if held_out is not None else (),
         sample=(lambda _: sample_text(model, tokenizer, objective, held_out)) if can_sample else None,
         tokenizer=ModelFiles.read(tokenizer, run.path / TOKENIZER),
         base=recipe.start,

@@ -7,7 +7,10 @@ import torch
 
 from regard.data.loader import Loader
 from regard.data.sources.base import Shuffled
+from regard.data.sources.mixture import Mixture, distinct_end
 from regard.data.sources.world import WorldStories
+from regard.objectives.classification import SequenceClassification
+from regard.objectives.embeddings import SentenceEmbeddings
 from regard.objectives.next_token import NextToken
 from regard.objectives.span_corruption import SpanCorruption
 from regard.text.train import byte
@@ -113,3 +116,65 @@ def test_an_epoch_has_as_many_rows_as_items():
     loader = Loader(source, objective, byte(objective.special_tokens), rows=2, length=32)
     per_document = len(loader._items(0))
     assert per_document > 9 and loader.epoch_size() == 3 * per_document
+
+
+def labelled(count):
+    return Shuffled("labelled", [{"text": f"text {n}", "label": n % 2} for n in range(count)], "fingerprint")
+
+
+def labels_loader(count, rows=8, **ranks):
+    return Loader(labelled(count), SequenceClassification(num_labels=2), TOKENIZER, rows, 64, **ranks)
+
+
+def texts_of(batches):
+    return [
+        TOKENIZER.decode(ids[mask].tolist())
+        for batch in batches
+        for ids, mask in zip(batch.tokens, batch.valid, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("count, sizes", [(4, [4]), (8, [8]), (20, [8, 8, 4]), (100, [8] * 5)])
+def test_without_repetition_each_example_occurs_at_most_once(count, sizes):
+    batches = list(labels_loader(count).without_repetition(5))
+    assert [batch.size for batch in batches] == sizes
+    assert len(set(texts_of(batches))) == sum(sizes)
+
+
+def test_ranks_without_repetition_get_the_same_number_of_rows():
+    parts = [list(labels_loader(13, rank=rank, ranks=2).without_repetition(5)) for rank in range(2)]
+    assert [[batch.size for batch in part] for part in parts] == [[4, 2], [4, 2]]
+    assert len({*texts_of(parts[0]), *texts_of(parts[1])}) == 12
+
+
+@pytest.mark.parametrize("count, sizes", [(1, []), (3, [3]), (11, [4, 4])])
+def test_rows_that_are_compared_come_in_batches_of_one_size(count, sizes):
+    pairs = Shuffled("pairs", [{"anchor": f"a {n}", "positive": f"b {n}"} for n in range(count)], "fingerprint")
+    loader = Loader(pairs, SentenceEmbeddings(), TOKENIZER, 4, 64)
+    assert [batch.size for batch in loader.without_repetition(5)] == sizes
+
+
+def test_packed_rows_without_repetition_hold_every_document_once():
+    texts = [f"document {n} " + "x" * n for n in range(30)]
+    source = Shuffled("texts", [{"text": text} for text in texts], "fingerprint")
+    batches = list(loader(source, rows=4, length=64).without_repetition(50))
+    weights = sum(float(batch.weights.sum()) for batch in batches)
+    expected = sum(len(NextToken().tokenize({"text": text}, TOKENIZER)["ids"]) - 1 for text in texts)
+    assert weights == expected and all(batch.size == 4 for batch in batches[:-1])
+
+
+@pytest.mark.parametrize("counts, expected", [((3, 1000), 1003), ((700, 700), 1400), ((1, None), None)])
+def test_a_mixture_without_repetition_has_every_example_of_its_finite_sources_once(counts, expected):
+    def source(name, count):
+        return world() if count is None else Shuffled(name, [{"text": f"{name}{n}"} for n in range(count)], name)
+
+    mixture = Mixture(tuple(source(name, count) for name, count in zip("ab", counts, strict=True)), (1.0, 2.0))
+    pieces = loader(mixture, rows=1, length=4096)
+    seen = 0
+    for _ in range(60 if expected is None else 10_000):
+        if not pieces._fill(1, repeat=False):
+            break
+        pieces._pending.clear()
+        seen += 1
+    assert seen == (60 if expected is None else expected)
+    assert distinct_end(Mixture((world(), mixture), (1.0, 1.0))) is None

@@ -10,13 +10,14 @@ so batches do not depend on the number of ranks, and all ranks have the same sta
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
 from regard.data.batch import Batch
 from regard.data.packing import Item, best_fit, item_length
 from regard.data.sources.base import Examples
+from regard.data.sources.mixture import distinct_end, is_repeated
 from regard.data.tokenization import Tokenization, Tokenizes
 from regard.text.tokenizer import Tokenizer
 
@@ -37,6 +38,11 @@ class ExampleEncoder(Tokenizes, Protocol):
     @property
     def needs_other(self) -> bool:
         """Whether `sample` also gets the columns of another example, as `other_NAME`."""
+        ...
+
+    @property
+    def scope(self) -> Literal["token", "batch"]:
+        """batch: the loss compares the rows of a batch."""
         ...
 
     def sample(
@@ -91,8 +97,26 @@ class Loader:
         count = self.rows // warmup_parts(self._batches, self.warmup)
         rows = [self._next_row() for _ in range(count)]
         self._batches += 1
-        batch = self.objective.collate(rows, self.tokenizer, self.length)
-        share = count // self.ranks
+        return self._collate(rows)
+
+    def without_repetition(self, batches: int) -> Iterator[Batch]:
+        """The first batches, at most `batches`, in which no example occurs twice; the last one may have fewer rows.
+
+        If the loss compares the rows of a batch, fewer rows would make it easier, so all batches have the same number:
+        `rows`, or all that there are. For ranks, the number of rows in the last batch is rounded down.
+        """
+        whole = self.objective.scope == "batch"
+        for number in range(batches):
+            rows: list[list[Item]] = []
+            while len(rows) < self.rows and self._fill(self._choice, repeat=False):
+                rows.append(self._next_row(repeat=False))
+            rows = rows[: len(rows) - len(rows) % self.ranks]
+            if len(rows) < (1 if not whole else self.rows if number else 2):
+                return
+            yield self._collate(rows)
+
+    def _collate(self, rows: list[list[Item]]) -> Batch:
+        batch, share = self.objective.collate(rows, self.tokenizer, self.length), len(rows) // self.ranks
         return batch if self.ranks == 1 else batch.rows(slice(self.rank * share, (self.rank + 1) * share))
 
     @property
@@ -146,18 +170,26 @@ class Loader:
         self._batches, self._next_example = state.get("batches", 0), state["next"]  # old states have no batches
         self._pending = [(example, index, self._items(example)[index]) for example, index in state["waiting"]]
 
-    def _next_row(self) -> list[Item]:
+    @property
+    def _choice(self) -> int:
+        """The number of pending items that a row is chosen from."""
+        return MAX_PENDING if self.objective.packed else 1
+
+    def _next_row(self, repeat: bool = True) -> list[Item]:
         packed = self.objective.packed
-        self._fill(MAX_PENDING if packed else 1)
+        self._fill(self._choice, repeat)
         indices = best_fit([item_length(item) for _, _, item in self._pending], self.length) if packed else [0]
         row = [self._pending[index][2] for index in indices]
         self._pending = [entry for index, entry in enumerate(self._pending) if index not in indices]
         return row
 
-    def _fill(self, count: int) -> None:
-        """Read examples until `count` items are pending."""
-        empty = 0
-        while len(self._pending) < count:
+    def _fill(self, count: int, repeat: bool = True) -> int:
+        """Read examples until `count` items are pending, or no new one is left; returns their number."""
+        empty, end = 0, None if repeat else distinct_end(self.examples)
+        while len(self._pending) < count and (end is None or self._next_example < end):
+            if not repeat and is_repeated(self.examples, self._next_example):
+                self._next_example += 1
+                continue
             items = self._items(self._next_example)
             empty = 0 if items else empty + 1
             if empty == MAX_EMPTY_EXAMPLES:
@@ -167,6 +199,7 @@ class Loader:
                 )
             self._pending += [(self._next_example, index, item) for index, item in enumerate(items)]
             self._next_example += 1
+        return len(self._pending)
 
     def _items(self, index: int) -> list[Item]:
         rng = np.random.default_rng((self.seed, index))

@@ -38,7 +38,7 @@ class Data(Spec):
     rows: int = 16  # per batch
     batch_warmup: int = 0  # first batches with an eighth, a quarter, then half of the rows, for a third each
     length: int = 256  # largest number of tokens per row
-    held_out: int = 8  # batches per evaluation; 0: no examples are held out
+    held_out: int = 8  # batches per evaluation, at most; 0: no examples are held out
     seed: int = 0
     # batches that a thread makes in advance while the model computes; null: 2 on a GPU, 0 on a CPU
     prefetch: int | None = None

@@ -51,6 +51,11 @@ class Mixture:
         return shares
 
     def example(self, index: int) -> Example:
+        source, position = self.locate(index)
+        return self.sources[source].example(position)
+
+    def locate(self, index: int) -> tuple[int, int]:
+        """The source of an example, and its index in that source."""
         block, position = divmod(index, BLOCK)
         if block not in self._blocks:
             order = list(range(BLOCK))
@@ -60,10 +65,27 @@ class Mixture:
         starts = list(accumulate(self.shares, initial=0))
         slot = self._blocks[block][position]
         source = bisect_right(starts, slot) - 1
-        return self.sources[source].example(block * self.shares[source] + slot - starts[source])
+        return source, block * self.shares[source] + slot - starts[source]
 
     def map(self, transform: Transform) -> "Mixture":
         return Mixture(tuple(source.map(transform) for source in self.sources), self.weights, self.seed)
+
+
+def is_repeated(examples: Examples, index: int) -> bool:
+    """Whether a finite source had the example at this index before."""
+    if isinstance(examples, Mixture):
+        source, position = examples.locate(index)
+        return is_repeated(examples.sources[source], position)
+    return examples.count is not None and index >= examples.count
+
+
+def distinct_end(examples: Examples) -> int | None:
+    """The index from which on all examples are repeated; None if there is always a new one."""
+    if not isinstance(examples, Mixture):
+        return examples.count
+    ends = [distinct_end(source) for source in examples.sources]
+    blocks = [-(-end // share) for end, share in zip(ends, examples.shares, strict=True) if end is not None]
+    return BLOCK * max(blocks) if len(blocks) == len(ends) else None
 
 
 def open_sources(sources: Sequence[DataSource], seed: int, hold_out: bool) -> Splits:
