@@ -21,7 +21,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 TINY_FILES = 40  # the most files under 50 lines, without __init__.py
 
 BASE = {"kinds", "spec", "layout", "compat"}
-FILE_LOOKUP = {"gguf_header", "find_model"}
+FILE_LOOKUP = {"gguf_header", "find_model", "image_file"}
 MODELS = BASE | {"kernels", "parts", "models"}
 STORED = MODELS | {"weights", "families", "checkpoint"}
 PACKAGES = {  # package: the packages that it may import, beside itself
@@ -31,6 +31,7 @@ PACKAGES = {  # package: the packages that it may import, beside itself
     "layout": {"compat"},
     "gguf_header": set(),
     "find_model": set(),
+    "image_file": set(),
     "kernels": BASE,
     "parts": BASE | {"kernels"},
     "models": BASE | {"kernels", "parts"},
@@ -38,7 +39,7 @@ PACKAGES = {  # package: the packages that it may import, beside itself
     "families": MODELS | {"weights"},
     "checkpoint": MODELS | {"weights", "families"} | FILE_LOOKUP,
     "text": {"spec"} | FILE_LOOKUP,
-    "data": {"spec", "text"},
+    "data": {"spec", "text", "image_file"},
     "adapt": MODELS | {"weights"},
     "lens": MODELS,
     "objectives": MODELS | {"data", "text"},
@@ -52,7 +53,8 @@ PACKAGES = {  # package: the packages that it may import, beside itself
     "labs": STORED
     | {"lens", "planning", "evals", "text", "data", "adapt", "objectives", "training", "engine", "report"},
 }
-PACKAGES["language_model"] = STORED | {"adapt", "engine", "text", "training", "find_model"}
+PACKAGES["predictions"] = STORED | {"text", "data", "objectives"}
+PACKAGES["language_model"] = STORED | {"adapt", "engine", "text", "training", "find_model", "predictions"}
 PACKAGES["verification"] = PACKAGES["language_model"] | {"language_model", "adapt"}
 PACKAGES["training_run"] = PACKAGES["language_model"] | {"language_model", "data", "objectives", "adapt", "planning"}
 PACKAGES |= {"cli": set(PACKAGES), "__main__": {"cli"}, "__init__": {"kinds", "spec"}}

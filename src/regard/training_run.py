@@ -28,6 +28,7 @@ from regard.planning.machine import check_memory
 from regard.text.tokenizer import Tokenizer
 from regard.training.base_model import check_weights, fingerprint_model, keep_base
 from regard.training.loop import Trainer, TrainingResult
+from regard.training.overrides import override
 from regard.training.parallel.mesh import (
     Processes,
     check_processes,
@@ -39,7 +40,7 @@ from regard.training.parallel.mesh import (
 )
 from regard.training.parallel.shared_run import SharedRun
 from regard.training.progress import Listener, progress_listener
-from regard.training.recipe import Recipe, ResolvedRecipe, find_recipe, override, read_recipe, resolve
+from regard.training.recipe import Recipe, ResolvedRecipe, find_recipe, read_recipe, resolve
 from regard.training.resume_settings import resumed_config
 from regard.training.run import Run
 from regard.training.run_identity import TOKENIZER, RunIdentity

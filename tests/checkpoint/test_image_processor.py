@@ -130,7 +130,7 @@ def test_unreadable_images_are_refused(tmp_path: Path, monkeypatch: pytest.Monke
     ours = ImageProcessor((0.5,) * 3, (0.5,) * 3)
     (tmp_path / "text.png").write_text("no image")
     for name in ("text.png", "missing.png"):
-        with pytest.raises(ValueError, match=f"cannot read an image: .*{name}"):
+        with pytest.raises(ValueError, match=f"{name} cannot be read as an image"):
             ours.read([tmp_path / name])
     for size in ((0, 10), (10, 0)):
         with pytest.raises(

@@ -14,7 +14,8 @@ from regard.checkpoint.weight_files import fingerprint
 from regard.cli.sweep import new_sweep
 from regard.language_model import load
 from regard.planning import machine
-from regard.training.recipe import Recipe, parse_overrides
+from regard.training.overrides import parse_overrides
+from regard.training.recipe import Recipe
 from regard.training.run import Run
 from regard.training_run import path_overrides, train
 from tests.cli.conftest import regard

@@ -15,8 +15,9 @@ from regard.data.prepare import PreparationListener
 from regard.data.shards import PreparedError
 from regard.spec import SpecError
 from regard.text.tokenizer import Tokenizer
+from regard.training.overrides import override
 from regard.training.prepare_data import prepare_recipe
-from regard.training.recipe import ResolvedRecipe, find_recipe, override, read_recipe, resolve
+from regard.training.recipe import ResolvedRecipe, find_recipe, read_recipe, resolve
 
 TEXT = "".join(f"Line {number} has a number, {number * number}, and an end.\n" for number in range(300))
 CHATS = [

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from regard.spec import SpecError
-from regard.training.recipe import Training, find_recipe, override, read_recipe, resolve
+from regard.training.overrides import override
+from regard.training.recipe import Training, find_recipe, read_recipe, resolve
 from regard.training.schedule import WarmupStableDecay
 
 SETTINGS = Training(steps=30, lr=1e-2, schedule=WarmupStableDecay(warmup=5), clip=0.0, save_every=0)
@@ -81,3 +82,14 @@ def test_a_recipe_file_is_named_if_it_is_no_utf8(tmp_path: Path) -> None:
     file.write_bytes(b"# caf\xe9")
     with pytest.raises(SpecError, match="recipe.toml is not TOML"):
         read_recipe(file)
+
+
+def test_options_of_a_source_are_overridden_in_the_list_that_the_resolved_recipe_shows():
+    tables = {"data": {"source": "world", "task": "pairs", "rows": 4}}
+    assert override(tables, {"data.sources.0.level": "2"})["data"] == {
+        "rows": 4,
+        "sources": [{"kind": "world", "task": "pairs", "level": 2}],
+    }
+    changed = override(tables, {"data.sources.0.kind": "images", "data.sources.0.path": "pictures"})
+    assert changed["data"] == {"rows": 4, "sources": [{"kind": "images", "path": "pictures"}]}
+    assert override({}, {"data.sources.0.level": 2})["data"] == {"sources": [{"kind": "world", "level": 2}]}

@@ -16,7 +16,8 @@ from transformers.optimization import (
 )
 
 from regard.spec import SpecError
-from regard.training.recipe import Training, override, parse_overrides
+from regard.training.overrides import override, parse_overrides
+from regard.training.recipe import Training
 from regard.training.schedule import Constant, Cosine, InverseSqrt, LinearDecay, Schedule, WarmupStableDecay
 
 

@@ -7,6 +7,7 @@ The steps are those of the CLIP, LLaVA, SigLIP and ViT processors in `transforme
 Pillow, an optional package; arrays of pixel values in the size that the model expects do not need it.
 """
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from torch import Tensor
 from regard.checkpoint.atomic_folder import CheckpointError
 from regard.checkpoint.weight_files import read_json
 from regard.families.common.config_reader import Config
+from regard.image_file import open_image
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -52,17 +54,18 @@ class ImageProcessor:
         return x.to(torch.float32).movedim(-1, -3)
 
     def read(self, images: Images) -> Tensor:
-        """Image files or Pillow images -> pixels (n, 3, height, width)"""
-        opened = [self.resized(open_rgb(image)) for image in image_list(images)]
-        return torch.stack([self(torch.from_numpy(np.array(image))) for image in opened])
+        """Image files or Pillow images -> pixels (n, C, height, width)"""
+        gray = len(self.mean) == 1
+        opened = [np.array(self.resized(open_image(image, gray))) for image in image_list(images)]
+        return torch.stack([self(torch.from_numpy(values[..., None] if gray else values)) for values in opened])
 
     def resized(self, image: "Image") -> "Image":
-        """An RGB image after padding, resizing and cropping."""
+        """An RGB or gray image after padding, resizing and cropping."""
         from PIL import Image
 
         if self.pad is not None and image.width != image.height:
             side = max(image.size)
-            square = Image.new("RGB", (side, side), self.pad)
+            square = Image.new(image.mode, (side, side), self.pad)
             square.paste(image, ((side - image.width) // 2, (side - image.height) // 2))
             image = square
         if self.resize is not None:
@@ -117,23 +120,20 @@ def is_image(value: Any) -> bool:
     return isinstance(value, str | Path | Image.Image)
 
 
-def open_rgb(image: "str | Path | Image") -> "Image":
-    """The image in RGB, on a white background."""
-    try:
-        from PIL import Image
-    except ModuleNotFoundError:
-        raise ValueError("reading images needs Pillow: pip install 'regard[images]'") from None
-    if isinstance(image, str | Path):
-        try:
-            image = Image.open(image)
-            image.load()
-        except (OSError, Image.DecompressionBombError) as error:  # OSError: missing, no image, or damaged
-            raise ValueError(f"cannot read an image: {error}") from error
-    if 0 in image.size:
-        raise ValueError(f"an image has the size {image.width} x {image.height}; both sides must be positive")
-    if not image.has_transparency_data:
-        return image.convert("RGB")
-    return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA")).convert("RGB")
+def vit_processor_config(size: Sequence[int], channels: int, standardized: bool) -> bytes:
+    """A preprocessor_config.json: resize to (height, width), values from 0 to 1 or standardized to -1 to 1."""
+    config = {
+        "image_processor_type": "ViTImageProcessor",
+        "do_resize": True,
+        "size": {"height": size[0], "width": size[1]},
+        "resample": BICUBIC,
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": [0.5 if standardized else 0.0] * channels,
+        "image_std": [0.5 if standardized else 1.0] * channels,
+    }
+    return json.dumps(config, indent=2).encode() + b"\n"
 
 
 def has_image_processor(folder: Path) -> bool:

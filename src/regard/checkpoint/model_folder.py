@@ -33,6 +33,7 @@ from regard.models.decoder import Decoder
 from regard.models.encoder import Encoder
 from regard.models.heads import Pooler
 from regard.models.stack import Repeat, Stack, stacks_of, without_repeats
+from regard.parts.input import Tokens
 from regard.spec import SpecError, parse_spec
 from regard.weights.table import IDENTITY, MISMATCH_REMEDY, Chain, StoredTensor, Table
 
@@ -154,6 +155,9 @@ def export(
     assert isinstance(spec, Model), f"model.spec must be the spec of a model; found {spec!r:.80}"
     check_no_adapters(unique_parameters(model))
     extra_files = {**(extra_files or {}), **sentence_files(spec)}
+    if isinstance(spec, Encoder) and not isinstance(spec.input, Tokens):  # images or signals: there is no text
+        tokenizer = None
+        extra_files.pop(GENERATION_CONFIG, None)
     spec = without_sentence_head(spec)
     config = {f"{name}_token_id": getattr(tokenizer, name, None) for name in ("bos", "eos", "pad")}
     config |= family_config(model_type, spec)

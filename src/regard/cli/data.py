@@ -168,8 +168,9 @@ def prepare(
     from rich.console import Console
 
     from regard.data.prepare_progress import PreparationProgress
+    from regard.training.overrides import parse_overrides
     from regard.training.prepare_data import RECIPE, prepare_recipe
-    from regard.training.recipe import parse_overrides, resolve
+    from regard.training.recipe import resolve
     from regard.training_run import read_tables
 
     recipe, overrides = split_recipe(recipe, context.args)

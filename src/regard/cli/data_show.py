@@ -26,7 +26,8 @@ def show(
     from rich.console import Console
 
     from regard.data.loader import Loader
-    from regard.training.recipe import parse_overrides, resolve
+    from regard.training.overrides import parse_overrides
+    from regard.training.recipe import resolve
     from regard.training.show_batch import describe_batch
     from regard.training_run import read_tables
 

@@ -38,8 +38,9 @@ def lr_find(
     from regard.report.plots import pyplot, rate_sweep
     from regard.report.terminal import text_plot
     from regard.training.lr_finder import sweep_learning_rate, table_rows
+    from regard.training.overrides import parse_overrides
     from regard.training.progress import Listener
-    from regard.training.recipe import parse_overrides, resolve
+    from regard.training.recipe import resolve
     from regard.training.run import Run
     from regard.training.start import build_model
     from regard.training_run import build_trainer, read_tables

@@ -127,15 +127,8 @@ def spec_tables(name: str, overrides: list[str], other_names: Mapping[str, Itera
     """A model's spec as plain data."""
     from regard.checkpoint.model_folder import read_spec_and_table
     from regard.spec import parse_spec
-    from regard.training.recipe import (
-        RECIPES,
-        Vocabulary,
-        fill_model,
-        find_recipe,
-        override,
-        parse_overrides,
-        read_recipe,
-    )
+    from regard.training.overrides import override, parse_overrides
+    from regard.training.recipe import RECIPES, Vocabulary, fill_model, find_recipe, read_recipe
 
     if has_weights(name):
         if overrides:

@@ -97,7 +97,7 @@ def find_spec(name: str, overrides: Sequence[str] = (), pattern: str | None = No
     from regard.cli.open_model import read_spec
     from regard.models.pattern import retile
     from regard.planning.published import PUBLISHED, find_published
-    from regard.training.recipe import override, parse_overrides
+    from regard.training.overrides import override, parse_overrides
 
     spec = find_published(name)
     if spec is None:

@@ -67,7 +67,8 @@ def run_settings(name: str, overrides: Sequence[str], options: Mapping[str, int 
     """The spec, sizes and settings of a recipe, or of a model with the default sizes."""
     from regard.cli.plan import find_spec
     from regard.planning.model_plan import default_context
-    from regard.training.recipe import RECIPES, Data, find_recipe, parse_overrides, read_recipe
+    from regard.training.overrides import parse_overrides
+    from regard.training.recipe import RECIPES, Data, find_recipe, read_recipe
 
     is_recipe = (RECIPES / f"{name}.toml").is_file() or Path(name).suffix == ".toml"
     tables = read_recipe(find_recipe(name), parse_overrides(overrides)) if is_recipe else {}

@@ -66,7 +66,7 @@ def sweep(
             raise typer.BadParameter("a sweep is resumed with its own settings; give only --resume, --jobs and --ray")
         found = Sweep.open(resume)
     else:
-        from regard.training.recipe import parse_overrides
+        from regard.training.overrides import parse_overrides
         from regard.training_run import FINE_TUNE, path_overrides
 
         overrides = parse_overrides(context.args) | path_overrides(start, data)

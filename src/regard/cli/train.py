@@ -34,7 +34,8 @@ def train(
     """
     from rich.console import Console
 
-    from regard.training.recipe import parse_overrides, resolve
+    from regard.training.overrides import parse_overrides
+    from regard.training.recipe import resolve
     from regard.training.run import Run
     from regard.training_run import joins_run, read_tables, resume_run, start_run
 

@@ -173,7 +173,8 @@ def find_in_folder(folder: Path, format: str | None) -> tuple[list[Path], str]:
         known = [file for file in files if format_of(file)]
         if not known:
             raise FileError(
-                f"{folder} has no file that ends in {', '.join(SUFFIXES)}; for others give a pattern: {folder}/**/*.py"
+                f"{folder} has no file that ends in {', '.join(SUFFIXES)}, and no images in subfolders "
+                f"(LABEL/FILE.png) or with a metadata.jsonl; for other texts give a pattern: {folder}/**/*.py"
             )
         return known, common_format(folder, known)
     suffix_format = "text" if format in TEXT_FORMATS else format

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from regard.data.sources.base import Example, Examples
+from regard.data.sources.base import Example, Examples, shown
 from regard.engine.engine import Engine
 from regard.engine.inputs import decoder_of
 from regard.engine.request import Sampling
@@ -96,11 +96,15 @@ def encode_prompt(example: Example, tokenizer: Tokenizer) -> tuple[list[int], li
     return [tokenizer.decoder_start], tokenizer.encode_with_special_tokens(prompt)
 
 
+def has_target(example: Example) -> bool:
+    return any(name in example for name in ("messages", "completion", "target"))
+
+
 def prompt_and_target(example: Example) -> tuple[str, str]:
     if "messages" in example:
         *before, last = example["messages"]
         if not before or last["role"] != "assistant":
-            raise ValueError(f"this conversation does not end with an answer of the assistant: {example!r:.200}")
+            raise ValueError(f"this conversation does not end with an answer of the assistant: {shown(example)}")
         return before[-1]["content"], last["content"].strip()
     for prompt, target in (("prompt", "completion"), ("source", "target")):
         if target in example:

@@ -18,7 +18,7 @@ from torch import nn
 
 from regard.data.batch import Batch
 from regard.data.packing import Item, pad_items
-from regard.data.sources.base import Example, Splits, first_epoch
+from regard.data.sources.base import Example, Splits, first_epoch, shown
 from regard.models.base import Model
 from regard.models.encoder import Encoder
 from regard.models.heads import Classification, Distilled
@@ -122,19 +122,19 @@ class Labelled(Objective):
                 known = ", ".join(self.labels) or "numbers"
                 raise ValueError(
                     f"the label {label!r} is not one of {known}; correct it or set objective.labels; "
-                    f"the example is {example!r:.200}"
+                    f"the example is {shown(example)}"
                 )
             return self.labels.index(label)
         count = len(self.labels) or self.num_labels
         if isinstance(label, bool | np.bool_) or not isinstance(label, int | np.integer):
             raise ValueError(
-                f"the label {label!r:.40} is neither a string nor a whole number; the example is {example!r:.200}"
+                f"the label {label!r:.40} is neither a string nor a whole number; the example is {shown(example)}"
             )
         if label < 0 or count and label >= count:
             upper = f" to {count - 1}" if count else ""
             raise ValueError(
                 f"the label {label} is not a number from 0{upper}; correct it or set objective.num_labels; "
-                f"the example is {example!r:.200}"
+                f"the example is {shown(example)}"
             )
         return int(label)
 
@@ -189,12 +189,12 @@ class TokenClassification(Labelled):
         words, labels = example["tokens"], example["labels"]
         if not isinstance(labels, list | tuple) or not isinstance(words, list | tuple) or not all_strings(words):
             raise ValueError(
-                f"`tokens` must be a list of strings, and `labels` a list; the example is {example!r:.200}"
+                f"`tokens` must be a list of strings, and `labels` a list; the example is {shown(example)}"
             )
         labels = [self.label_id(label, example) for label in labels]
         if len(words) != len(labels) or not words:
             raise ValueError(
-                f"{len(words)} tokens have {len(labels)} labels; give one per token; the example is {example!r:.200}"
+                f"{len(words)} tokens have {len(labels)} labels; give one per token; the example is {shown(example)}"
             )
         encoded = tokenizer.encode_words(words)
         indices = np.array(encoded.words, np.int64)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from regard.data.batch import Batch
 from regard.data.packing import Item, pad_items
-from regard.data.sources.base import Example, Examples
+from regard.data.sources.base import Example, Examples, shown
 from regard.models.base import Model
 from regard.models.encoder import Encoder
 from regard.objectives.base import Columns, padded_layout
@@ -38,7 +38,7 @@ def encode_input(example: Example, tokenizer: Tokenizer) -> dict[str, np.ndarray
         return token_columns(encoded) | {"types": np.array(encoded.types, np.int64)}
     encoded = tokenizer.encode_sequences(text_of(example, "text"))
     if not encoded.ids:
-        raise ValueError(f"a text of this example has no tokens: {example!r:.200}; remove it")
+        raise ValueError(f"a text of this example has no tokens: {shown(example)}; remove it")
     return token_columns(encoded)
 
 

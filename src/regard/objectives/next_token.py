@@ -18,7 +18,7 @@ from torch import nn
 
 from regard.data.batch import Batch
 from regard.data.packing import Item, pack
-from regard.data.sources.base import Example
+from regard.data.sources.base import Example, shown
 from regard.data.spans import tokenize_spans
 from regard.models.base import Model
 from regard.models.decoder import Decoder
@@ -48,7 +48,7 @@ class NextToken(Objective):
         if self.train_on == "all":
             return {"ids": columns["ids"]}
         if "weights" in columns and not columns["weights"].any():
-            raise ValueError(f"this example has no token to train on: {example!r:.200}; add an answer of the assistant")
+            raise ValueError(f"this example has no token to train on: {shown(example)}; add an answer of the assistant")
         return columns
 
     def sample(self, columns: Columns, tokenizer: Tokenizer, length: int, rng: np.random.Generator) -> list[Item]:

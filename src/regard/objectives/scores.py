@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from regard.data.batch import Batch
 from regard.data.packing import Item
-from regard.data.sources.base import Example, Splits
+from regard.data.sources.base import Example, Splits, shown
 from regard.models.base import Model
 from regard.models.encoder import Encoder
 from regard.models.heads import Classification
@@ -81,7 +81,7 @@ class Regression(Objective):
         except (TypeError, ValueError):
             number = math.nan
         if not math.isfinite(number):
-            raise ValueError(f"the label {label!r:.40} is not a finite number; the example is {example!r:.200}")
+            raise ValueError(f"the label {label!r:.40} is not a finite number; the example is {shown(example)}")
         return number
 
     def sample(self, columns: Columns, tokenizer: Tokenizer, length: int, rng: np.random.Generator) -> list[Item]:
@@ -113,7 +113,7 @@ class Relevance(Regression):
     def number(self, example: Example) -> float:
         label = super().number(example)
         if not 0 <= label <= 1:
-            raise ValueError(f"the label {label} is not in [0, 1]; the example is {example!r:.200}")
+            raise ValueError(f"the label {label} is not in [0, 1]; the example is {shown(example)}")
         return label
 
     def collate(self, rows: Sequence[Sequence[Item]], tokenizer: Tokenizer, length: int) -> Batch:
@@ -131,7 +131,7 @@ def group_of(example: Example) -> int:
     except (TypeError, ValueError):
         raise ValueError(
             f"the group {example['group']!r:.40} is not a whole number; number the queries; the example is "
-            f"{example!r:.200}"
+            f"{shown(example)}"
         ) from None
 
 

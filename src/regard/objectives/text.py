@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from regard.data.sources.base import Example
+from regard.data.sources.base import Example, shown
 from regard.text.tokenizer import Tokenizer
 
 
@@ -27,7 +27,7 @@ def require_tokens(objective: Any, tokens: np.ndarray, example: Example) -> None
     if not len(tokens):
         raise ValueError(
             f"objective {objective.kind}: this example has no tokens, so there is nothing to train on: "
-            f"{example!r:.200}; remove it"
+            f"{shown(example)}; remove it"
         )
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from regard.data.batch import Batch
 from regard.data.packing import Item, pad_items
-from regard.data.sources.base import Example, Splits
+from regard.data.sources.base import Example, Splits, shown
 from regard.models.base import Model
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.objectives.base import (
@@ -91,7 +91,7 @@ class Translation(SequenceToSequence):
         require_keys(self, example, "source", "target")
         source = tokenizer.encode_with_special_tokens(text_of(example, "source"))
         if not source:
-            raise ValueError(f"objective {self.kind}: the source of this example has no tokens: {example!r:.200}")
+            raise ValueError(f"objective {self.kind}: the source of this example has no tokens: {shown(example)}")
         return columns | {"source": np.array(source, np.int64)}
 
     def sample(self, columns: Columns, tokenizer: Tokenizer, length: int, rng: np.random.Generator) -> list[Item]:

@@ -9,7 +9,7 @@ A recipe with one source may name it on one line and set its options beside it:
                                     kind = "world"
                                     level = 2
 
-A `path` alone selects the source `file`.
+A `path` alone selects the source `images` for a folder of images, else `file`.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from typing import Any, Literal
 from regard.data.loader import MOST_PARTS
 from regard.data.sources.base import DataSource, Splits, first_epoch
 from regard.data.sources.files import File
-from regard.data.sources.images import ImageFolder
+from regard.data.sources.images import ImageFolder, is_image_folder
 from regard.data.sources.mixture import open_sources
 from regard.data.sources.prepared import Prepared
 from regard.data.sources.world import WorldStories
@@ -78,7 +78,7 @@ def read_data_table(table: Mapping[str, Any]) -> dict[str, Any]:
         return table
     if source is None and not options:
         return table
-    kind = source if source is not None else "file" if "path" in options else "world"
+    kind = source if source is not None else kind_of_path(options["path"]) if "path" in options else "world"
     chosen = dict(kind) if isinstance(kind, Mapping) else {"kind": kind}
     cls = class_of(chosen.get("kind", "world"), "data.source", DataSource)
     fields = [field.name for field in dataclasses.fields(cls)]
@@ -89,6 +89,25 @@ def read_data_table(table: Mapping[str, Any]) -> dict[str, Any]:
             f"data: {chosen.get('kind')} has no option {key!r}; {suggest_name(key, [*known, *fields])}{hint}",
         )
     return table | {"sources": [chosen | options]}
+
+
+def kind_of_path(path: Any) -> str:
+    return "images" if is_image_folder(Path(str(path))) else "file"
+
+
+def with_image_size(table: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str, Any]:
+    """The table [data], in which folders of images have the size and channels of the model, unless they are set."""
+    input = model.get("input") if model.get("kind") == "encoder" else (model.get("image") or {}).get("input")
+    if not isinstance(input, Mapping) or input.get("kind") != "patches" or not isinstance(table.get("sources"), list):
+        return dict(table)
+    expected = {"gray": input.get("channels", 3) == 1}
+    if "image" in input:
+        expected["size"] = input["image"]
+    sources = [
+        {**expected, **source} if isinstance(source, Mapping) and source.get("kind") == "images" else source
+        for source in table["sources"]
+    ]
+    return {**table, "sources": sources}
 
 
 def without_source(table: Mapping[str, Any]) -> dict[str, Any]:

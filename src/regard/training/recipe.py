@@ -16,7 +16,7 @@ the run.
 import dataclasses
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,13 +36,14 @@ from regard.models.encoder import Encoder
 from regard.models.pattern import retile
 from regard.objectives.base import Objective
 from regard.objectives.defaults import check_pair, default_objective
-from regard.spec import Spec, SpecError, class_of, field_types, parse_spec, require, suggest_name
+from regard.spec import Spec, SpecError, parse_spec, require, suggest_name
 from regard.text.tokenizer import Tokenizer
 from regard.text.tokenizer_folder import has_tokenizer
 from regard.training.base_model import root_of
-from regard.training.data_settings import Data, Vocabulary, read_data_table, with_absolute_paths, without_source
+from regard.training.data_settings import Data, Vocabulary, read_data_table, with_absolute_paths, with_image_size
 from regard.training.new_head import with_new_head
 from regard.training.optimizer import AdamW, Optimizer
+from regard.training.overrides import override
 from regard.training.parallel.mesh import Parallel
 from regard.training.parameter_groups import LRScale, freeze, learning_rate_scales
 from regard.training.run import newest_checkpoint
@@ -262,6 +263,8 @@ def build_recipe(
     if isinstance(model, Mapping):
         head = head or getattr(objective, "head_options", None) or {"labels": 1}
         model = fill_model({"kind": "decoder", **(options or {}), **model}, vocab, head)
+        if isinstance(tables.get("data"), Mapping):
+            tables = {**tables, "data": with_image_size(tables["data"], model)}
     recipe = Recipe.from_dict({**tables, "model": model})
     if pattern is not None:
         recipe = replace(recipe, model=retile(recipe.model, pattern))
@@ -333,63 +336,3 @@ def context_of(model: Any) -> int | None:
     sequences = [part for part in parts or [model] if not (isinstance(part, Encoder) and part.input.length)]
     limits = [part.context or part.position.max_positions for part in sequences]
     return min((limit for limit in limits if limit is not None), default=None)
-
-
-def override(tables: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Set values by dotted names, in which a number is an index of a list. A value that is not TOML is a string.
-
-    A new source of data replaces that of the tables with all its options. A new kind of optimizer or schedule keeps the
-    options of the tables that it has too.
-    """
-    tables = deepcopy(dict(tables))
-    if {"data.path", "data.source", "data.sources"} & values.keys() and isinstance(tables.get("data"), Mapping):
-        tables["data"] = without_source(tables["data"])
-    for name, value in values.items():
-        *path, last = name.split(".")
-        table: Any = tables
-        for key in path:
-            table = table[index(table, key, name)] if isinstance(table, list) else table.setdefault(key, {})
-            require(isinstance(table, dict | list), f"--{name}: {key} is a single value, not a table")
-        table[index(table, last, name) if isinstance(table, list) else last] = parse_value(value)
-    if "tokenizer.by" in values and "tokenizer.path" not in values:
-        tables["tokenizer"].pop("path", None)
-    for name, base in (("optimizer", Optimizer), ("schedule", Schedule)):
-        if f"train.{name}.kind" in values:
-            known = {"kind", *field_types(class_of(tables["train"][name]["kind"], f"train.{name}", base))}
-            for key in tables["train"][name].keys() - known:
-                if f"train.{name}.{key}" not in values:  # a wrong override is reported as such
-                    del tables["train"][name][key]
-    return tables
-
-
-def index(items: list, key: str, name: str) -> int:
-    require(
-        key.isdigit() and int(key) < len(items),
-        f"--{name}: {key!r} is not an index of a list of {len(items)}; count from 0",
-    )
-    return int(key)
-
-
-def parse_value(text: Any) -> Any:
-    if not isinstance(text, str):
-        return text
-    if text in ("True", "False"):
-        return text == "True"
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
-
-
-def parse_overrides(arguments: Iterable[str]) -> dict[str, str]:
-    """Arguments such as `--train.lr=3e-4 --data.level 2` as {name: value}."""
-    values: dict[str, str] = {}
-    remaining = list(arguments)
-    while remaining:
-        argument = remaining.pop(0)
-        name, equals, value = argument.removeprefix("--").partition("=")
-        is_override = argument.startswith("--") and "." in name
-        require(is_override, f"unexpected {argument!r}; overrides look like --train.lr=3e-4")
-        require(bool(equals or remaining), f"{argument} has no value; overrides look like --train.lr=3e-4")
-        values[name] = value if equals else remaining.pop(0)
-    return values

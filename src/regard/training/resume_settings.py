@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from regard.spec import require
-from regard.training.recipe import Training, parse_value
+from regard.training.overrides import parse_value
+from regard.training.recipe import Training
 from regard.training.run import Run
 from regard.training.run_identity import read_changes
 

@@ -8,7 +8,10 @@ import torch
 from torch import nn
 
 from regard.adapt.adapters import adapters, add_lora, merge_lora
+from regard.checkpoint.image_processor import PREPROCESSOR_CONFIG, vit_processor_config
 from regard.checkpoint.model_folder import GENERATION_CONFIG, read_extra_files, write_extra_files
+from regard.data.sources.images import Digits, ImageFolder
+from regard.parts.patches import Patches
 from regard.text.tokenizer import Tokenizer
 from regard.training.base_model import load_model, root_of
 from regard.training.new_head import with_weights_of
@@ -57,6 +60,12 @@ class ModelFiles:
 
 
 def start_files(recipe: Recipe, tokenizer: Tokenizer) -> ModelFiles:
-    return (
-        ModelFiles(tokenizer, {}) if recipe.start is None else ModelFiles.read(tokenizer, root_of(Path(recipe.start)))
-    )
+    """The files of the model that the run starts from; of a new model of images, the processor of its data."""
+    if recipe.start is not None:
+        return ModelFiles.read(tokenizer, root_of(Path(recipe.start)))
+    input = getattr(recipe.model, "input", None)
+    sources = [source for source in recipe.data.sources if isinstance(source, ImageFolder | Digits)]
+    if not isinstance(input, Patches) or len(input.image) != 2 or not sources:
+        return ModelFiles(tokenizer, {})
+    config = vit_processor_config(input.image, input.channels, sources[0].standardize)
+    return ModelFiles(tokenizer, {PREPROCESSOR_CONFIG: config})

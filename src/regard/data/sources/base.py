@@ -161,6 +161,21 @@ class Subset(Sequence[Example]):
         return f"example {original}" if origin is None else origin(original)
 
 
+class Shape(str):
+    """A string without quotes in the repr of a dictionary."""
+
+    __repr__ = str.__str__
+
+
+def shown(example: Example) -> str:
+    """An example in an error message: at most 200 characters, and the shapes of arrays."""
+    values = {
+        name: Shape(f"an array of shape {value.shape}") if isinstance(value, np.ndarray) else value
+        for name, value in example.items()
+    }
+    return f"{values!r:.200}"
+
+
 def first_epoch(examples: Examples, limit: int) -> Iterator[Example]:
     """One epoch of a finite source; the first `limit` examples of an endless one."""
     return (examples.example(index) for index in range(examples.count or limit))

@@ -13,6 +13,7 @@ import numpy as np
 
 from regard.data.readers import read_examples
 from regard.data.sources.base import DataSource, Example, Splits, open_collection
+from regard.image_file import open_image
 from regard.spec import require
 
 METADATA = "metadata.jsonl"
@@ -76,19 +77,21 @@ class ImageFolder(DataSource):
         return {"image": self.read_image(root / name), **fields}
 
     def read_image(self, file: Path) -> np.ndarray:
-        try:
-            from PIL import Image
-        except ModuleNotFoundError:
-            raise ValueError("reading images needs Pillow: pip install 'regard[images]'") from None
-        try:
-            image = Image.open(file)
-            if image.mode.startswith("I"):  # 16 bits, which `convert` clips to 255
-                image = Image.fromarray((np.asarray(image, np.float64) / 257).round().astype(np.uint8))
-            image = image.convert("L" if self.gray else "RGB").resize(self.size[::-1])
-        except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
-            raise ValueError(f"{file} cannot be read as an image ({error}); remove or replace it") from error
+        image = open_image(file, self.gray).resize(self.size[::-1])  # bicubic
         values = np.asarray(image, np.float64) / 255
         return scaled(values[None] if self.gray else values.transpose(2, 0, 1), self.standardize)
+
+
+def is_image_folder(path: Path) -> bool:
+    """Whether the source of a path is ImageFolder: images in subfolders, or images with metadata.jsonl."""
+    pattern = "**/*" if (path / METADATA).is_file() else "*/*"
+    return path.is_dir() and any(file.suffix.lower() in SUFFIXES for file in path.glob(pattern))
+
+
+def image_files(path: Path) -> list[Path]:
+    """The image itself, or the images of a folder and its subfolders, in the order of their names."""
+    files = [path] if path.is_file() else sorted(path.rglob("*"))
+    return [file for file in files if file.suffix.lower() in SUFFIXES]
 
 
 def scaled(values: np.ndarray, standardize: bool) -> np.ndarray:
