@@ -7,6 +7,7 @@
     regard.load("models/t5").generate("translate English to German: a cat")
     regard.load("models/llava").generate("USER: <image> What is it? ASSISTANT:", images=["picture.png"])
     regard.load("minilm").embed(["a cat", "a kitten"])
+    regard.load("runs/classify").classify(["a good film", ("a premise", "a hypothesis")])
 
 Its attributes can also be used separately: `model` (an nn.Module), `tokenizer` and `engine`.
 """
@@ -38,6 +39,7 @@ from regard.models.encoder import EncoderModule
 from regard.models.encoder_decoder import EncoderDecoderModule
 from regard.models.heads import Pooled, Pooler
 from regard.models.interleaved import InterleavedModule
+from regard.predictions import classify, load_tokenizer, takes_images
 from regard.spec import suggest_name
 from regard.text.chat import encode_chat
 from regard.text.detokenizer import TextStream
@@ -191,6 +193,16 @@ class LanguageModel:
         if isinstance(texts, str):
             return vectors[0]
         return torch.stack([vectors[i] for i in range(len(rows))]) if rows else torch.empty(0)
+
+    def classify(self, inputs: Any) -> Any:
+        """The Prediction of a text, of a pair (a tuple of two texts) or of an image file; of a list, a list of them.
+
+        The model needs a classification head. It gives a label and the probabilities of all labels, a head with one
+        output a `value`, and a head for words a list with a Prediction for each word (text.split()).
+        """
+        single = not isinstance(inputs, list)
+        found = classify(self.model, self.tokenizer, [inputs] if single else inputs, self.context, self.image_processor)
+        return found[0] if single else found
 
     def embed_batch(self, rows: list[list[int]]) -> Tensor:
         if min(map(len, rows)) == 0:
@@ -360,11 +372,11 @@ def load(
         add_adapter(llm.model, folder, llm.source_family)
         return llm
     model = model_folder.load(folder, resolve_device(device), dtype, checked=folder != Path(name), progress=progress)
-    reads_images = isinstance(model, InterleavedModule) and has_image_processor(folder)
+    reads_images = takes_images(model.spec) and has_image_processor(folder)
     processor = load_image_processor(folder) if reads_images else None
     generation = GenerationConfig.load(folder) if isinstance(model, EncoderDecoderModule) else None
     return LanguageModel(
-        model, Tokenizer.load(folder), context, generation=generation, image_processor=processor,
+        model, load_tokenizer(folder, model.spec), context, generation=generation, image_processor=processor,
         extra_files=model_folder.read_extra_files(folder), source_family=model_folder.read_source_family(folder),
     )  # fmt: skip
 

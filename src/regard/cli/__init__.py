@@ -27,6 +27,7 @@ from regard.cli import (
     models,
     plan,
     plan_train,
+    predict,
     runs,
     serve,
     sweep,
@@ -81,6 +82,7 @@ app.command("data tokenizer")(data.tokenizer)
 app.command("data show", context_settings=ACCEPT_OVERRIDES)(data_show.show)
 app.command("data prepare", context_settings=ACCEPT_OVERRIDES)(data.prepare)
 app.command("eval", context_settings=ACCEPT_OVERRIDES)(evaluate.evaluate)
+app.command("predict")(predict.predict)
 app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
 app.command("serve")(serve.serve)

@@ -1,8 +1,14 @@
-"""`regard eval`: the share of held-out examples whose generated output is exactly the target."""
+"""`regard eval`: a model on held-out examples, by its outputs or by its objective.
+
+Models that generate text are graded by the share of outputs that equal the target of the example. All others, and
+examples without targets, by the loss and the metrics of the objective.
+"""
 
 import json
+import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -10,10 +16,14 @@ from regard.cli.open_model import AdapterOption, DataOption, DeviceOption, Model
 from regard.find_model import find_model
 
 if TYPE_CHECKING:
+    from regard.data.batch import Batch
     from regard.data.sources.base import Examples
     from regard.evals.generation import GradedOutput
+    from regard.language_model import LanguageModel
+    from regard.objectives.base import Objective
+    from regard.training.data_settings import Data
 
-SHOWN_OUTPUTS = 4
+SHOWN_OUTPUTS, GENERATED_OUTPUTS = 4, 200
 
 
 def evaluate(
@@ -23,22 +33,30 @@ def evaluate(
         str | None, typer.Argument(metavar="RECIPE", help="The recipe of the examples; by default that of the run.")
     ] = None,
     data: DataOption = None,
-    count: Annotated[int, typer.Option(min=1, help="The number of examples.")] = 200,
+    count: Annotated[
+        int | None,
+        typer.Option(min=1, help="The number of examples; 200 if outputs are generated, else all, or as in training."),
+    ] = None,
     max_new: Annotated[int, typer.Option(min=1, help="Generate at most this many tokens per example.")] = 128,
     rows: Annotated[int, typer.Option(min=1, help="Examples that are decoded at once.")] = 32,
     adapter: AdapterOption = None,
     device: DeviceOption = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object with all outputs.")] = False,
 ) -> None:
-    """Generate outputs for held-out examples greedily, and compare them with the targets.
+    """Evaluate a model on held-out examples: those of its run or of a recipe, or all of a file given by --data.
 
-    Examples have messages, of which the last is the target, or prompt and completion, or source and target. Of a file
-    given by --data all examples are used; of a recipe, those that are not trained on. If the targets are JSON objects,
-    the outputs that are objects with the same keys are counted too.
+    If the examples have targets (messages, of which the last is the target, prompt and completion, or source and
+    target), a model that generates text answers them greedily, and the outputs that equal their targets are counted.
+    If the targets are JSON objects, the outputs that are objects with the same keys are counted too.
+
+    Other models and examples are evaluated by the objective of the run or recipe: its loss and metrics, such as the
+    accuracy of a classifier. Each example counts at most once.
 
     \b
     Examples:
       regard eval runs/sft
+      regard eval runs/classify
+      regard eval runs/reviews --data test.csv
       regard eval smollm2 sft --count 100
       regard eval runs/tuned --data held_out.jsonl
     """
@@ -46,42 +64,134 @@ def evaluate(
     from rich.console import Console
     from rich.progress import Progress
 
-    from regard.cli.open_model import open_model
-    from regard.evals.generation import grade_outputs
+    from regard.evals.generation import grade_outputs, has_target
+    from regard.language_model import load
 
     recipe, overrides = split_recipe(recipe, context.args)
-    examples = held_out_examples(model, recipe, data, overrides)
-    llm, count = open_model(model, device, adapter=adapter), min(count, examples.count or count)
+    if data is not None and recipe is not None:
+        raise typer.BadParameter(f"the examples are those of --data {data}; omit {recipe}")
+    tables = recipe_tables(model, recipe, data, overrides)
+    llm = load(model, device, adapter=adapter)
+    settings = read_settings(tables, data, llm)
+    examples = settings.open().train if data is not None else settings.open().held_out
+    if examples is None:
+        raise ValueError(f"{recipe or model} has no held-out examples; give some with --data FILE")
+    objective = objective_for(tables, examples, llm)
+    if objective is not None and not (generates(llm) and has_target(examples.example(0))):
+        evaluate_objective(llm, objective, examples, settings, count, as_json)
+        return
+    number = min(count or GENERATED_OUTPUTS, examples.count or count or GENERATED_OUTPUTS)
     with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(f"generating {count} outputs", total=count)
+        task = bar.add_task(f"generating {number} outputs", total=number)
         outputs = grade_outputs(
-            llm.model, llm.tokenizer, examples, count, max_new, rows, lambda done: bar.update(task, completed=done)
+            llm.model, llm.tokenizer, examples, number, max_new, rows, lambda done: bar.update(task, completed=done)
         )
     print_outputs(outputs, examples.name, as_json)
 
 
-def held_out_examples(model: Path, recipe: str | None, data: Path | None, overrides: list[str]) -> "Examples":
-    """All examples of `data`, or those that the recipe or the run holds out."""
-    from regard.data.sources.files import File
-    from regard.spec import parse_spec
-    from regard.training.data_settings import Data, read_data_table
-    from regard.training.recipe import find_recipe, override, parse_overrides, read_recipe
+def recipe_tables(model: Path, recipe: str | None, data: Path | None, overrides: list[str]) -> dict[str, Any]:
+    """The tables of the recipe, or of the run; none of a model folder that is evaluated on a file."""
+    from regard.training.overrides import override, parse_overrides
+    from regard.training.recipe import find_recipe, read_recipe
     from regard.training.run import Run
 
-    if data is not None:
-        if recipe is not None:
-            raise typer.BadParameter(f"the examples are those of --data {data}; omit {recipe}")
-        return File(path=str(data)).open(hold_out=False).train
-    if recipe is None and not (model / "checkpoints").is_dir():
-        raise typer.BadParameter(f"{model} is not a run with a recipe; give a recipe, or examples with --data FILE")
     values = parse_overrides(overrides)
-    tables = override(Run.open(model).config, values) if recipe is None else read_recipe(find_recipe(recipe), values)
-    settings = parse_spec(read_data_table(tables.get("data", {})), "data", Data)
+    if recipe is not None:
+        return read_recipe(find_recipe(recipe), values)
+    if (model / "checkpoints").is_dir():
+        return override(Run.open(model).config, values)
+    if data is None:
+        raise typer.BadParameter(f"{model} is not a run with a recipe; give a recipe, or examples with --data FILE")
+    return override({}, values)
+
+
+def read_settings(tables: dict[str, Any], data: Path | None, llm: "LanguageModel") -> "Data":
+    """The data of the recipe, or the file with its sizes of batches."""
+    from regard.spec import parse_spec
+    from regard.training.data_settings import Data, read_data_table, with_image_size, without_source
+    from regard.training.recipe import context_of
+
+    table = dict(tables.get("data", {}))
+    if data is not None:
+        limit = context_of(llm.model.spec)
+        length = {} if limit is None or "length" in table else {"length": limit}
+        table = {**length, **without_source(table), "path": str(data), "held_out": 0}
+    table = with_image_size(read_data_table(table), llm.model.spec.to_dict())
+    settings = parse_spec(table, "data", Data)
     assert isinstance(settings, Data)
-    examples = settings.open().held_out
-    if examples is None:
-        raise ValueError(f"{recipe or model} has no held-out examples; give some with --data FILE")
-    return examples
+    return settings
+
+
+def objective_for(tables: dict[str, Any], examples: "Examples", llm: "LanguageModel") -> "Objective | None":
+    """The objective of the recipe or run, by default the one for the model; None if it cannot train this model.
+
+    A model that generates no text must have one: ValueError if it has none.
+    """
+    from regard.data.sources.base import Splits
+    from regard.objectives.base import Objective, PairError
+    from regard.objectives.defaults import check_pair, default_objective
+    from regard.spec import parse_spec
+
+    spec, table = llm.model.spec, tables.get("objective")
+    try:
+        if table is not None and "kind" in table:
+            objective = parse_spec(table, "objective", Objective)
+        else:
+            objective = default_objective(spec)
+        assert isinstance(objective, Objective)
+        check_pair(objective, spec)
+    except PairError:
+        if not generates(llm):
+            raise
+        return None
+    return objective.fit(Splits(examples, None), spec)
+
+
+def generates(llm: "LanguageModel") -> bool:
+    from regard.engine.inputs import decoder_of
+
+    try:
+        decoder_of(llm.model)
+    except ValueError:
+        return False
+    return True
+
+
+def evaluate_objective(
+    llm: "LanguageModel",
+    objective: "Objective",
+    examples: "Examples",
+    settings: "Data",
+    count: int | None,
+    as_json: bool,
+) -> None:
+    """Print the loss and the metrics of the objective, over one epoch of finite examples at most."""
+    from regard.data.loader import Loader
+    from regard.training.step import evaluate as mean_values
+
+    batches = settings.held_out if examples.count is None else sys.maxsize
+    if count is not None:
+        batches = -(-count // settings.rows)
+    loader = Loader(examples, objective, llm.tokenizer, settings.rows, settings.length, settings.seed)
+    rows = size = 0
+
+    def counted() -> "Iterator[Batch]":
+        nonlocal rows, size
+        for batch in loader.without_repetition(batches):
+            batch = batch if count is None else batch.rows(slice(count - rows))
+            rows += batch.size
+            size += batch.token_count if objective.packed else batch.size
+            yield batch
+
+    values = mean_values(llm.model, objective, counted())
+    if not values:
+        raise ValueError(f"{examples.name} has too few examples for objective {objective.kind}; give more with --data")
+    if as_json:
+        print(json.dumps({"objective": objective.kind, loader.unit: size, **values}))
+        return
+    print(f"{size:,} {loader.unit} of {examples.name}\nobjective                   {objective.kind}")
+    for name, value in values.items():
+        print(f"{name:27} {value:.4f}")
 
 
 def print_outputs(outputs: "list[GradedOutput]", name: str, as_json: bool) -> None:
