@@ -1,7 +1,6 @@
 """Every pair of a kind of model and an objective: trained, resumed, loaded and exported, or refused by name."""
 
 import shutil
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +44,7 @@ def held_out_loss(model: torch.nn.Module, run: Path) -> float:
     examples, tokenizer = data.open().held_out, regard.Tokenizer.load(run / "tokenizer")
     assert examples is not None
     loader = Loader(examples, objective, tokenizer, data.rows, data.length, data.seed)
-    return evaluate(model, objective, list(islice(loader, data.held_out)))["loss"]
+    return evaluate(model, objective, loader.without_repetition(data.held_out))["loss"]
 
 
 def last_checkpoint(run: Path) -> dict[str, bytes]:
