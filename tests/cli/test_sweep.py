@@ -35,6 +35,13 @@ def test_a_grid_has_every_combination() -> None:
     assert [tuple(values.values()) for values in settings] == [("1", "8"), ("1", "16"), ("2", "8"), ("2", "16")]
 
 
+def test_a_range_with_a_step_is_a_list() -> None:
+    variations = parse_variations(["model.width=96..192:48", "train.lr=1e-4..1e-2:log"])
+    assert variations["model.width"] == ListedValues(("96", "144", "192"))
+    assert {values["model.width"] for values in sample(variations, 50, seed=0)} == {"96", "144", "192"}
+    assert [values["train.seed"] for values in grid(parse_variations(["train.seed=-2..2:2"]))] == ["-2", "0", "2"]
+
+
 def test_samples_do_not_depend_on_their_number() -> None:
     variations = parse_variations(["train.lr=1e-4..1e-2:log", "model.width=8..16", "train.seed=1,2"])
     assert variations["train.lr"] == ValueRange(1e-4, 1e-2, log=True, whole=False)
@@ -59,6 +66,11 @@ def test_samples_do_not_depend_on_their_number() -> None:
         (["train.lr=a..b"], "LOW below HIGH"),
         (["train.lr=0..1:log"], "starts above 0"),
         (["train.lr=1..2:lin"], "LOW..HIGH:log"),
+        (["train.lr=1e-4..1e-2:1e-3"], "LOW..HIGH:STEP with whole numbers"),
+        (["model.width=96..192:0"], "STEP above 0"),
+        (["model.width=192..96:48"], "LOW must be below HIGH"),
+        (["model.width=96..200:48"], "do not meet 200; end at 192"),
+        (["model.width=1..1000000:1"], "1,000,000 values"),
         (["train.lr=1..2"], "number of random samples with --trials"),
     ],
 )

@@ -44,7 +44,7 @@ def plan_train(
 
     \b
     Examples:
-      regard plan train llama --model.width=512
+      regard plan train llama --model.width=384
       regard plan train 7B --gpus 8xh100 --rows 64 --length 4096
       regard plan train 70B --gpus 64xh100 --split replicate=2,shard=8,tensor=4
       regard plan train mixtral-8x7b --gpus 16xh100 --split expert=8

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 VaryOption = Annotated[
     list[str] | None,
-    typer.Option(metavar="KEY=VALUES", help="Values such as train.lr=1e-3,3e-3, or a range: train.lr=1e-4..1e-2:log."),
+    typer.Option(
+        metavar="KEY=VALUES",
+        help="Values such as train.lr=1e-3,3e-3, or a range: train.lr=1e-4..1e-2:log, model.width=96..192:48.",
+    ),
 ]
 TrialsOption = Annotated[
     int | None, typer.Option(min=1, help="The number of random samples; by default every combination is trained.")

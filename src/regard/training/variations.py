@@ -2,7 +2,8 @@
 
     train.lr=1e-3,3e-3        a list of values, written as in TOML
     train.lr=1e-4..1e-2:log   a range, sampled uniformly in the logarithm; without :log uniformly
-    model.width=64..256       whole numbers, because both ends are whole
+    data.rows=4..32           whole numbers, because both ends are whole
+    model.width=96..192:48    whole numbers with a step: the list 96,144,192
 
 Values are kept as text, as on the command line. A sample depends on the seed and its own number only, so a sweep can be
 extended by more trials without changing the earlier ones.
@@ -54,9 +55,32 @@ def parse_variations(arguments: Iterable[str]) -> dict[str, ListedValues | Value
         name, equals, text = argument.removeprefix("--").partition("=")
         require(bool(equals and name and text), f"--vary {argument}: write it as --vary train.lr=1e-3,3e-3")
         require(name not in variations, f"--vary {name} is given twice; list all values in one")
-        variations[name] = parse_range(name, text) if ".." in text else ListedValues(tuple(split_values(name, text)))
+        values = stepped_values(name, text) or (None if ".." in text else tuple(split_values(name, text)))
+        variations[name] = parse_range(name, text) if values is None else ListedValues(values)
     require(len(variations) > 0, "nothing is varied; add for example --vary train.lr=1e-3,3e-3")
     return variations
+
+
+def stepped_values(name: str, text: str) -> tuple[str, ...] | None:
+    """The values of LOW..HIGH:STEP; None if the text has another form."""
+    form = re.fullmatch(r"(?P<low>[^:]+?)\.\.(?P<high>[^:]+):(?P<step>(?!log$).+)", text)
+    if form is None:
+        return None
+    try:
+        low, high, step = (int(form[part]) for part in ("low", "high", "step"))
+    except ValueError:
+        raise SpecError(
+            f"--vary {name}={text}: a range is LOW..HIGH, LOW..HIGH:log, or LOW..HIGH:STEP with whole numbers, such as "
+            "96..192:48"
+        ) from None
+    require(low < high and step > 0, f"--vary {name}={text}: LOW must be below HIGH, and STEP above 0")
+    require(
+        (high - low) % step == 0,
+        f"--vary {name}={text}: steps of {step} from {low} do not meet {high}; end at {high - (high - low) % step}",
+    )
+    count = (high - low) // step + 1
+    require(count <= MAX_GRID, f"--vary {name}={text}: these are {count:,} values; choose a larger step")
+    return tuple(map(str, range(low, high + 1, step)))
 
 
 def parse_range(name: str, text: str) -> ValueRange:
@@ -66,7 +90,7 @@ def parse_range(name: str, text: str) -> ValueRange:
     except ValueError:
         low = high = math.nan
     if form is None or not low < high:
-        raise SpecError(f"--vary {name}={text}: a range is LOW..HIGH or LOW..HIGH:log, with LOW below HIGH")
+        raise SpecError(f"--vary {name}={text}: a range is LOW..HIGH, LOW..HIGH:log or LOW..HIGH:STEP, LOW below HIGH")
     require(not form["log"] or low > 0, f"--vary {name}={text}: a logarithmic range starts above 0")
     return ValueRange(low, high, bool(form["log"]), all(re.fullmatch(r"[+-]?\d+", form[e]) for e in ("low", "high")))
 
