@@ -25,7 +25,7 @@ from regard.parts.position.learned import Learned
 from regard.parts.position.rope import Rope
 from regard.parts.position.sinusoidal import Sinusoidal
 from regard.parts.short_convolution import ShortConvolution
-from regard.spec import Spec, SpecError, class_of, field_types
+from regard.spec import Spec, SpecError, class_of, field_types, parse_spec
 from regard.training.optimizer import Optimizer
 from regard.training.schedule import Schedule
 from tests.laws import MODELS, block, decoder
@@ -160,6 +160,22 @@ def test_an_error_names_the_path_in_the_spec() -> None:
     path = r"Decoder\.layers\[0\]\.blocks\[1\]\.sublayers\[0\]\.body\.position"
     with pytest.raises(SpecError, match=f"{path}: there is no kind 'ropee'; did you mean 'rope'"):
         Decoder.from_dict(data)
+
+
+def test_an_error_of_a_part_names_the_setting_for_an_override() -> None:
+    attention: dict = {"kind": "attention", "heads": 5}
+    block = {"sublayers": [{"body": attention}]}
+    data = {"vocab": 9, "width": 24, "layers": [{"blocks": [block]}]}
+    body = "layers.0.blocks.0.sublayers.0.body"
+    for name, prefix in (("Decoder", ""), ("Recipe.model", "model."), ("Recipe.model.source", "model.source.")):
+        with pytest.raises(SpecError, match=f"^{prefix}{body}: attention: width=24 is not divisible by heads=5"):
+            parse_spec(data, name, Decoder)
+    tiled = {"kind": "tiled", "block": block, "pattern": "full", "depth": 2}  # its layers.0 has no blocks
+    with pytest.raises(SpecError, match="^attention: width=24"):
+        parse_spec({**data, "layers": [tiled]}, "model", Decoder)
+    attention["kv_heads"] = 2
+    with pytest.raises(SpecError, match=f"^model.{body}: attention: heads=5 is not divisible by kv_heads=2"):
+        parse_spec(data, "model", Decoder)
 
 
 BLOCK = Block((Sublayer(SwiGLU(4)),))

@@ -11,6 +11,7 @@ import difflib
 import importlib
 import json
 import math
+import re
 import tomllib
 import types
 import typing
@@ -25,7 +26,14 @@ REGISTERED: dict[str, type["Spec"]] = {}  # kinds of classes outside the package
 
 
 class SpecError(ValueError):
-    """An invalid spec; the message contains the path of the field, its value and the expected value."""
+    """An invalid spec; the message contains the path of the field, its value and the expected value.
+
+    place: the dotted name of the part, relative to the spec that raises the error.
+    """
+
+    def __init__(self, message: str, place: str = ""):
+        super().__init__(f"{place}: {message}" if place else message)
+        self.message, self.place = message, place
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,8 +230,27 @@ def parse_spec(data: Any, path: str, hint: Any = None, default: "type[Spec] | No
     missing = [name for name, field in fields.items() if default_of(field) is dataclasses.MISSING and name not in data]
     if missing:
         raise SpecError(f"{path}: {kind_of(cls)} needs {', '.join(missing)}")
-    values = {key: value for key, value in data.items() if key != "kind"}
-    return cls(**{k: parse_value(v, f"{path}.{k}", expected[k], default_of(fields[k])) for k, v in values.items()})
+    given = {key: value for key, value in data.items() if key != "kind"}
+    values = {k: parse_value(v, f"{path}.{k}", expected[k], default_of(fields[k])) for k, v in given.items()}
+    try:
+        return cls(**values)
+    except SpecError as error:
+        place = setting_name(path, data, error.place)
+        raise SpecError(error.message, place if "." in place else "") from error  # messages name `train`, `data` …
+
+
+def setting_name(path: str, data: Any, place: str) -> str:
+    """The dotted name of a part for an override, `model.layers.0.blocks.1`.
+
+    Without `place` if the data do not have it: a pattern of layers has no blocks of its own.
+    """
+    path = re.sub(r"^[A-Z]\w*\.?", "", re.sub(r"\[(\d+)\]", r".\1", path))  # the class at the root has no name
+    for key in place.split(".") if place else ():
+        is_inside = key in data if isinstance(data, Mapping) else isinstance(data, list) and int(key) < len(data)
+        if not is_inside:
+            return path
+        data = data[key] if isinstance(data, Mapping) else data[int(key)]
+    return ".".join(filter(None, (path, place)))
 
 
 def parse_value(value: Any, path: str, hint: Any, default: Any = None) -> Any:

@@ -19,7 +19,7 @@ from regard.parts.position.base import Position
 from regard.parts.shared_block import tie_shared_blocks
 from regard.parts.state import FinalState, Memory, State
 from regard.parts.tap import Tap
-from regard.spec import Spec, require
+from regard.spec import Spec, SpecError, require
 
 States = tuple[tuple[State, ...], ...]
 AnySpec = TypeVar("AnySpec", bound=Spec)
@@ -177,8 +177,14 @@ def check_shared_bias(position: Position, layers: tuple[Repeat, ...], ahead: tup
 
 def check_widths(layers: tuple[Repeat, ...], width: int, ahead: tuple[Block, ...] = ()) -> None:
     """Raise SpecError if a body cannot be built at this width."""
-    for body in bodies_of(layers, ahead):
-        body.check_width(width)
+    runs = {f"layers.{i}.blocks": run.blocks for i, run in enumerate(layers)} | {"ahead": ahead}
+    for name, blocks in runs.items():
+        for i, block in enumerate(blocks):
+            for j, sublayer in enumerate(block.sublayers):
+                try:
+                    sublayer.body.check_width(width)
+                except SpecError as error:
+                    raise SpecError(error.message, f"{name}.{i}.sublayers.{j}.body") from error
 
 
 def bodies_of(layers: tuple[Repeat, ...], ahead: tuple[Block, ...] = ()) -> list[Body]:
