@@ -6,7 +6,7 @@ import pytest
 
 from regard.spec import SpecError
 from regard.training.overrides import override
-from regard.training.recipe import Training, find_recipe, read_recipe, resolve
+from regard.training.recipe import Training, draft_recipe, find_recipe, read_recipe, resolve
 from regard.training.schedule import WarmupStableDecay
 
 SETTINGS = Training(steps=30, lr=1e-2, schedule=WarmupStableDecay(warmup=5), clip=0.0, save_every=0)
@@ -93,3 +93,15 @@ def test_options_of_a_source_are_overridden_in_the_list_that_the_resolved_recipe
     changed = override(tables, {"data.sources.0.kind": "images", "data.sources.0.path": "pictures"})
     assert changed["data"] == {"rows": 4, "sources": [{"kind": "images", "path": "pictures"}]}
     assert override({}, {"data.sources.0.level": 2})["data"] == {"sources": [{"kind": "world", "level": 2}]}
+
+
+@pytest.mark.parametrize(("context", "length"), [(64, 64), (1024, 256)])
+def test_the_default_length_is_at_most_the_context(context: int, length: int) -> None:
+    tables = read_recipe(find_recipe("llama"), {"model.context": context})
+    del tables["data"]["length"]
+    assert draft_recipe(tables)[0].data.length == length
+
+
+def test_a_given_length_is_not_shortened() -> None:
+    with pytest.raises(SpecError, match="data.length=128 is longer than model.context=64"):
+        draft_recipe(read_recipe(find_recipe("llama"), {"model.context": 64, "data.length": 128}))

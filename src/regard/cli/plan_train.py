@@ -68,7 +68,7 @@ def run_settings(name: str, overrides: Sequence[str], options: Mapping[str, int 
     from regard.cli.plan import find_spec
     from regard.planning.model_plan import default_context
     from regard.training.overrides import parse_overrides
-    from regard.training.recipe import RECIPES, Data, find_recipe, read_recipe
+    from regard.training.recipe import FINE_TUNING_LENGTH, RECIPES, Data, find_recipe, read_recipe
 
     is_recipe = (RECIPES / f"{name}.toml").is_file() or Path(name).suffix == ".toml"
     tables = read_recipe(find_recipe(name), parse_overrides(overrides)) if is_recipe else {}
@@ -76,7 +76,8 @@ def run_settings(name: str, overrides: Sequence[str], options: Mapping[str, int 
     train, data = tables.get("train", {}), tables.get("data", {})
     sizes = {"rows": ROWS, "length": LENGTH, "steps": STEPS}
     if tables:
-        sizes |= {"rows": data.get("rows", Data().rows), "length": data.get("length", Data().length)}
+        default = FINE_TUNING_LENGTH if "from" in tables else Data.length
+        sizes |= {"rows": data.get("rows", Data.rows), "length": data.get("length", default)}
         sizes["steps"] = train.get("steps", STEPS)
     limit = default_context(spec)
     sizes["length"] = min(sizes["length"], limit) if limit else sizes["length"]

@@ -49,6 +49,7 @@ from regard.training.parameter_groups import LRScale, freeze, learning_rate_scal
 from regard.training.run import newest_checkpoint
 from regard.training.schedule import Cosine, Schedule
 
+FINE_TUNING_LENGTH = 512  # of rows, for a model that has at least this context
 RECIPES = Path(__file__).parents[1] / "recipes"
 # The fields of a model's spec that hold the size of the vocabulary, by its kind.
 VOCAB_FIELDS = {
@@ -181,24 +182,8 @@ def resolve(
 
     pattern: replaces the layers of the model (models/pattern.py).
     """
-    known = ("kind", "from", "head", *(field.name for field in dataclasses.fields(Recipe)))
-    for key in tables:
-        require(key in known, f"a recipe has no table {key!r}; {suggest_name(key, known)}")
-    tables = dict(tables)
-    if isinstance(tables.get("data"), Mapping):
-        tables["data"] = read_data_table(tables["data"])
-    start = tables.get("from", tables.get("start"))
-    if start is not None:
-        require(isinstance(start, str | Path), f"from={start!r:.80} is not the path or the name of a model")
-        tables = tables_from(Path(start), tables)
-    require(
-        start is not None or tables.get("adapter") is None,
-        "[adapter] trains low-rank matrices beside the frozen weights of a model, and a new model has random ones; set "
-        "`from` (--from MODEL), or remove the adapter",
-    )
-    require("head" not in tables, "[head] is a new head for the model of `from`; set model.head of a new model")
     # mistakes are reported before the data are read and the tokenizer is trained, which may take minutes
-    draft = build_recipe(tables, vocab=1, pattern=pattern)
+    draft, tables = draft_recipe(tables, pattern)
     splits = draft.data.open()
     assert draft.objective is not None
     if tokenizer is None:
@@ -219,6 +204,27 @@ def resolve(
     ):  # a new head
         recipe = replace(recipe, source_family=None)
     return ResolvedRecipe(recipe, tokenizer, splits)
+
+
+def draft_recipe(tables: Mapping[str, Any], pattern: str | None = None) -> tuple[Recipe, dict[str, Any]]:
+    """The recipe with a vocabulary of one token, checked without its data, and its tables with the model's spec."""
+    known = ("kind", "from", "head", *(field.name for field in dataclasses.fields(Recipe)))
+    for key in tables:
+        require(key in known, f"a recipe has no table {key!r}; {suggest_name(key, known)}")
+    tables = dict(tables)
+    if isinstance(tables.get("data"), Mapping):
+        tables["data"] = read_data_table(tables["data"])
+    start = tables.get("from", tables.get("start"))
+    if start is not None:
+        require(isinstance(start, str | Path), f"from={start!r:.80} is not the path or the name of a model")
+        tables = tables_from(Path(start), tables)
+    require(
+        start is not None or tables.get("adapter") is None,
+        "[adapter] trains low-rank matrices beside the frozen weights of a model, and a new model has random ones; set "
+        "`from` (--from MODEL), or remove the adapter",
+    )
+    require("head" not in tables, "[head] is a new head for the model of `from`; set model.head of a new model")
+    return build_recipe(tables, vocab=1, pattern=pattern), tables
 
 
 def tables_from(start: Path, tables: Mapping[str, Any]) -> dict[str, Any]:
@@ -268,6 +274,11 @@ def build_recipe(
     recipe = Recipe.from_dict({**tables, "model": model})
     if pattern is not None:
         recipe = replace(recipe, model=retile(recipe.model, pattern))
+    context = context_of(recipe.model)
+    data = tables.get("data", {})
+    if isinstance(data, Mapping) and "length" not in data:
+        length = Data.length if recipe.start is None else FINE_TUNING_LENGTH
+        recipe = replace(recipe, data=replace(recipe.data, length=min(length, context or length)))
     objective = recipe.objective or default_objective(recipe.model)
     check_pair(objective, recipe.model)
     recipe.train.check_rows(recipe.data.rows)
@@ -287,7 +298,6 @@ def build_recipe(
         f"objective {objective.kind} compares the rows of a batch, and a batch has {recipe.data.least_rows}; raise "
         "data.rows",
     )
-    context = context_of(recipe.model)
     require(
         context is None or recipe.data.length <= context,
         f"data.length={recipe.data.length} is longer than model.context={context}; lower data.length or raise the "
