@@ -2,14 +2,10 @@
 
 import re
 import runpy
-import shlex
 import tomllib
 from pathlib import Path
 
 import pytest
-from typer.main import get_command
-
-from regard.cli import app
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -37,24 +33,6 @@ def test_examples_run(
     scope: dict = {"__name__": "__main__"}
     for block in blocks:
         exec(compile(block, name(page), "exec"), scope)
-
-
-COMMANDS = [
-    line
-    for page in [*TOPICS, *GUIDES]
-    for line in page.read_text(encoding="utf-8").splitlines()
-    if line[:7] == "regard "
-]
-
-
-@pytest.mark.parametrize("line", COMMANDS)
-def test_commands_and_their_options_exist(line: str) -> None:
-    arguments = shlex.split(line, comments=True)
-    commands = get_command(app).commands  # type: ignore[attr-defined]
-    command = commands.get(" ".join(arguments[1:3])) or commands[arguments[1]]  # such as `runs show`, or `train`
-    known = {option for parameter in command.params for option in parameter.opts}
-    for option in (argument for argument in arguments if argument.startswith("--") and "." not in argument):
-        assert option in known
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
