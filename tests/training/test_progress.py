@@ -69,6 +69,16 @@ def test_the_summary_counts_trained_parameters_and_epochs() -> None:
     assert lines[2] == "data: about 590 tokens, so the run has 2.0 epochs"
 
 
+def test_the_summary_tells_the_size_of_a_text_of_which_an_epoch_has_slices() -> None:
+    documents = [{"text": "x" * 91, "end": False}] * 9 + [{"text": "y" * 191, "end": False}]
+    data = Loader(Shuffled("few", documents, "0"), NextToken(slices="random"), TOKENIZER, rows=2, length=30)
+    lines = summarize(SPEC.build(0), data, replace(SETTINGS, steps=40), torch.device("cpu"))
+    assert lines[2] == (
+        "data: about 1,000 tokens; an epoch takes one slice of each document, 300 tokens in all, so the run has 8.0 "
+        "epochs and reads 2.4 times the size of the data"
+    )
+
+
 @pytest.mark.parametrize(("seconds", "text"), [(5, "0:05"), (65, "1:05"), (3665, "1:01:05"), (59.7, "1:00")])
 def test_seconds_are_formatted_as_clock_time(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text

@@ -9,7 +9,7 @@ restores them continues with bit-identical batches. Every rank prepares the whol
 so batches do not depend on the number of ranks, and all ranks have the same state.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -136,14 +136,22 @@ class Loader:
         return steps * self.step_size - saved
 
     def epoch_size(self) -> int | None:
-        """The size of one epoch, estimated from a few examples; None if every example is new."""
+        """The size of one epoch, in which every example is visited once; None if every example is new."""
+        packed = self.objective.packed
+        return self._estimate(lambda i: sum(map(item_length, self._items(i))) if packed else len(self._items(i)))
+
+    def data_size(self) -> int | None:
+        """The size of all examples. It is larger than an epoch if a visit takes one slice of a long document."""
+        packed = self.objective.packed
+        return self._estimate(lambda i: len(self.examples.example(i)["ids"]) - 1) if packed else self.epoch_size()
+
+    def _estimate(self, size: Callable[[int], int]) -> int | None:
+        """The sum of the sizes of all examples, from a few of them; None if their number is not finite."""
         count = self.examples.count
         if count is None:
             return None
         few = min(count, 64)
-        items = [item for index in range(few) for item in self._items(index)]
-        size = sum(map(item_length, items)) if self.objective.packed else len(items)
-        return round(size / few * count)
+        return round(sum(map(size, range(few))) / few * count)
 
     def state_dict(self) -> dict[str, Any]:
         pending = [[example, index] for example, index, _ in self._pending]

@@ -16,6 +16,7 @@ from torch import nn
 
 from regard.training.recipe import Training
 
+MOST_SKIPPED = 1.5  # size of the data divided by that of an epoch; above it, the summary says what an epoch is
 Record = Mapping[str, Any]  # a line of metrics.jsonl
 
 
@@ -151,6 +152,8 @@ class SizedLoader(Protocol):
 
     def epoch_size(self) -> int | None: ...
 
+    def data_size(self) -> int | None: ...
+
 
 def summarize(model: nn.Module, loader: object, settings: Training, device: torch.device) -> list[str]:
     """One line each for the parameters, the steps, the data if it is finite, and the device."""
@@ -169,11 +172,15 @@ def summarize(model: nn.Module, loader: object, settings: Training, device: torc
 def describe_data(loader: object, steps: int) -> list[str]:
     if not isinstance(loader, SizedLoader):
         return [f"steps: {steps:,}"]
-    total, epoch = loader.total_size(steps), loader.epoch_size()
-    lines = [f"steps: {steps:,} of up to {loader.step_size:,} {loader.unit}, {total:,} in total"]
-    if epoch is not None:
-        lines.append(f"data: about {epoch:,} {loader.unit}, so the run has {total / max(epoch, 1):.1f} epochs")
-    return lines
+    total, epoch, data, unit = loader.total_size(steps), loader.epoch_size(), loader.data_size(), loader.unit
+    lines = [f"steps: {steps:,} of up to {loader.step_size:,} {unit}, {total:,} in total"]
+    if epoch is None or data is None:
+        return lines
+    epochs = f"so the run has {total / max(epoch, 1):.1f} epochs"
+    if data <= MOST_SKIPPED * epoch:
+        return [*lines, f"data: about {epoch:,} {unit}, {epochs}"]
+    slices = f"an epoch takes one slice of each document, {epoch:,} {unit} in all, {epochs}"
+    return [*lines, f"data: about {data:,} {unit}; {slices} and reads {total / data:.1f} times the size of the data"]
 
 
 def dtypes(parameters: list[nn.Parameter]) -> str:
