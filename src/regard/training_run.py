@@ -216,6 +216,10 @@ def run_training(
             f"never have all of their {recipe.data.length} tokens; lower train.length_warmup"
         )
     assert recipe.objective is not None, "a resolved recipe has an objective"
+    listener.note(
+        f"{run.path}: {recipe.model.kind}, objective {recipe.objective.kind}, data {splits.train.name}\n"
+        f"recipe: {run.config_file}"
+    )
     if splits.held_out is not None and recipe.objective.needs_other and splits.held_out.count == 1:
         splits = splits._replace(held_out=None)
     if recipe.data.held_out and splits.held_out is None:

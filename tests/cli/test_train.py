@@ -255,6 +255,22 @@ def test_a_checkpoint_is_not_resumed_as_a_run(tmp_path: Path) -> None:
     assert f"is a checkpoint; give the directory of its run: {tmp_path / 'run'}" in str(result.exception)
 
 
+def test_a_start_is_summarized_and_the_whole_recipe_shown_on_request(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    shown = regard("train", "demo", *SMALL, "--out", out, "--show")
+    assert shown.exit_code == 0 and not out.exists()
+    header = (RECIPES / "demo.toml").read_text().partition("\n\n")[0]
+    assert shown.output.startswith(f"{header}\n\n") and "width = 24" in shown.output
+    recipe = Recipe.from_toml(shown.output)
+    result = regard("train", "demo", *SMALL, "--out", out, "--train.steps=1")
+    assert result.exit_code == 0, result.exception
+    assert f"{out}: decoder, objective next_token, data world" in result.output
+    assert f"recipe: {out / 'config.json'}" in result.output and "[train]" not in result.output
+    config = json.loads((out / "config.json").read_text())
+    assert Recipe.from_dict({**config, "train": recipe.train.to_dict()}) == recipe
+    assert regard("train", "--resume", out, "--show").exit_code == 2
+
+
 def test_overrides_may_precede_the_recipe(tmp_path: Path) -> None:
     result = regard("train", *SMALL, "--train.steps", "1", "demo", "--out", tmp_path / "run", "--train.compile=False")
     assert result.exit_code == 0, result.exception

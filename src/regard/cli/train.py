@@ -1,5 +1,6 @@
 """`regard train`: train a model from a recipe, fine-tune a model, or resume a run."""
 
+from itertools import takewhile
 from pathlib import Path
 from typing import Annotated
 
@@ -20,6 +21,9 @@ def train(
     extend: Annotated[
         bool, typer.Option("--extend", help="With --resume: accept that more steps let the learning rate jump.")
     ] = False,
+    show: Annotated[
+        bool, typer.Option("--show", help="Print the recipe with all its overrides and defaults, and train nothing.")
+    ] = False,
 ) -> None:
     """Train a model from a recipe. Every value of the recipe can be overridden by its dotted name.
 
@@ -29,6 +33,7 @@ def train(
       regard train llama --data my.txt --train.steps=2000
       regard train --from smollm2 --data chats.jsonl --adapter.rank=16 --out runs/tuned
       regard train llama --pattern "3*window(64), full(no_position)"
+      regard train bert --show
       regard train --resume runs/mine
       regard train --resume runs/mine --train.steps=4000 --extend
     """
@@ -37,9 +42,11 @@ def train(
     from regard.training.overrides import parse_overrides
     from regard.training.recipe import resolve
     from regard.training.run import Run
-    from regard.training_run import joins_run, read_tables, resume_run, start_run
+    from regard.training_run import FINE_TUNE, joins_run, read_tables, resume_run, start_run
 
     console, (recipe, overrides) = Console(stderr=True), split_recipe(recipe, context.args)
+    if resume is not None and show:
+        raise typer.BadParameter(f"the recipe of a run is in {resume / 'config.json'}; --show is for a new run")
     if resume is not None:
         given = {"RECIPE": recipe, "--out": out, "--from": start, "--data": data, "--pattern": pattern}
         for name, value in given.items():
@@ -53,10 +60,20 @@ def train(
             "give a recipe, a model to fine-tune (--from MODEL), or a run to continue (--resume RUN)"
         )
     name, tables = read_tables(recipe, parse_overrides(overrides), start, data)
+    if show:
+        print(header_of(recipe or FINE_TUNE) + resolve(tables, pattern=pattern).recipe.to_toml(), end="")
+        return
     path = out or Path("runs") / name
     if joins_run(path):
         raise typer.Exit(resume_run(path, device, console).exit_code)
     Run(path).check_new()  # before the tokenizer is trained, which may take minutes
     resolved = resolve(tables, pattern=pattern)
-    console.print(resolved.recipe.to_toml(), highlight=False, markup=False, soft_wrap=True)
     raise typer.Exit(start_run(path, resolved, device, console).exit_code)
+
+
+def header_of(recipe: str) -> str:
+    """The comment at the start of a recipe file, with an empty line after it."""
+    from regard.training.recipe import find_recipe
+
+    lines = takewhile(lambda line: line.startswith("#"), find_recipe(recipe).read_text("utf-8-sig").splitlines())
+    return "".join(f"{line}\n" for line in [*lines, ""])
