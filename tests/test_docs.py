@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from regard.kinds import TABLES
+
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
@@ -105,3 +107,8 @@ def test_the_notation_of_papers_is_translated_into_letters_that_are_defined() ->
     assert {"n", "d", "h", "L", "d_ff", "w", "r", "M"} <= notation.keys()
     assert all(set(re.findall(r"`([A-Z])`", letter)) <= letters for letter in notation.values())
     assert [re.findall(r"`([A-Z])`", notation[symbol]) for symbol in ("n", "d", "d_ff")] == [["L", "S"], ["D"], ["F"]]
+
+
+def test_the_fields_of_examples_are_listed_for_every_objective() -> None:
+    rows = table_rows("how-to/train.md", "objective")
+    assert sorted(re.findall(r"\w+", " ".join(kinds for kinds, _ in rows))) == sorted(TABLES["objectives"])
