@@ -353,6 +353,15 @@ def test_an_override_that_cannot_be_trained_is_not_recorded(tmp_path: Path) -> N
     assert not (out / "changes.jsonl").exists()
 
 
+def test_a_finished_run_refuses_a_setting_that_would_change_nothing(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    assert regard("train", "demo", "--out", out, *SMALL, "--tokenizer.by=byte", "--train.steps=1").exit_code == 0
+    result = regard("train", "--resume", out, "--train.lr=1e-4")
+    assert "is finished at step 1, so train.lr would change nothing; to train longer, add" in str(result.exception)
+    assert not (out / "changes.jsonl").exists()
+    assert regard("train", "--resume", out).exit_code == 0
+
+
 def test_a_nan_stops_with_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compute = NextToken.__call__
 

@@ -94,6 +94,11 @@ class Trainer:
             self.run.check_files()
             self.prepare()
             position = self.restore()
+            if position.step >= self.settings.steps and self.overrides and "train.steps" not in self.overrides:
+                raise ValueError(
+                    f"{self.run.path} is finished at step {position.step}, so {', '.join(self.overrides)} would change "
+                    f"nothing; to train longer, add --train.steps={2 * position.step} --extend"
+                )
             if self.overrides and self.processes.is_main:
                 append_change(self.run.path, {"step": position.step, "overrides": dict(self.overrides)})
             self.processes.wait_for_all()

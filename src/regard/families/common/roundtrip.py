@@ -6,6 +6,7 @@ the fields that it lacks.
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from textwrap import shorten
 from typing import Any, TypeVar
 
 from regard.families.common.config_reader import FamilyError
@@ -31,11 +32,16 @@ def check_roundtrip(
         found = list(differences(canonical(model), read_back, model.kind))
         path, value, supported = found[0]
         refusal = FamilyError(
-            f"a {model_type} model cannot express {path}={value!r:.120}, only {supported!r:.120}; {REMEDY}"
+            f"a {model_type} model cannot express {path}={brief(value)}, only {brief(supported)}; {REMEDY}"
         )
         refusal.differences = len(found)
         raise refusal
     return config
+
+
+def brief(value: Any) -> str:
+    """The repr of a value, cut between two fields if it is long."""
+    return shorten(repr(value), 120, placeholder=" …)" if isinstance(value, Spec) else " …")
 
 
 def bodies(block: Block, *types: type) -> tuple[Any, ...]:
@@ -50,7 +56,7 @@ def bodies(block: Block, *types: type) -> tuple[Any, ...]:
 def require_type(part: Any, expected: type[SpecType]) -> SpecType:
     """Return the part; raises FamilyError unless it has the type that the family requires."""
     if not isinstance(part, expected):
-        raise FamilyError(f"the model has {part!r:.80}; this family has {expected.__name__} instead; {REMEDY}")
+        raise FamilyError(f"the model has {brief(part)}; this family has {expected.__name__} instead; {REMEDY}")
     return part
 
 
