@@ -13,7 +13,8 @@ from regard.cli import app
 from regard.cli.open_model import split_recipe
 from regard.cli.plan import find_spec
 from regard.cli.plan_train import device_plan, overview, parse_devices, parse_split, run_settings
-from regard.training.recipe import RECIPES, draft_recipe, parse_overrides
+from regard.training.overrides import parse_overrides
+from regard.training.recipe import RECIPES, draft_recipe
 from regard.training.resume_settings import parse_changes
 from regard.training.variations import grid, parse_variations, sample
 from regard.training_run import read_tables
