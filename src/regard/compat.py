@@ -3,10 +3,15 @@
 import importlib.util
 import os
 import shutil
+from collections.abc import Callable
+from functools import wraps
 from inspect import signature
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None  # published for Linux only
 # torch.compile supports grouped_mm in bfloat16 in all versions, in float32 only from 2.15.
@@ -36,6 +41,26 @@ def share_derived_tensors() -> None:
     config: Any = torch._dynamo.config
     if hasattr(config, "skip_fwd_side_effects_in_bwd_under_checkpoint"):
         config.skip_fwd_side_effects_in_bwd_under_checkpoint = True
+
+
+def outside_graphs(function: Callable[P, R]) -> Callable[P, R]:
+    """A decorator like torch.compiler.disable: compiled models interrupt their graph here and run the function eagerly.
+
+    For shapes that depend on the data, and for operations that torch.compile would unroll token by token.
+    torch.compiler.disable is called in the first trace because it imports the compiler, which takes seconds.
+    """
+    disabled: Callable[P, R] | None = None
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        nonlocal disabled
+        if not torch.compiler.is_compiling():
+            return function(*args, **kwargs)
+        if disabled is None:
+            disabled = torch.compiler.disable(function)
+        return disabled(*args, **kwargs)
+
+    return call
 
 
 def cannot_run_triton(device: torch.device) -> str | None:

@@ -14,6 +14,11 @@ from regard.compat import cannot_compile
 from regard.data.batch import Batch
 from regard.models.stack import Repeat
 from regard.objectives.next_token import next_token
+from regard.parts.attention import Attention
+from regard.parts.block import Sublayer
+from regard.parts.body import Body
+from regard.parts.position.rope import Rope
+from regard.parts.recurrent import LSTM
 from regard.training.optimizer import AdamW
 from regard.training.step import NonFinite, autocast, compile_model, take_step
 from tests.training.tiny import SETTINGS, SPEC, curve, loader, trainer
@@ -123,9 +128,11 @@ def test_without_a_compiler_the_model_runs_eagerly_with_one_note(monkeypatch) ->
     cannot_compile(CPU) is not None, reason="no C++ compiler on this machine (Debian: apt-get install g++)"
 )
 @pytest.mark.filterwarnings("default")  # torch's compiler warns
-def test_a_compiled_model_has_the_same_losses(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mixer", [Attention(2, position=Rope()), LSTM()], ids=["attention", "lstm"])
+def test_a_compiled_model_has_the_same_losses(mixer: Body, tmp_path: Path) -> None:
     settings = replace(SETTINGS, steps=3)
     block = replace(SPEC.layers[0].blocks[0], dropout=0.0)
+    block = replace(block, sublayers=(Sublayer(mixer), *block.sublayers[1:]))
     spec = replace(SPEC, layers=(Repeat((block,)),))
     trainer(tmp_path / "eager", settings, model=spec.build(0), sample=None).train()
     trainer(tmp_path / "compiled", replace(settings, compile=True), model=spec.build(0), sample=None).train()

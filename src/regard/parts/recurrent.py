@@ -16,6 +16,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from regard.compat import outside_graphs
 from regard.kernels.recurrent.cells import (
     CellStates,
     fused_gru,
@@ -107,9 +108,7 @@ class RecurrentCell(nn.Module):
         autocast = x.device.type == "cpu" and torch.is_autocast_enabled("cpu")
         if not self.can_fuse or not unmodified or autocast or x.shape[1] == 1:
             return unroll(self.step, self.project_inputs(x), past, layout.segments, layout.valid)
-        if layout.segments is None and layout.valid is None:
-            return self.fused(x, None, past)
-        return run_packed(self.fused, x, past, layout.derived(pack_documents))
+        return run_fused(self, x, past, layout)
 
     def project_inputs(self, x: Tensor) -> Tensor:
         """W_x x + b for all tokens in one product."""
@@ -121,6 +120,13 @@ class RecurrentCell(nn.Module):
     def fused(self, x: Tensor, batch_sizes: Tensor | None, past: CellStates) -> tuple[Tensor, CellStates]:
         # batch_sizes: as in PackedSequence; None: all rows have full length
         raise NotImplementedError
+
+
+@outside_graphs
+def run_fused(cell: RecurrentCell, x: Tensor, past: CellStates, layout: TokenLayout) -> tuple[Tensor, CellStates]:
+    if layout.segments is None and layout.valid is None:
+        return cell.fused(x, None, past)
+    return run_packed(cell.fused, x, past, layout.derived(pack_documents))
 
 
 def has_hooks(module: nn.Module) -> bool:

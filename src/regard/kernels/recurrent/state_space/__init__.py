@@ -12,6 +12,7 @@ structured state spaces".
 import torch
 from torch import Tensor
 
+from regard.compat import outside_graphs
 from regard.kernels.autocast import without_autocast
 from regard.kernels.recurrent.state_space.document_chunks import DocumentChunks, chunk_documents
 from regard.kernels.recurrent.state_space.kernel import System, advanced, convolve, driven, kernel, response
@@ -52,6 +53,7 @@ def outputs(system: System, u: Tensor, state: Tensor | None) -> Tensor:
     return (y if state is None else y + response(system, state, length)).transpose(1, 2)
 
 
+@outside_graphs
 def convolve_documents(
     system: System, u: Tensor, state: Tensor | None, segments: Tensor | None, valid: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
