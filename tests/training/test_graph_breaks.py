@@ -71,7 +71,7 @@ def test_the_forward_of_training_is_one_graph(name: str) -> None:
     compiled = torch.compile(model, backend="eager", fullgraph=name not in INTERRUPTED)
     eager_results = logits_and_gradients(SPECS[name], model, model)
     for eager, result in zip(eager_results, logits_and_gradients(SPECS[name], model, compiled), strict=True):
-        assert torch.equal(eager, result)
+        torch.testing.assert_close(result, eager)  # on ARM, compiled GELUs have another formula (kernels/gelu.py)
     breaks = counters["graph_break"]
     assert (len(breaks) > 0) == (name in INTERRUPTED)
     assert all("torch.compiler.disable" in reason for reason in breaks), breaks
