@@ -238,6 +238,7 @@ def test_a_start_that_fails_keeps_no_checkpoint(
     monkeypatch.setattr("regard.training_run.run_training", fail)
     small = {"data.rows": 2, "data.length": 48, "data.held_out": 1, "train.steps": 2, "adapter.rank": 2}
     shutil.copytree(base, tmp_path / "copy")
+    referenced = Run.open(tmp_path / "copy").referenced  # by the runs of other tests
     with pytest.raises(RuntimeError):
         train(start=tmp_path / "copy", data=chats, out=tmp_path / "run", overrides=small, device="cpu")
-    assert not Run.open(tmp_path / "copy").referenced and not (tmp_path / "run").exists()
+    assert Run.open(tmp_path / "copy").referenced == referenced and not (tmp_path / "run").exists()
