@@ -127,10 +127,10 @@ def interrupt(moment: int) -> Callable[[], int]:
     """Send SIGINT, as Ctrl-C does, during this step."""
     step = Trainer.step
 
-    def step_with_signal(self, batches, position):
+    def step_with_signal(self, batch, position, start):
         if position.step + 1 == moment:
             os.kill(os.getpid(), signal.SIGINT)
-        return step(self, batches, position)
+        return step(self, batch, position, start)
 
     Trainer.step = step_with_signal
     return lambda: 0

@@ -60,10 +60,10 @@ def test_a_run_resumes_exactly_and_counts_the_tokens_of_its_batches(tmp_path: Pa
     stopped = trainer(tmp_path / "resumed", settings, loader=warming())
     step = stopped.step
 
-    def stop_after_three(batches, position):
+    def stop_after_three(batch, position, start):
         if position.step == 3:
             raise KeyboardInterrupt
-        return step(batches, position)
+        return step(batch, position, start)
 
     stopped.step = stop_after_three
     with pytest.raises(KeyboardInterrupt):

@@ -91,10 +91,10 @@ def test_a_resumed_run_has_the_same_average(tmp_path: Path) -> None:
     stopped = trainer(tmp_path / "resumed", AVERAGED)
     step = stopped.step
 
-    def stop_after_five(batches, position):
+    def stop_after_five(batch, position, start):
         if position.step == 5:
             raise KeyboardInterrupt
-        return step(batches, position)
+        return step(batch, position, start)
 
     stopped.step = stop_after_five
     with pytest.raises(KeyboardInterrupt):

@@ -43,10 +43,10 @@ def test_training_with_a_length_warmup_resumes_exactly(tmp_path: Path) -> None:
     stopped = trainer(tmp_path / "resumed", settings)
     step = stopped.step
 
-    def stop_after_three(batches, position):
+    def stop_after_three(batch, position, start):
         if position.step == 3:
             raise KeyboardInterrupt
-        return step(batches, position)
+        return step(batch, position, start)
 
     stopped.step = stop_after_three
     with pytest.raises(KeyboardInterrupt):

@@ -234,10 +234,10 @@ def test_a_resumed_run_is_bit_identical(spec: Optimizer, tmp_path: Path) -> None
     stopped = trainer(tmp_path / "resumed", settings, sample=None)
     step = stopped.step
 
-    def stop_after_three(batches, position):
+    def stop_after_three(batch, position, start):
         if position.step == 3:
             raise KeyboardInterrupt
-        return step(batches, position)
+        return step(batch, position, start)
 
     stopped.step = stop_after_three
     with pytest.raises(KeyboardInterrupt):

@@ -31,10 +31,10 @@ def prefetch_threads() -> list[threading.Thread]:
 def call_before_step(training: Any, number: int, action: Callable[[], Any]) -> None:
     step = training.step
 
-    def wrapped(batches, position):
+    def wrapped(batch, position, start):
         if position.step + 1 == number:
             action()
-        return step(batches, position)
+        return step(batch, position, start)
 
     training.step = wrapped
 

@@ -22,7 +22,7 @@ CUBIC = 0.044715 * LINEAR
 
 
 def gelu(x: Tensor) -> Tensor:
-    return GELU.apply(x) if on_arm(x) and not torch.compiler.is_compiling() else F.gelu(x)
+    return GELU.apply(x, "none") if on_arm(x) and not torch.compiler.is_compiling() else F.gelu(x)
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
@@ -30,7 +30,7 @@ def gelu_tanh(x: Tensor) -> Tensor:
         return F.gelu(x, approximate="tanh")
     if torch.compiler.is_compiling():
         return x * torch.sigmoid(x * (LINEAR + CUBIC * x.square()))
-    return TanhGELU.apply(x)
+    return GELU.apply(x, "tanh")
 
 
 def on_arm(x: Tensor) -> bool:
@@ -41,36 +41,28 @@ class GELU(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor) -> Tensor:
-        return F.gelu(x)
+    def forward(x: Tensor, approximate: str) -> Tensor:
+        return F.gelu(x, approximate=approximate)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
+    def setup_context(ctx: Any, inputs: tuple[Tensor, str], output: Tensor) -> None:
+        x, ctx.approximate = inputs
+        ctx.save_for_backward(x)
 
     @staticmethod
-    def backward(ctx: Any, *dy: Tensor) -> Tensor:
-        """Φ(x) + x φ(x), with the density φ of the normal distribution."""
+    def backward(ctx: Any, *dy: Tensor) -> tuple[Tensor, None]:
         (x,) = ctx.saved_tensors
-        density = torch.exp(-0.5 * x.square()) / math.sqrt(2 * math.pi)
-        return dy[0] * (0.5 * (1 + torch.erf(x / math.sqrt(2))) + x * density)
+        return dy[0] * (tanh_derivative(x) if ctx.approximate == "tanh" else erf_derivative(x)), None
 
 
-class TanhGELU(torch.autograd.Function):
-    generate_vmap_rule = True
+def erf_derivative(x: Tensor) -> Tensor:
+    """Φ(x) + x φ(x), with the density φ of the normal distribution."""
+    density = torch.exp(-0.5 * x.square()) / math.sqrt(2 * math.pi)
+    return 0.5 * (1 + torch.erf(x / math.sqrt(2))) + x * density
 
-    @staticmethod
-    def forward(x: Tensor) -> Tensor:
-        return F.gelu(x, approximate="tanh")
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, *dy: Tensor) -> Tensor:
-        """σ(u) + x σ(u) (1 - σ(u)) u'."""
-        (x,) = ctx.saved_tensors
-        square = x.square()
-        sigma = torch.sigmoid(x * (LINEAR + CUBIC * square))
-        return dy[0] * (sigma + x * sigma * (1 - sigma) * (LINEAR + 3 * CUBIC * square))
+def tanh_derivative(x: Tensor) -> Tensor:
+    """σ(u) + x σ(u) (1 - σ(u)) u'"""
+    square = x.square()
+    sigma = torch.sigmoid(x * (LINEAR + CUBIC * square))
+    return sigma + x * sigma * (1 - sigma) * (LINEAR + 3 * CUBIC * square)

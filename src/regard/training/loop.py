@@ -8,7 +8,7 @@ the same machine, thread count and torch. Checkpoints are written in the backgro
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -136,17 +136,20 @@ class Trainer:
         while position.step < steps and not self.processes.any_has(stop.requested):
             self.saver.poll()
             input_state = InputState.now(self.input)
+            start = time.perf_counter()
             try:
-                position, record = self.step(batches, position)
-            except StepFault as fault:
-                position = self.roll_back(fault, position, log, input_state)
-                continue
-            except (ValueError, OSError):  # of the data: a file was changed or deleted, or a line is not valid
+                batch = next(batches)
+            except (ValueError, OSError):  # a file was changed or deleted, or a line is not valid
                 if position.step and self.saved_step != position.step and self.processes.mesh is None:
                     self.save(position, log, input_state)
                     self.saver.wait()
                     self.listener.note(f"the state of step {position.step} is saved in {self.run.path}")
                 raise
+            try:
+                position, record = self.step(batch, position, start)
+            except StepFault as fault:
+                position = self.roll_back(fault, position, log, input_state)
+                continue
             log.write(record)
             self.listener.stepped(record)
             if is_due(self.settings.evaluate_every, position.step, steps):
@@ -191,10 +194,13 @@ class Trainer:
         self.saver = Saver(self.run, settings.keep, settings.async_save, self.listener.saved, agree)
         self.model.train()
 
-    def step(self, batches: Iterator[Batch], position: TrainingPosition) -> tuple[TrainingPosition, dict[str, Any]]:
-        """One step; returns the position after it, and its record. A fault that is not skipped is raised."""
-        start, settings = time.perf_counter(), self.settings
-        batch = cut_rows(next(batches), settings.row_parts(position.step))
+    def step(self, batch: Batch, position: TrainingPosition, start: float) -> tuple[TrainingPosition, dict[str, Any]]:
+        """One step; returns the position after it, and its record. A fault that is not skipped is raised.
+
+        start: the time before the batch was read.
+        """
+        settings = self.settings
+        batch = cut_rows(batch, settings.row_parts(position.step))
         tokens = self.processes.sum_rows(batch.token_count)
         lr = settings.lr * settings.schedule.factor(position.step, settings.steps)
         set_learning_rate(self.optimizer, lr)
