@@ -11,9 +11,9 @@ from fastapi.middleware import Middleware
 from starlette.responses import FileResponse, JSONResponse, PlainTextResponse
 from starlette.staticfiles import StaticFiles
 
+from regard.engine.async_engine import AsyncEngine, Submit
 from regard.engine.engine import Engine
 from regard.server import chat, completions, errors, inspection
-from regard.server.async_engine import AsyncEngine, Submit
 from regard.server.errors import ApiError
 from regard.server.middleware import (
     LOCAL_HOSTS,

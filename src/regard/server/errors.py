@@ -12,6 +12,8 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
+from regard.engine.async_engine import EngineStopped
+
 MAX_MESSAGE = 400  # characters; a message may quote field names from the request, which can be of any length
 TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 STANDARD_MESSAGES = {
@@ -93,6 +95,10 @@ def install_handlers(app: FastAPI) -> None:
     @app.exception_handler(ApiError)
     async def api_error(request: Request, error: ApiError) -> JSONResponse:
         return error.response()
+
+    @app.exception_handler(EngineStopped)
+    async def stopped(request: Request, error: EngineStopped) -> JSONResponse:
+        return ApiError(503, str(error), code="shutting_down", headers={"retry-after": "5"}).response()
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:

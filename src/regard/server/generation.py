@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
+from regard.engine.async_engine import AsyncEngine, Failure, RequestHandle
 from regard.engine.request import QueueFull, Sampling, Token
-from regard.server.async_engine import AsyncEngine, Failure, RequestHandle
 from regard.server.errors import ApiError
 from regard.server.schema import SamplingBody
 from regard.text.detokenizer import TextStream

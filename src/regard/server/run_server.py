@@ -13,9 +13,9 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
+from regard.engine.async_engine import SHUTTING_DOWN, Submit
 from regard.engine.engine import Engine
 from regard.server.app import create_app
-from regard.server.async_engine import SHUTTING_DOWN, Submit
 from regard.server.middleware import LOCAL_HOSTS
 from regard.server.served_model import Lens
 from regard.text.tokenizer import Tokenizer

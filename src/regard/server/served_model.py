@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from regard.server.async_engine import AsyncEngine
+from regard.engine.async_engine import AsyncEngine
 from regard.server.errors import ApiError
 from regard.server.generation import GenerationTask, engine_requests
 from regard.server.schema import Message, SamplingBody

@@ -16,12 +16,11 @@ from typing import Any
 
 from regard.engine.engine import Engine
 from regard.engine.request import Request, Sampling, Token
-from regard.server.errors import ApiError
 
 log = logging.getLogger(__name__)
 
-SHUTTING_DOWN = "the server is shutting down; send the request again later"
-ENGINE_FAILED = "the engine failed on this request; the server's log has the details"
+SHUTTING_DOWN = "the engine is shutting down; send the request again later"
+ENGINE_FAILED = "the engine failed on this request; the log has the details"
 Submit = Callable[[Sequence[int], Sampling], Request]
 
 
@@ -29,8 +28,8 @@ class Failure(str):
     """The reason why a request failed, delivered in place of a token."""
 
 
-def shutting_down() -> ApiError:
-    return ApiError(503, SHUTTING_DOWN, code="shutting_down", headers={"retry-after": "5"})
+class EngineStopped(RuntimeError):
+    """The engine's thread has ended or is ending."""
 
 
 class RequestHandle:
@@ -98,14 +97,14 @@ class AsyncEngine:
         def run_in_thread() -> None:
             try:
                 if self._stopping:
-                    raise shutting_down()
+                    raise EngineStopped(SHUTTING_DOWN)
                 result, error = function(*args), None
             except Exception as raised:  # raised again where `call` is awaited
                 result, error = None, raised
             loop.call_soon_threadsafe(resolve, result, error)
 
         if not self._post(run_in_thread):
-            raise shutting_down()
+            raise EngineStopped(SHUTTING_DOWN)
         return await future
 
     def _post(self, call: Callable[[], None]) -> bool:
