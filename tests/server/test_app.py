@@ -34,11 +34,15 @@ def test_request_fields_are_frozen(start_server):
     """Clients depend on these fields; note a change in the changelog."""
     schema = start_server().client.get("/openapi.json").json()["components"]["schemas"]
     shared = "frequency_penalty max_tokens min_p model n presence_penalty repetition_penalty seed stop stream"
-    shared += " stream_options temperature top_k top_p user"
+    shared += " stream_options temperature top_k top_p user logit_bias"
+    chat = " messages max_completion_tokens logprobs top_logprobs response_format modalities service_tier store"
+    chat += " reasoning_effort verbosity tool_choice function_call tools functions audio prediction moderation"
+    chat += " web_search_options prompt_cache_options prompt_cache_retention metadata parallel_tool_calls"
+    chat += " safety_identifier prompt_cache_key"
     fields = {name: " ".join(sorted(schema[name]["properties"])) for name in schema if name.endswith("Body")}
     assert fields == {
-        "CompletionBody": " ".join(sorted((shared + " prompt logprobs echo").split())),
-        "ChatBody": " ".join(sorted((shared + " messages max_completion_tokens logprobs top_logprobs").split())),
+        "CompletionBody": " ".join(sorted((shared + " prompt logprobs echo best_of suffix").split())),
+        "ChatBody": " ".join(sorted((shared + chat).split())),
         "PassageBody": "messages text",
         "AttentionBody": "head layer messages text",
         "ErrorBody": "error",

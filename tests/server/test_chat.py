@@ -20,6 +20,15 @@ def test_the_template_renders_the_prompt(start_server, tokenizer):
     assert server.engine.submitted[-1].sampling.max_new == server.engine.capacity - len(expected)  # all tokens that fit
 
 
+def test_the_template_gets_the_name_of_a_message(start_server, tokenizer):
+    server = start_server()
+    server.app.state.served.tokenizer.chat_template = "{% for m in messages %}{{ m.name }}: {{ m.content }}{% endfor %}"
+    messages = [{"role": "user", "content": "Where?", "name": "Mira <|end|>"}]
+    assert server.client.post("/v1/chat/completions", json={"model": "tiny", "messages": messages}).status_code == 200
+    ids = server.engine.submitted[-1].ids
+    assert tokenizer.decode(list(ids)) == "Mira <|end|>: Where?" and tokenizer.eos not in ids
+
+
 def test_logprobs_contain_alternatives(start_server):
     body = {"model": "tiny", "messages": QUESTION, "logprobs": True, "top_logprobs": 3, "max_completion_tokens": 4}
     choice = start_server().client.post("/v1/chat/completions", json=body).json()["choices"][0]

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from regard.server.schema import AttentionBody, ChatBody, CompletionBody
+from regard.server.chat_schema import AttentionBody, ChatBody
+from regard.server.schema import CompletionBody
 
 ROUTES = {
     "/v1/completions": {"model": "tiny", "prompt": "Mira", "max_tokens": 2},

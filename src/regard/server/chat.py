@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from regard.server.chat_schema import ChatBody
 from regard.server.generation import GenerationTask, TextDelta
 from regard.server.logprobs import chat_logprobs
 from regard.server.responses import respond
-from regard.server.schema import ChatBody
 from regard.server.served_model import ServedModel
 
 

@@ -67,7 +67,7 @@ def validation_error(error: RequestValidationError) -> ApiError:
     type has a "wrong type" violation for every other member of the union."""
     first = min(error.errors(), key=lambda violation: violation["type"].endswith("_type"))
     path = ".".join(str(step) for step in first["loc"][1:] if is_field(step))
-    if first["type"] == "extra_forbidden":
+    if first["type"] in ("extra_forbidden", "none_required"):
         path = str(first["loc"][-1])
         message = f"unknown or unsupported parameter {path!r}; remove it"
     elif first["type"] == "json_invalid":

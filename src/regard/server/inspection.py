@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn.functional import adaptive_max_pool2d
 
 from regard.lens.maps import entropy, row_entropy
+from regard.server.chat_schema import AttentionBody, PassageBody
 from regard.server.errors import ApiError
-from regard.server.schema import AttentionBody, PassageBody
 from regard.server.served_model import Lens, ServedModel
 
 MAX_MAP_TOKENS = 512

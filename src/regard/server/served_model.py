@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from regard.engine.async_engine import AsyncEngine
+from regard.server.chat_schema import Message
 from regard.server.errors import ApiError
 from regard.server.generation import GenerationTask, engine_requests
-from regard.server.schema import Message, SamplingBody
+from regard.server.schema import SamplingBody
 from regard.text.chat import encode_chat
 from regard.text.tokenizer import Tokenizer
 
@@ -66,7 +67,7 @@ class ServedModel:
             message = "this model has no chat template; use /v1/completions"
             raise ApiError(400, message, code="no_chat_template", param="messages")
         conversation = [message.for_template() for message in messages]
-        self.check_length(sum(len(message["content"]) for message in conversation))
+        self.check_length(sum(len(message["content"]) + len(message.get("name", "")) for message in conversation))
         return await self._in_tokenizer_thread(encode_chat, self.tokenizer, conversation, add_generation_prompt)
 
     async def generate(

@@ -1,0 +1,115 @@
+"""The JSON bodies that contain the messages of a chat."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, StringConstraints, model_validator
+
+from regard.server.schema import MAX_LOGPROBS, Count, Name, RequestBody, SamplingBody, Text
+
+MAX_MESSAGES = 1024
+
+Empty = Annotated[list, Field(max_length=0)]
+# OpenAI's limits
+Label = Annotated[str, StringConstraints(max_length=64)]
+Metadata = Annotated[dict[Label, Annotated[str, StringConstraints(max_length=512)]], Field(max_length=16)]
+
+
+class TextPart(RequestBody):
+    type: Literal["text"]
+    text: Text
+
+
+class Message(RequestBody):
+    """A message of a request, or the message of an earlier response, which has more fields, all without a value."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Text | Annotated[list[TextPart], Field(max_length=MAX_MESSAGES)] | None
+    name: Label | None = None
+    refusal: None = None
+    tool_calls: None = None
+    function_call: None = None
+    audio: None = None
+    annotations: Empty | None = None
+
+    @model_validator(mode="after")
+    def check_content(self) -> "Message":
+        if self.content is None and self.role != "assistant":
+            raise ValueError(f"the content of a message of role {self.role} is null; send a string, which may be empty")
+        return self
+
+    def for_template(self) -> dict[str, str]:
+        """The message for a chat template: text parts are joined, and `developer`, OpenAI's new role, is `system`."""
+        parts = [] if self.content is None else self.content
+        content = parts if isinstance(parts, str) else "".join(part.text for part in parts)
+        message = {"role": "system" if self.role == "developer" else self.role, "content": content}
+        return message if self.name is None else message | {"name": self.name}
+
+
+Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+
+
+class TextFormat(RequestBody):
+    type: Literal["text"]
+
+
+class ChatBody(SamplingBody):
+    messages: Messages
+    max_completion_tokens: Count | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+
+    # Accepted only with a value that asks for nothing
+    response_format: TextFormat | None = None
+    modalities: Annotated[list[Literal["text"]], Field(min_length=1, max_length=1)] | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    store: Literal[False] | None = None
+    reasoning_effort: Literal["none"] | None = None
+    verbosity: Literal["medium"] | None = None
+    tool_choice: Literal["none", "auto"] | None = None
+    function_call: Literal["none", "auto"] | None = None
+    tools: None = None
+    functions: None = None
+    audio: None = None
+    prediction: None = None
+    moderation: None = None
+    web_search_options: None = None
+    prompt_cache_options: None = None
+    prompt_cache_retention: Literal["in_memory"] | None = None
+
+    # Labels and hints, which never change a response
+    metadata: Metadata | None = None
+    parallel_tool_calls: bool | None = None
+    safety_identifier: Name | None = None
+    prompt_cache_key: Name | None = None
+
+    @model_validator(mode="after")
+    def check_logprobs(self) -> "ChatBody":
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("top_logprobs requires logprobs=true; set it, or omit top_logprobs")
+        return self
+
+
+class PassageBody(RequestBody):
+    """A text to inspect: a string, or the messages of a chat, which the model's chat template formats."""
+
+    text: Text | None = None
+    messages: Messages | None = None
+
+    @model_validator(mode="after")
+    def check_exactly_one(self) -> "PassageBody":
+        if (self.text is None) == (self.messages is None):
+            raise ValueError("text and messages are both set or both missing; send exactly one of them")
+        return self
+
+
+class AttentionBody(PassageBody):
+    """With `layer` and `head` the full map of one head; without them an overview of all heads."""
+
+    layer: Annotated[int, Field(ge=0, lt=1 << 16)] | None = None
+    head: Annotated[int, Field(ge=0, lt=1 << 16)] | None = None
+
+    @model_validator(mode="after")
+    def check_head(self) -> "AttentionBody":
+        if (self.layer is None) != (self.head is None):
+            raise ValueError("layer and head go together; send both for one map, or neither for the overview")
+        return self
