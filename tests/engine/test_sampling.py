@@ -11,9 +11,10 @@ from transformers import (
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
+    TypicalLogitsWarper,
 )
 
-from regard.engine.request import Request, Sampling, TokenHistory
+from regard.engine.request import Request, Sampling, Token, TokenHistory
 from regard.engine.sampling import apply_filters, choose, cutoff, penalize, sample, uniform
 
 FILTERS = [
@@ -27,6 +28,9 @@ FILTERS = [
     {"temperature": 1.2, "top_k": 40, "top_p": 0.9, "min_p": 0.05},
     {"top_p": 1e-6},
     {"min_p": 1.0},
+    {"typical_p": 0.2},
+    {"typical_p": 0.9, "temperature": 1.3},
+    {"typical_p": 0.6, "top_k": 30, "top_p": 0.95},
 ]
 
 
@@ -43,6 +47,7 @@ def processed_by_transformers(logits: torch.Tensor, s: Sampling) -> torch.Tensor
     processors += [TopKLogitsWarper(s.top_k)] if s.top_k else []
     processors += [TopPLogitsWarper(s.top_p)] if s.top_p < 1 else []
     processors += [MinPLogitsWarper(s.min_p)] if s.min_p else []
+    processors += [TypicalLogitsWarper(s.typical_p)] if s.typical_p < 1 else []
     return processors(torch.zeros(1, 1, dtype=torch.int64), logits.unsqueeze(0))[0]
 
 
@@ -90,7 +95,7 @@ def test_presence_and_frequency_penalties_count_new_tokens_only() -> None:
 
 
 @pytest.mark.ledger("dec.sampling")
-@pytest.mark.parametrize("settings", FILTERS[:8], ids=str)
+@pytest.mark.parametrize("settings", [*FILTERS[:8], FILTERS[-1]], ids=str)
 def test_draws_follow_the_distribution(settings) -> None:
     """Chi-square over 20,000 draws, each with its own seed; cells with an expected count below five are merged."""
     draws = 20_000
@@ -186,5 +191,7 @@ def test_logits_that_are_not_finite_yield_no_token(value, settings) -> None:
     logits[1, 200] = value
     logits[0, 3] = -math.inf  # -inf is valid: the token is impossible
     tokens = sample(logits, [request(seed=i, **settings) for i in range(3)])
-    assert tokens[1] is None and tokens[0] is not None and tokens[2] == healthy[2]
-    assert sample(torch.full((1, 500), -math.inf), [request(seed=1, **settings)]) == [None]
+    assert isinstance(tokens[1], str) and isinstance(tokens[0], Token) and tokens[2] == healthy[2]
+    assert sample(torch.full((1, 500), -math.inf), [request(seed=1, **settings)]) == [
+        "the model's logits for this request are not finite"
+    ]

@@ -106,7 +106,7 @@ def test_invalid_sources_are_refused(tiny) -> None:
     with pytest.raises(ValueError, match=r"embeddings have shape \(3, 32\); this prompt needs \(2, 32\)"):
         Engine(tiny()).submit([1, 2], greedy, embeddings=torch.zeros(3, 32))
     for wrong in ({"suppress_ids": (1, 61)}, {"forced_bos_id": 61}, {"forced_eos_id": 61}):
-        with pytest.raises(ValueError, match="id 61 cannot be suppressed or forced; the ids are 0 to 60"):
+        with pytest.raises(ValueError, match="id 61 cannot be biased, suppressed or forced; the ids are 0 to 60"):
             Engine(tiny()).submit([1], Sampling(**wrong))
     with pytest.raises(ValueError, match="source_capacity=0 must be a positive integer"):
         Engine(MODELS["lstm"].build(seed=0), source_capacity=0)

@@ -31,6 +31,7 @@ from regard.engine.inputs import (
     encoder_capacity,
     pad_ids,
 )
+from regard.engine.prompt_logprobs import record_prompt_logprobs
 from regard.engine.request import GenerationError, QueueFull, Request, Sampling, Token, TokenHistory
 from regard.engine.sampling import sample
 from regard.engine.scheduler import ScheduledBatch, Scheduler
@@ -132,10 +133,10 @@ class Engine:
         if embeddings is not None and embeddings.shape != (len(ids), self.model.spec.width):
             expected = (len(ids), self.model.spec.width)
             raise ValueError(f"the embeddings have shape {tuple(embeddings.shape)}; this prompt needs {expected}")
-        constrained = [*sampling.suppress_ids, sampling.forced_bos_id or 0, sampling.forced_eos_id or 0]
-        if max(constrained) >= self.model.spec.vocab:
+        largest = max(sampling.constrained_ids, default=0)
+        if largest >= self.model.spec.vocab:
             raise ValueError(
-                f"id {max(constrained)} cannot be suppressed or forced; the ids are 0 to {self.model.spec.vocab - 1}"
+                f"id {largest} cannot be biased, suppressed or forced; the ids are 0 to {self.model.spec.vocab - 1}"
             )
         if len(self.scheduler.running) + len(self.scheduler.waiting) >= self.max_requests:
             raise QueueFull(f"{self.queue} requests are waiting already; try again later")
@@ -220,6 +221,7 @@ class Engine:
             layout, states, _ = self.encoder_decoder.condition(source, source_layout, layout, states)
         embeddings = self.embed(batch, tokens) if embeds else None
         hidden = self.model.hidden(tokens, layout, states, embeddings)  # (B, L, D)
+        record_prompt_logprobs(self.model, hidden, batch)
         ends = [(b, length - 1) for b, (request, length) in enumerate(batch) if request.pending == length]
         if tokens.shape[1] > 1:
             hidden = hidden[tuple(zip(*ends, strict=True))] if ends else hidden[:0, 0]  # (N, D)
@@ -260,8 +262,8 @@ class Engine:
         ready = [request for request, _ in batch if request.pending == 0]
         produced = []
         for request, token in zip(ready, sample(logits, ready) if ready else [], strict=True):
-            if token is None:
-                self.end(request, "error", "the model's logits for this request are not finite")
+            if isinstance(token, str):
+                self.end(request, "error", token)
                 continue
             token = token._replace(finish=self.finish_reason(request, token.id))
             request.add(token)
@@ -273,7 +275,7 @@ class Engine:
 
     def finish_reason(self, request: Request, id: int) -> str | None:
         """Why the request finishes with this token; None if it continues."""
-        if id in request.sampling.stop_ids:
+        if request.stops(id):
             return "stop"
         full = len(request.tokens) + 1 >= self.capacity or len(request.new) + 1 >= request.sampling.max_new
         return "length" if full else None

@@ -6,8 +6,9 @@ embeddings that replace those of its ids, for example those of image patches.
 Log-probabilities are those of the model's distribution, before penalties, temperature and filters.
 """
 
+import math
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -16,15 +17,20 @@ from torch import Tensor
 
 RULES = {  # setting: (type, lowest, highest, rule); NaN is in no range
     "max_new": (int, 1, 2**31, "a positive integer"),
+    "min_new": (int, 0, 2**31, "an integer of at least 0"),
     "temperature": (float, 0, 1e9, "at least 0 and finite; 0 always takes the most likely token"),
     "top_k": (int, 0, 2**31, "an integer of at least 0; 0 keeps all tokens"),
     "top_p": (float, 1e-9, 1, "above 0 and at most 1; 1 keeps all tokens"),
     "min_p": (float, 0, 1, "from 0 to 1; 0 keeps all tokens"),
+    "typical_p": (float, 1e-9, 1, "above 0 and at most 1; 1 keeps all tokens"),
     "repetition_penalty": (float, 0.01, 100, "from 0.01 to 100; 1 changes nothing"),
     "presence_penalty": (float, -2, 2, "from -2 to 2; 0 changes nothing"),
     "frequency_penalty": (float, -2, 2, "from -2 to 2; 0 changes nothing"),
     "top_logprobs": (int, 0, 2**31, "an integer of at least 0"),
 }
+# (T,) prompt and new tokens, (V,) logits -> (V,) logits. The arguments are copies and may be changed.
+LogitsProcessor = Callable[[Tensor, Tensor], Tensor]
+TokenSequences = tuple[tuple[int, ...], ...]
 
 
 class GenerationError(RuntimeError):
@@ -51,6 +57,14 @@ class Sampling:
     forced_bos_id: int | None = None  # always the first new token
     forced_eos_id: int | None = None  # always the last of max_new tokens, unless the sequence stops earlier
     top_logprobs: int = 0  # how many of the most likely tokens are returned with each token
+    prompt_logprobs: int | None = None  # as top_logprobs, for the tokens of the prompt; None: no log-probabilities
+    typical_p: float = 1.0
+    min_new: int = 0  # the request does not stop before it has this many new tokens
+    ignore_eos: bool = False  # no stop ids: stop_ids becomes empty
+    stop_sequences: TokenSequences = ()  # the request ends with the last token of one
+    bad_words: TokenSequences = ()  # sequences of tokens that are never completed, also if they begin in the prompt
+    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)  # added to logits; -inf: never generated
+    processors: tuple[LogitsProcessor, ...] = ()
 
     def __post_init__(self) -> None:
         for name, (kind, lowest, highest, rule) in RULES.items():
@@ -60,17 +74,54 @@ class Sampling:
                 raise ValueError(f"{name}={value!r} must be {rule}")
         if self.seed is not None and not is_nonnegative_int(self.seed, below=2**64):
             raise ValueError(f"seed={self.seed!r} must be an integer from 0 to 2**64 - 1, or None for a random one")
+        if self.prompt_logprobs is not None and not is_nonnegative_int(self.prompt_logprobs, below=2**31):
+            raise ValueError(f"prompt_logprobs={self.prompt_logprobs!r} must be an integer of at least 0, or None")
         for name in ("stop_ids", "suppress_ids"):
-            ids = getattr(self, name)
-            if not isinstance(ids, tuple) or not all(is_nonnegative_int(id, below=2**63) for id in ids):
+            if not is_ids(ids := getattr(self, name)):
                 raise ValueError(f"{name}={ids!r} must be a tuple of token ids, integers of at least 0")
         for name in ("forced_bos_id", "forced_eos_id"):
-            if (id := getattr(self, name)) is not None and not is_nonnegative_int(id, below=2**63):
+            if (id := getattr(self, name)) is not None and not is_id(id):
                 raise ValueError(f"{name}={id!r} must be a token id, an integer of at least 0, or None")
+        for name in ("stop_sequences", "bad_words"):
+            sequences = getattr(self, name)
+            if not isinstance(sequences, tuple) or not all(ids and is_ids(ids) for ids in sequences):
+                raise ValueError(f"{name}={sequences!r} must be a tuple of tuples of token ids, none of them empty")
+        self.check_bias()
+        if not isinstance(self.processors, tuple) or not all(map(callable, self.processors)):
+            raise ValueError(f"processors={self.processors!r} must be a tuple of functions of (tokens, logits)")
+        if not isinstance(self.ignore_eos, bool):
+            raise ValueError(f"ignore_eos={self.ignore_eos!r} must be True or False")
+        if self.min_new > self.max_new:
+            raise ValueError(f"min_new={self.min_new} must be at most max_new={self.max_new}")
+        if self.ignore_eos:
+            object.__setattr__(self, "stop_ids", ())
+
+    def check_bias(self) -> None:
+        if not isinstance(self.logit_bias, Mapping) or not all(map(is_id, self.logit_bias)):
+            raise ValueError(f"logit_bias={self.logit_bias!r} must be a dict of token ids, integers of at least 0")
+        for id, bias in self.logit_bias.items():
+            number = isinstance(bias, int | float) and not isinstance(bias, bool)
+            if not number or not (-1e30 <= bias <= 1e30 or bias == -math.inf):
+                raise ValueError(f"logit_bias={{{id}: {bias!r}}} must be finite numbers, or -inf to exclude a token")
 
     @property
     def penalizes(self) -> bool:
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
+
+    @property
+    def plain(self) -> bool:
+        """Whether new tokens depend only on temperature, top-k, top-p, min-p, penalties and stop ids."""
+        return not (
+            self.suppress_ids or self.stop_sequences or self.bad_words or self.logit_bias or self.processors
+            or self.min_new or self.top_logprobs or self.typical_p < 1
+            or self.forced_bos_id is not None or self.forced_eos_id is not None
+        )  # fmt: skip
+
+    @property
+    def constrained_ids(self) -> tuple[int, ...]:
+        """The ids that are biased, suppressed or forced. They must be ids of the model."""
+        forced = tuple(id for id in (self.forced_bos_id, self.forced_eos_id) if id is not None)
+        return (*self.suppress_ids, *forced, *self.logit_bias, *(id for ids in self.bad_words for id in ids))
 
 
 class Token(NamedTuple):
@@ -87,6 +138,7 @@ class Request:
     source: tuple[int, ...] = ()  # ids that an encoder reads
     embeddings: Tensor | None = None  # (len(ids), D) input of the first block in place of the embeddings of the ids
     new: list[Token] = field(default_factory=list)
+    prompt_logprobs: list[Token] = field(default_factory=list)  # of ids[1:], if Sampling asks for them
     finish: str | None = None  # "stop", "length", "cancelled" or "error"
     error: str | None = None
 
@@ -117,6 +169,20 @@ class Request:
         last = len(self.new) + 1 == self.sampling.max_new and self.sampling.forced_eos_id is not None
         return self.sampling.forced_eos_id if last else None if self.new else self.sampling.forced_bos_id
 
+    @property
+    def banned_ids(self) -> set[int]:
+        """Ids that cannot be the next token: those suppressed, those that complete a bad word, or stop too early."""
+        settings = self.sampling
+        banned = {*settings.suppress_ids, *completions(settings.bad_words, self.tokens)}
+        if len(self.new) < settings.min_new:
+            banned |= {*settings.stop_ids, *completions(settings.stop_sequences, self.tokens[len(self.ids) :])}
+        return banned
+
+    def stops(self, id: int) -> bool:
+        """Whether the request ends with this token as the next one, because of a stop id or sequence."""
+        settings = self.sampling
+        return id in settings.stop_ids or id in completions(settings.stop_sequences, self.tokens[len(self.ids) :])
+
     def add(self, token: Token) -> None:
         self.new.append(token)
         self.tokens.append(token.id)
@@ -136,6 +202,19 @@ class TokenHistory:
 
     def add(self, id: int) -> None:
         self.counts[id] += 1
+
+
+def completions(sequences: TokenSequences, tokens: Sequence[int]) -> list[int]:
+    """The last id of each sequence whose other ids are the last of `tokens`."""
+    return [ids[-1] for ids in sequences if len(ids) == 1 or tuple(tokens[1 - len(ids) :]) == ids[:-1]]
+
+
+def is_ids(value: object) -> bool:
+    return isinstance(value, tuple) and all(map(is_id, value))
+
+
+def is_id(value: object) -> bool:
+    return is_nonnegative_int(value, below=2**63)
 
 
 def is_nonnegative_int(value: object, below: int) -> bool:

@@ -1,10 +1,11 @@
 """Sampling: the next token of each row of a batch, whose rows have different settings.
 
-    penalties -> temperature -> top-k -> top-p -> min-p -> one uniform number u -> the first token with cdf(token) > u
+    penalties -> logit bias -> custom processors -> banned tokens
+      -> temperature -> top-k -> top-p -> min-p -> typical-p -> one uniform number u -> the first token with cdf > u
 
 u is a function of (seed, step) and rows are independent, so the tokens of a request do not depend on the other requests
 of the batch. A filter is a cutoff: logits below it are dropped, ties are kept. Holtzman et al. 2020 (top-p), Nguyen et
-al. 2024 (min-p), Keskar et al. 2019 (repetition penalty).
+al. 2024 (min-p), Meister et al. 2022 (typical-p), Keskar et al. 2019 (repetition penalty).
 """
 
 import math
@@ -13,32 +14,37 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from regard.engine.logits_processors import process
 from regard.engine.request import Request, Sampling, Token, TokenHistory
 
 
-def sample(logits: Tensor, requests: Sequence[Request]) -> list[Token | None]:
-    """The next token of each request from its row of (B, V) logits; None where the row is not finite."""
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))  # (B, V)
-    logprobs = logits.log_softmax(-1)  # a NaN or +inf makes the whole row NaN
+def sample(logits: Tensor, requests: Sequence[Request]) -> list[Token | str]:
+    """The next token of each request from its row of (B, V) logits, or the reason why the request has none."""
+    logprobs = log_softmax(logits)  # (B, V); a NaN or +inf makes the whole row NaN
+    logits = logits.to(logprobs.dtype)
+    logits, errors = process(penalize_rows(logits, requests), requests)
     ids = choose(logits, requests)
     chosen = logprobs.gather(-1, ids.unsqueeze(-1)).squeeze(-1)  # (B,)
     tops = top_logprobs(logprobs, [r.sampling.top_logprobs for r in requests])
-    fields = zip(ids.tolist(), chosen.tolist(), tops, strict=True)
-    return [None if math.isnan(logprob) else Token(id, logprob, top, None) for id, logprob, top in fields]
+    tokens: list[Token | str] = []
+    for i, (id, logprob, top) in enumerate(zip(ids.tolist(), chosen.tolist(), tops, strict=True)):
+        error = "the model's logits for this request are not finite" if math.isnan(logprob) else errors.get(i)
+        tokens.append(error or Token(id, logprob, top, None))
+    return tokens
+
+
+def penalize_rows(logits: Tensor, requests: Sequence[Request]) -> Tensor:
+    """Penalize the rows of the requests that have penalties."""
+    penalized = [i for i, r in enumerate(requests) if r.history is not None]
+    if not penalized:
+        return logits
+    histories = [r.history for r in requests if r.history is not None]
+    changed = penalize(logits[penalized], histories, [requests[i].sampling for i in penalized])
+    return logits.index_copy(0, torch.tensor(penalized, device=logits.device), changed.to(logits.dtype))
 
 
 def choose(logits: Tensor, requests: Sequence[Request]) -> Tensor:
-    """(B, V) -> (B,) ids, any id for a row that is not finite. Rows without penalties or filters skip them."""
-    penalized = [i for i, r in enumerate(requests) if r.history is not None]
-    if penalized:
-        histories = [r.history for r in requests if r.history is not None]
-        changed = penalize(logits[penalized], histories, [requests[i].sampling for i in penalized])
-        logits = logits.index_copy(0, torch.tensor(penalized, device=logits.device), changed.to(logits.dtype))
-    suppressed = [(i, id) for i, r in enumerate(requests) for id in r.sampling.suppress_ids]
-    if suppressed:
-        logits = logits.index_put(
-            tuple(torch.tensor(suppressed, device=logits.device).T), logits.new_tensor(-torch.inf)
-        )
+    """(B, V) -> (B,) ids, any id for a row that is not finite."""
     ids = logits.max(-1).indices  # on CPUs twice as fast as argmax
     random = [i for i, r in enumerate(requests) if r.sampling.temperature > 0]
     if random:
@@ -58,7 +64,11 @@ def apply_filters(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
     filtered = [i for i, s in enumerate(samplings) if s.top_k or s.top_p < 1]
     if filtered:
         lowest[filtered] = lowest[filtered].maximum(cutoff(logits[filtered], [samplings[i] for i in filtered]))
-    return logits.masked_fill(logits < lowest, -torch.inf)
+    logits = logits.masked_fill(logits < lowest, -torch.inf)
+    typical = [i for i, s in enumerate(samplings) if s.typical_p < 1]
+    if typical:
+        logits[typical] = keep_typical(logits[typical], [samplings[i] for i in typical])
+    return logits
 
 
 def cutoff(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
@@ -76,6 +86,16 @@ def cutoff(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
         -1, keepdim=True
     )  # (B, 1) the smallest number of tokens that reaches top_p
     return best.gather(-1, nucleus.where(top_p < 1, count).clamp(min=1).minimum(count) - 1)
+
+
+def keep_typical(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
+    """Keep the tokens whose -log p is closest to the entropy: the fewest that together reach a mass of typical_p."""
+    logp = logits.log_softmax(-1)
+    entropy = -(logp.exp() * logp.masked_fill(logp.isinf(), 0)).sum(-1, keepdim=True)  # (B, 1)
+    distance, order = (-logp - entropy).abs().sort(-1)  # (B, V); dropped tokens are at an infinite distance
+    (mass,) = columns(logits, [(s.typical_p,) for s in samplings])
+    last = (logp.exp().gather(-1, order).cumsum(-1) < mass).sum(-1, keepdim=True).clamp(max=logits.shape[-1] - 1)
+    return logits.masked_fill((-logp - entropy).abs() > distance.gather(-1, last), -torch.inf)
 
 
 def draw(logits: Tensor, uniforms: Sequence[float]) -> Tensor:
@@ -108,6 +128,11 @@ def penalize(logits: Tensor, histories: Sequence[TokenHistory], samplings: Seque
     repetition, presence, frequency = columns(logits, settings)
     logits = torch.where(present, torch.where(logits > 0, logits / repetition, logits * repetition), logits)
     return logits - presence * (counts > 0) - frequency * counts
+
+
+def log_softmax(logits: Tensor) -> Tensor:
+    """Log-probabilities in at least float32."""
+    return logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
 
 
 def top_logprobs(logprobs: Tensor, counts: Sequence[int]) -> list[tuple[tuple[int, float], ...]]:
