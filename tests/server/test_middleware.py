@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from regard.server.app import create_app
-from regard.server.middleware import MAX_BODY, BodyLimit
+from regard.server.middleware import MAX_BODY, MAX_CONTAINERS, BodyLimit, count_containers
 from tests.server.fake_engine import FakeEngine
 
 PATHS = [("GET", "/v1/models"), ("POST", "/v1/completions"), ("POST", "/v1/chat/completions"), ("GET", "/regard/model")]
@@ -59,6 +59,15 @@ def test_long_bodies_are_refused_before_they_are_read(start_server):
     undeclared = server.client.post("/v1/completions", content=iter([body[:1000], body[1000:]]), headers=json_header)
     assert declared.status_code == undeclared.status_code == 413
     assert server.client.post("/v1/completions", json={"model": "tiny", "prompt": "Mira"}).status_code == 200
+
+
+def test_brackets_in_a_string_are_not_counted(start_server):
+    server = start_server()
+    prompt = '[{"\\' * 20_000
+    assert len(prompt) > MAX_CONTAINERS
+    response = server.client.post("/v1/completions", json={"model": "tiny", "prompt": prompt})
+    assert response.json()["error"]["code"] == "context_length_exceeded"
+    assert count_containers(json.dumps([prompt] * 2 + [[{}]] * MAX_CONTAINERS).encode()) == 2 * MAX_CONTAINERS + 1
 
 
 @pytest.mark.parametrize("length", ["²", "-1", "1e3", "9" * 5000])

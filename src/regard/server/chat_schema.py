@@ -1,17 +1,19 @@
 """The JSON bodies that contain the messages of a chat."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import BeforeValidator, Field, StringConstraints, model_validator
+from pydantic_core import PydanticCustomError
 
-from regard.server.schema import MAX_LOGPROBS, Count, Name, RequestBody, SamplingBody, Text
+from regard.server.schema import MAX_LOGPROBS, Count, Name, RequestBody, SamplingBody, Text, at_most
 
 MAX_MESSAGES = 1024
+MAX_PARTS = 4096  # of all messages together
 
-Empty = Annotated[list, Field(max_length=0)]
+Empty = Annotated[list, at_most(0), Field(max_length=0)]
 # OpenAI's limits
 Label = Annotated[str, StringConstraints(max_length=64)]
-Metadata = Annotated[dict[Label, Annotated[str, StringConstraints(max_length=512)]], Field(max_length=16)]
+Metadata = Annotated[dict[Label, Annotated[str, StringConstraints(max_length=512)]], at_most(16), Field(max_length=16)]
 
 
 class TextPart(RequestBody):
@@ -23,7 +25,7 @@ class Message(RequestBody):
     """A message of a request, or the message of an earlier response, which has more fields, all without a value."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: Text | Annotated[list[TextPart], Field(max_length=MAX_MESSAGES)] | None
+    content: Text | Annotated[list[TextPart], Field(fail_fast=True, max_length=MAX_PARTS)] | None
     name: Label | None = None
     refusal: None = None
     tool_calls: None = None
@@ -45,7 +47,19 @@ class Message(RequestBody):
         return message if self.name is None else message | {"name": self.name}
 
 
-Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+def limit_parts(messages: Any) -> Any:
+    """Count the parts of all messages, before they are validated."""
+    if isinstance(messages, list) and len(messages) <= MAX_MESSAGES:
+        contents = [message.get("content") for message in messages if isinstance(message, dict)]
+        parts = sum(len(content) for content in contents if isinstance(content, list))
+        if parts > MAX_PARTS:
+            raise PydanticCustomError("too_long", f"they have {parts} parts; send at most {MAX_PARTS}")
+    return messages
+
+
+Messages = Annotated[
+    list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES), BeforeValidator(limit_parts)
+]
 
 
 class TextFormat(RequestBody):
@@ -60,7 +74,7 @@ class ChatBody(SamplingBody):
 
     # Accepted only with a value that asks for nothing
     response_format: TextFormat | None = None
-    modalities: Annotated[list[Literal["text"]], Field(min_length=1, max_length=1)] | None = None
+    modalities: Annotated[list[Literal["text"]], Field(fail_fast=True, min_length=1, max_length=1)] | None = None
     service_tier: Literal["auto", "default"] | None = None
     store: Literal[False] | None = None
     reasoning_effort: Literal["none"] | None = None

@@ -18,6 +18,7 @@ MAX_MESSAGE = 400  # characters; a message may quote field names from the reques
 TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 STANDARD_MESSAGES = {
     404: "there is no route at this path; GET /openapi.json lists the routes",
+    400: "the body cannot be read; send a JSON object that is not nested deeply",
     405: "this route does not accept that method; GET /openapi.json lists the routes",
 }
 

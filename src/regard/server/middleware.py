@@ -4,7 +4,7 @@
 - `SecurityHeaders`  the page may load from and connect to this server only, and no other page may frame it;
 - `HostCheck`        against DNS rebinding (a foreign name that resolves to 127.0.0.1) and cross-site posts;
 - `KeyCheck`         compares the bearer token in constant time, on every path that is not public;
-- `BodyLimit`        rejects a body that is too long before any of it is parsed.
+- `BodyLimit`        rejects a body that is too long, or has too many arrays and objects, before any of it is parsed.
 """
 
 import hmac
@@ -12,7 +12,6 @@ from collections import Counter
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from regard.server.errors import ApiError
@@ -21,6 +20,7 @@ LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 PUBLIC_PATHS = ("/", "/health")
 PUBLIC_FOLDER = "/web/"
 MAX_BODY = 1 << 20
+MAX_CONTAINERS = 1 << 14  # arrays and objects; parsing a million of them takes a second
 
 SECURITY_HEADERS = {
     "content-security-policy": (
@@ -116,18 +116,36 @@ class BodyLimit:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        message = f"the body is longer than {self.max_body} bytes; shorten it"
         declared = Headers(scope=scope).get("content-length", "0")
+        too_long = ApiError(413, f"the body is longer than {self.max_body} bytes; shorten it", code="body_too_large")
         if not declared.isdecimal() or int(declared[:20]) > self.max_body:
-            return await ApiError(413, message, code="body_too_large").response()(scope, receive, send)
-        received = 0
+            return await too_long.response()(scope, receive, send)
+        body, more = bytearray(), True
+        while more:
+            message = await receive()
+            if message["type"] != "http.request":  # the client disconnected
+                return
+            body += message.get("body", b"")
+            more = message.get("more_body", False)
+            if len(body) > self.max_body:
+                return await too_long.response()(scope, receive, send)
+        if (count := count_containers(body)) > MAX_CONTAINERS:
+            rule = f"the body has {count} arrays and objects; send at most {MAX_CONTAINERS}"
+            return await ApiError(400, rule, code="body_too_large").response()(scope, receive, send)
+        unread: Message | None = {"type": "http.request", "body": bytes(body), "more_body": False}
 
-        async def limited_receive() -> Message:
-            nonlocal received
-            part = await receive()
-            received += len(part.get("body", b""))
-            if received > self.max_body:
-                raise HTTPException(413, message)
-            return part
+        async def receive_body() -> Message:
+            nonlocal unread
+            message, unread = unread, None
+            return await receive() if message is None else message
 
-        await self.app(scope, limited_receive, send)
+        await self.app(scope, receive_body, send)
+
+
+def count_containers(body: bytes | bytearray) -> int:
+    """The number of arrays and objects in JSON, without those inside strings if the count could be too large."""
+    count = body.count(b"[") + body.count(b"{")
+    if count <= MAX_CONTAINERS:
+        return count
+    outside_strings = b"".join(body.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2])
+    return outside_strings.count(b"[") + outside_strings.count(b"{")

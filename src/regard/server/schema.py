@@ -3,11 +3,16 @@
 Validation is strict: a string is not converted to a number, NaN and infinity are refused, and an unknown field is an
 error. Names and defaults are OpenAI's; `top_k`, `min_p` and `repetition_penalty` are common additions. A field of
 OpenAI's API that is not supported accepts the values that ask for nothing, which clients send as defaults.
+
+A body may have a million items, and pydantic reports every violation, so validation of it could take seconds in the
+event loop. Therefore lists end at their first violation (`fail_fast`), and dictionaries are counted first (`at_most`).
 """
 
-from typing import Annotated, Literal, cast
+from itertools import islice
+from typing import Annotated, Any, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
+from pydantic_core import PydanticCustomError
 
 MAX_TOKENS = 1 << 20
 MAX_CHOICES = 16  # n times the number of prompts
@@ -15,17 +20,37 @@ MAX_STOPS = 16
 MAX_LOGPROBS = 20
 MAX_PROMPT = 1 << 20  # ids or characters
 
+
+def at_most(count: int) -> BeforeValidator:
+    """Refuses a longer list or dictionary before its items are validated."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, list | dict) and len(value) > count:
+            raise PydanticCustomError("too_long", f"it has {len(value)} items; send at most {count}")
+        return value
+
+    return BeforeValidator(check)
+
+
 Name = Annotated[str, StringConstraints(max_length=256)]
 Text = Annotated[str, StringConstraints(max_length=MAX_PROMPT)]
 StopString = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 Id = Annotated[int, Field(ge=0, lt=1 << 31)]
-Ids = Annotated[list[Id], Field(min_length=1, max_length=MAX_PROMPT)]
+Ids = Annotated[list[Id], Field(fail_fast=True, min_length=1, max_length=MAX_PROMPT)]
 Count = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 
 
 class RequestBody(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def limit_fields(cls, data: Any) -> Any:
+        """If there are more fields than the model has, some are unknown. The first ones suffice to name one."""
+        if isinstance(data, dict) and len(data) > (limit := len(cls.model_fields)):
+            return dict(islice(data.items(), limit + 1))
+        return data
 
 
 class StreamOptions(RequestBody):
@@ -47,11 +72,11 @@ class SamplingBody(RequestBody):
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
-    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS)] | None = None
+    stop: StopString | Annotated[list[StopString], Field(fail_fast=True, max_length=MAX_STOPS)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: Name | None = None
-    logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
+    logit_bias: Annotated[dict[str, float], at_most(0), Field(max_length=0)] | None = None
 
     @model_validator(mode="after")
     def check_stream_options(self) -> "SamplingBody":
@@ -72,8 +97,8 @@ class CompletionBody(SamplingBody):
     prompt: (
         Text
         | Ids
-        | Annotated[list[Text], Field(min_length=1, max_length=MAX_CHOICES)]
-        | Annotated[list[Ids], Field(min_length=1, max_length=MAX_CHOICES)]
+        | Annotated[list[Text], Field(fail_fast=True, min_length=1, max_length=MAX_CHOICES)]
+        | Annotated[list[Ids], Field(fail_fast=True, min_length=1, max_length=MAX_CHOICES)]
     )
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     echo: bool | None = None
