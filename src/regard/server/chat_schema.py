@@ -53,7 +53,8 @@ def limit_parts(messages: Any) -> Any:
         contents = [message.get("content") for message in messages if isinstance(message, dict)]
         parts = sum(len(content) for content in contents if isinstance(content, list))
         if parts > MAX_PARTS:
-            raise PydanticCustomError("too_long", f"they have {parts} parts; send at most {MAX_PARTS}")
+            rule = {"parts": parts, "limit": MAX_PARTS}
+            raise PydanticCustomError("too_long", "they have {parts} parts; send at most {limit}", rule)
     return messages
 
 

@@ -26,7 +26,8 @@ def at_most(count: int) -> BeforeValidator:
 
     def check(value: Any) -> Any:
         if isinstance(value, list | dict) and len(value) > count:
-            raise PydanticCustomError("too_long", f"it has {len(value)} items; send at most {count}")
+            rule = {"items": len(value), "limit": count}
+            raise PydanticCustomError("too_long", "it has {items} items; send at most {limit}", rule)
         return value
 
     return BeforeValidator(check)
