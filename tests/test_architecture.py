@@ -54,7 +54,10 @@ PACKAGES = {  # package: the packages that it may import, beside itself
     | {"lens", "planning", "evals", "text", "data", "adapt", "objectives", "training", "engine", "report"},
 }
 PACKAGES["predictions"] = STORED | {"text", "data", "objectives"}
-PACKAGES["language_model"] = STORED | {"adapt", "engine", "text", "training", "find_model", "predictions"}
+PACKAGES["text_generation"] = PACKAGES["text_embedding"] = STORED | {"engine", "text"}
+PACKAGES["language_model"] = STORED | {
+    *("adapt", "engine", "text", "training", "find_model", "predictions", "text_generation", "text_embedding")
+}
 PACKAGES["verification"] = PACKAGES["language_model"] | {"language_model", "adapt"}
 PACKAGES["training_run"] = PACKAGES["language_model"] | {"language_model", "data", "objectives", "adapt", "planning"}
 PACKAGES |= {"cli": set(PACKAGES), "__main__": {"cli"}, "__init__": {"kinds", "spec"}}

@@ -4,6 +4,7 @@
     llm.generate("The three primary colours are")
     llm.chat([{"role": "user", "content": "Name a primary colour."}])
     for text in llm.stream("Once upon a time"): print(text, end="")
+    await llm.agenerate(["a prompt", "another one"])      achat, astream and aembed too
     regard.load("models/t5").generate("translate English to German: a cat")
     regard.load("models/llava").generate("USER: <image> What is it? ASSISTANT:", images=["picture.png"])
     regard.load("minilm").embed(["a cat", "a kitten"])
@@ -12,14 +13,15 @@
 Its attributes can also be used separately: `model` (an nn.Module), `tokenizer` and `engine`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, replace
-from functools import cached_property
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any, Unpack
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.checkpoint import model_folder
@@ -32,39 +34,22 @@ from regard.checkpoint.image_processor import (
     load_image_processor,
 )
 from regard.engine.engine import Engine
-from regard.engine.inputs import pad_ids
-from regard.engine.request import GenerationError, Request, Sampling, Token
+from regard.engine.request import Request, Sampling, Token
 from regard.models.decoder import DecoderModule
 from regard.models.encoder import EncoderModule
 from regard.models.encoder_decoder import EncoderDecoderModule
-from regard.models.heads import Pooled, Pooler
 from regard.models.interleaved import InterleavedModule
 from regard.predictions import classify, load_tokenizer, takes_images
-from regard.spec import suggest_name
 from regard.text.chat import encode_chat
 from regard.text.detokenizer import TextStream
 from regard.text.tokenizer import Tokenizer
 from regard.text.tokenizer_folder import GenerationConfig
+from regard.text_embedding import embed
+from regard.text_generation import Prompt, SamplingOptions, TextGenerator, checked_sampling
 from regard.training.base_model import add_adapter, base_of, check_base
 from regard.training.run import newest_checkpoint
 
 ChatMessages = Sequence[Mapping[str, Any]]  # [{"role": "user", "content": "…"}, …]
-EMBED_BATCH = 32
-SAMPLING_FIELDS = [field.name for field in fields(Sampling) if field.name != "stop_ids"]
-
-
-class SamplingOptions(TypedDict, total=False):
-    """The fields of `Sampling` as keyword arguments."""
-
-    max_new: int
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    repetition_penalty: float
-    presence_penalty: float
-    frequency_penalty: float
-    seed: int | None
 
 
 class LanguageModel:
@@ -97,6 +82,10 @@ class LanguageModel:
     def engine(self) -> Engine:
         return Engine(self.model, rows=self.rows, capacity=self.context, source_capacity=self.context)
 
+    @cached_property
+    def texts(self) -> TextGenerator:
+        return TextGenerator(self.engine)
+
     @property
     def continues_prompt(self) -> bool:
         """Whether the generated text continues the prompt: always, except for an encoder-decoder."""
@@ -112,42 +101,51 @@ class LanguageModel:
     ) -> Any:
         """The generated text: the continuation of a prompt, or the output of an encoder-decoder for it.
 
-        Several prompts are generated in batches and return a list. images: the image of the prompt, or the images in
+        Several prompts are decoded in one batch and return a list. images: the image of the prompt, or the images in
         the order of its image tokens; for several prompts, one sequence of images per prompt. stop: strings at which
         the text ends; they are not part of it. The other options are the fields of `Sampling`.
         """
-        texts = [prompt] if isinstance(prompt, str) else prompt
-        image_lists: Sequence[Any] = [images] if isinstance(prompt, str) else images_per_prompt(images, len(texts))
-        prompts = [(self.encode(text), prompt_images) for text, prompt_images in zip(texts, image_lists, strict=True)]
-        size, outputs = self.engine.max_requests, []
-        for start in range(0, len(prompts), size):
-            outputs += self.generate_batch(prompts[start : start + size], stop, sampling)
-        return outputs[0] if isinstance(prompt, str) else outputs
+        texts = self.texts.generate(self.prompts(prompt, images, stop, sampling))
+        return texts[0] if isinstance(prompt, str) else texts
 
-    def generate_batch(
-        self, prompts: list[tuple[list[int], Images]], stop: Sequence[str], options: SamplingOptions
-    ) -> list[str]:
-        """The outputs for at most `engine.max_requests` prompts. If one fails, all are removed from the engine."""
-        requests: list[Request] = []
-        try:
-            for ids, images in prompts:
-                requests.append(self.submit_prompt(ids, images, options))
-            streams = [self.run(request, self.text_stream(request, stop)) for request in requests]
-            return ["".join(text for _, text in stream) for stream in streams]
-        finally:
-            for request in requests:
-                self.engine.cancel(request)
+    async def agenerate(
+        self,
+        prompt: str | Sequence[str],
+        *,
+        images: "Images | Sequence[Images]" = (),
+        stop: Sequence[str] = (),
+        **sampling: Unpack[SamplingOptions],
+    ) -> Any:
+        """`generate` for asyncio: requests that are awaited at the same time are decoded in one batch."""
+        texts = await self.texts.generate_async(self.prompts(prompt, images, stop, sampling))
+        return texts[0] if isinstance(prompt, str) else texts
 
     def chat(
         self,
-        messages: str | ChatMessages,
+        messages: str | ChatMessages | Sequence[str | ChatMessages],
         *,
-        images: Images = (),
+        images: "Images | Sequence[Images]" = (),
         stop: Sequence[str] = (),
         **sampling: Unpack[SamplingOptions],
-    ) -> str:
-        """The answer to a conversation, formatted by the model's chat template; a string is one user message."""
-        return "".join(text for _, text in self.submit(self.encode_chat(messages), stop, False, sampling, images))
+    ) -> Any:
+        """The answer to a conversation, formatted by the model's chat template; a string is one user message.
+
+        Several conversations, a list of strings or of lists of messages, are decoded in one batch and return a list.
+        """
+        texts = self.texts.generate(self.conversations(messages, images, stop, sampling))
+        return texts[0] if is_conversation(messages) else texts
+
+    async def achat(
+        self,
+        messages: str | ChatMessages | Sequence[str | ChatMessages],
+        *,
+        images: "Images | Sequence[Images]" = (),
+        stop: Sequence[str] = (),
+        **sampling: Unpack[SamplingOptions],
+    ) -> Any:
+        """`chat` for asyncio."""
+        texts = await self.texts.generate_async(self.conversations(messages, images, stop, sampling))
+        return texts[0] if is_conversation(messages) else texts
 
     def stream(
         self,
@@ -162,6 +160,22 @@ class LanguageModel:
             if text:
                 yield text
 
+    async def astream(
+        self,
+        prompt: str | ChatMessages,
+        *,
+        images: Images = (),
+        stop: Sequence[str] = (),
+        **sampling: Unpack[SamplingOptions],
+    ) -> AsyncIterator[str]:
+        """`stream` for asyncio. The request is cancelled when the iteration ends early."""
+        ids = self.encode(prompt) if isinstance(prompt, str) else self.encode_chat(prompt)
+        tokens = self.texts.stream_async(self.prompt(ids, images, stop, isinstance(prompt, str), sampling))
+        async with aclosing(tokens):
+            async for _, text in tokens:
+                if text:
+                    yield text
+
     def stream_tokens(
         self,
         prompt: str | ChatMessages,
@@ -174,25 +188,18 @@ class LanguageModel:
         ids = self.encode(prompt) if isinstance(prompt, str) else self.encode_chat(prompt)
         return self.submit(ids, stop, isinstance(prompt, str), sampling, images)
 
-    @torch.inference_mode()
     def embed(self, texts: str | Sequence[str]) -> Tensor:
         """(N, D) unit vectors, one per text; for a single string (D,). Texts are truncated to the model's context.
 
         The embedding is the output of an encoder's pooling head, or the mean of the hidden states: those of an encoder
         without a head, or the input of a decoder's head.
         """
-        if not isinstance(self.model, EncoderModule | DecoderModule):
-            raise ValueError(f"this model is of kind {self.model.spec.kind}; only encoders and decoders embed texts")
-        inputs = [texts] if isinstance(texts, str) else list(texts)
-        rows = [self.truncate(self.tokenizer.encode_with_special_tokens(text)) for text in inputs]
-        order = sorted(range(len(rows)), key=lambda i: len(rows[i]))  # similar lengths together: little padding
-        vectors = {}
-        for start in range(0, len(rows), EMBED_BATCH):
-            indices = order[start : start + EMBED_BATCH]
-            vectors |= dict(zip(indices, self.embed_batch([rows[i] for i in indices]), strict=True))
-        if isinstance(texts, str):
-            return vectors[0]
-        return torch.stack([vectors[i] for i in range(len(rows))]) if rows else torch.empty(0)
+        vectors = embed(self.model, self.tokenizer, [texts] if isinstance(texts, str) else texts, self.context)
+        return vectors[0] if isinstance(texts, str) else vectors
+
+    async def aembed(self, texts: str | Sequence[str]) -> Tensor:
+        """`embed` for asyncio, computed in another thread."""
+        return await asyncio.to_thread(self.embed, texts)
 
     def classify(self, inputs: Any) -> Any:
         """The Prediction of a text, of a pair (a tuple of two texts) or of an image file; of a list, a list of them.
@@ -203,31 +210,6 @@ class LanguageModel:
         single = not isinstance(inputs, list)
         found = classify(self.model, self.tokenizer, [inputs] if single else inputs, self.context, self.image_processor)
         return found[0] if single else found
-
-    def embed_batch(self, rows: list[list[int]]) -> Tensor:
-        if min(map(len, rows)) == 0:
-            raise ValueError("a text has no tokens; leave out empty texts")
-        tokens, layout = pad_ids(rows, next(self.model.parameters()).device)
-        if isinstance(self.model, EncoderModule):
-            head = self.model.spec.head
-            if isinstance(head, Pooled):
-                return F.normalize(self.model(tokens, layout), dim=-1)
-            if not (head is None or isinstance(head, Pooler)):
-                raise ValueError(
-                    f"the head of this encoder is {head.kind}, which has no embedding; use an encoder without a head"
-                )
-            hidden = self.model(tokens, layout)
-        else:
-            hidden = self.model.hidden(tokens, layout)
-        if layout.valid is not None:
-            hidden = hidden * layout.valid.unsqueeze(-1)
-        return F.normalize(hidden.sum(1), dim=-1)  # (B, D); the mean's scale is lost in the norm
-
-    def truncate(self, ids: list[int]) -> list[int]:
-        """The ids, truncated to the model's context; the last one, a special token, is kept."""
-        spec = self.model.spec
-        limit = self.context or spec.context or spec.position.max_positions
-        return ids if limit is None or len(ids) <= limit else [*ids[: limit - 1], ids[-1]]
 
     def encode(self, prompt: str, special: bool = True) -> list[int]:
         """The ids of a prompt after the tokenizer's prefix ids; for an encoder-decoder with all its special tokens.
@@ -242,6 +224,33 @@ class LanguageModel:
         conversation = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
         return encode_chat(self.tokenizer, [dict(message) for message in conversation])
 
+    def prompts(
+        self, prompt: str | Sequence[str], images: Any, stop: Sequence[str], options: SamplingOptions
+    ) -> list[Prompt]:
+        texts = [prompt] if isinstance(prompt, str) else prompt
+        image_lists: Sequence[Any] = [images] if isinstance(prompt, str) else images_per_prompt(images, len(texts))
+        pairs = zip(texts, image_lists, strict=True)
+        return [self.prompt(self.encode(text), images, stop, True, options) for text, images in pairs]
+
+    def conversations(self, messages: Any, images: Any, stop: Sequence[str], options: SamplingOptions) -> list[Prompt]:
+        single = is_conversation(messages)
+        conversations = [messages] if single else messages
+        image_lists: Sequence[Any] = [images] if single else images_per_prompt(images, len(conversations))
+        pairs = zip(conversations, image_lists, strict=True)
+        return [self.prompt(self.encode_chat(messages), images, stop, False, options) for messages, images in pairs]
+
+    def prompt(
+        self, ids: list[int], images: Images, stop: Sequence[str], continues_prompt: bool, options: SamplingOptions
+    ) -> Prompt:
+        """Ids that can be submitted. continues_prompt: the text continues the text of the ids, unlike an answer."""
+        sampling = checked_sampling(options, self.tokenizer.stop_ids)
+        continues = continues_prompt and self.continues_prompt
+
+        def text_stream(request: Request) -> TextStream:
+            return TextStream(self.tokenizer, stop, prompt_ids=request.ids if continues else ())
+
+        return Prompt(ids, sampling, partial(self.submit_ids, images=images), text_stream)
+
     def submit(
         self,
         ids: list[int],
@@ -251,16 +260,14 @@ class LanguageModel:
         images: Images = (),
     ) -> "Iterator[tuple[Token, str]]":
         """Submit a request at once, and return an iterator over its tokens and their text."""
-        request = self.submit_prompt(ids, images, options)
-        return self.run(request, self.text_stream(request, stop, continues_prompt))
+        prompt = self.prompt(ids, images, stop, continues_prompt, options)
+        request = self.texts.submit(prompt)
+        return self.texts.stream(request, prompt.text_stream(request))
 
-    def submit_prompt(self, ids: list[int], images: Images, options: SamplingOptions) -> Request:
+    def submit_ids(self, ids: Sequence[int], sampling: Sampling, images: Images = ()) -> Request:
         """Submit the ids of a prompt: the source of an encoder-decoder, for other models the prompt of the decoder."""
-        if unknown := [name for name in options if name not in SAMPLING_FIELDS]:
-            raise TypeError(f"there is no sampling option {unknown[0]!r}; {suggest_name(unknown[0], SAMPLING_FIELDS)}")
-        sampling = Sampling(stop_ids=self.tokenizer.stop_ids, **options)
         if isinstance(self.model, InterleavedModule):
-            ids, embeddings = self.embed_images(ids, images)
+            ids, embeddings = self.embed_images(list(ids), images)
             return self.engine.submit(ids, sampling, embeddings=embeddings)
         if image_list(images):
             raise ValueError(f"this model is of kind {self.model.spec.kind} and reads no images; leave them out")
@@ -279,10 +286,6 @@ class LanguageModel:
             forced_eos_id=settings.forced_eos_token_id,
         )  # fmt: skip
         return self.engine.submit([start], sampling, ids)
-
-    def text_stream(self, request: Request, stop: Sequence[str], continues_prompt: bool = True) -> TextStream:
-        continues = continues_prompt and self.continues_prompt
-        return TextStream(self.tokenizer, stop, prompt_ids=request.ids if continues else ())
 
     @torch.inference_mode()
     def embed_images(self, ids: list[int], images: Images) -> tuple[list[int], Tensor | None]:
@@ -308,22 +311,10 @@ class LanguageModel:
         pixels = self.image_processor.read(images).to(weight)
         return ids, self.model.embed(torch.tensor([ids], device=weight.device), pixels)[0][0]
 
-    def run(self, request: Request, stream: TextStream) -> "Iterator[tuple[Token, str]]":
-        """Step the engine until this request is done; other requests advance with it."""
-        position = 0  # of the next token to yield
-        try:
-            while True:
-                while position < len(request.new) and stream.finish is None:
-                    token = request.new[position]
-                    position += 1
-                    yield token, stream.push(token)
-                if request.finish is not None or stream.finish is not None:
-                    break
-                self.engine.step()
-        finally:
-            self.engine.cancel(request)
-        if request.error is not None:
-            raise GenerationError(request.error)
+
+def is_conversation(messages: Any) -> bool:
+    """Whether it is one conversation, a string or a list of messages, and not a list of conversations."""
+    return isinstance(messages, str) or (len(messages) > 0 and isinstance(messages[0], Mapping))
 
 
 def check_context(context: int, model: nn.Module) -> None:

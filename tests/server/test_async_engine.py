@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sys
 import threading
 from queue import Queue
 
@@ -112,7 +113,7 @@ def test_a_failed_step_ends_its_requests_only(start_server, tokenizer, caplog):
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_requests_fail_if_the_engine_thread_died(start_server, monkeypatch):
     server = start_server()
-    monkeypatch.setattr(FakeEngine, "idle", property(lambda self: 1 / 0))
+    monkeypatch.setattr(FakeEngine, "step", lambda self: sys.exit())  # not an Exception, so it ends the thread
     assert server.client.post("/v1/completions", json=LONG).status_code == 500
     assert server.client.get("/health").status_code == 503
     assert server.client.post("/v1/completions", json=LONG).status_code == 503

@@ -1,13 +1,15 @@
 """The synchronous engine in a separate thread, used from asyncio.
 
 The engine is not thread-safe, so every call to it (submit, cancel, step, metrics) and every lens pass over its model
-runs in this thread, between two steps. Tokens return with `loop.call_soon_threadsafe`.
+runs in this thread, between two steps. Tokens return with `loop.call_soon_threadsafe`. Other threads may use the engine
+too, and step it, if they hold the same lock.
 
     asyncio ── inbox (deque + condition) ──▶ thread: calls, step, calls, step …; sleeps while idle
     asyncio ◀── RequestHandle.deliver ────── thread
 """
 
 import asyncio
+import contextlib
 import logging
 import threading
 from collections import deque
@@ -32,22 +34,41 @@ class EngineStopped(RuntimeError):
     """The engine's thread has ended or is ending."""
 
 
+def call_in_loop(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *args: Any) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop is closed, so nothing awaits the result
+        loop.call_soon_threadsafe(function, *args)
+
+
 class RequestHandle:
     """A request on the asyncio side. It exists before it is submitted, so that it can always be cancelled."""
 
-    def __init__(self, ids: Sequence[int], sampling: Sampling, on_token: Callable[[Token | Failure], None]):
-        self.ids, self.sampling = ids, sampling
+    def __init__(
+        self,
+        ids: Sequence[int],
+        sampling: Sampling,
+        on_token: Callable[[Token | Failure], None],
+        submit: Submit | None = None,
+    ):
+        """submit: used in place of the `submit` of the AsyncEngine."""
+        self.ids, self.sampling, self.submit = ids, sampling, submit
         self.request: Request | None = None
+        self.delivered = 0  # tokens; used only in the engine's thread
         self._on_token, self._loop = on_token, asyncio.get_running_loop()
 
     def deliver(self, token: Token | Failure) -> None:
-        self._loop.call_soon_threadsafe(self._on_token, token)
+        call_in_loop(self._loop, self._on_token, token)
+
+    def deliver_new(self, request: Request) -> None:
+        while self.delivered < len(request.new):
+            self.deliver(request.new[self.delivered])
+            self.delivered += 1
 
 
 class AsyncEngine:
-    def __init__(self, engine: Engine, submit: Submit | None = None):
-        """submit: used in place of `Engine.submit`."""
+    def __init__(self, engine: Engine, submit: Submit | None = None, lock: "threading.RLock | None" = None):
+        """submit: used in place of `Engine.submit`. lock: held during every call to the engine."""
         self.engine, self._engine_submit = engine, submit or engine.submit
+        self._lock = lock or threading.RLock()
         self._inbox: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
         self._stopping = self._closed = False
@@ -61,10 +82,15 @@ class AsyncEngine:
 
     async def stop(self) -> None:
         """End the thread; unfinished requests receive a Failure."""
+        await asyncio.to_thread(self.close)
+
+    def close(self) -> None:
+        """`stop`, from any thread."""
         with self._wake:
             self._stopping = True
             self._wake.notify()
-        await asyncio.to_thread(self._thread.join)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
 
     @property
     def alive(self) -> bool:
@@ -101,7 +127,7 @@ class AsyncEngine:
                 result, error = function(*args), None
             except Exception as raised:  # raised again where `call` is awaited
                 result, error = None, raised
-            loop.call_soon_threadsafe(resolve, result, error)
+            call_in_loop(loop, resolve, result, error)
 
         if not self._post(run_in_thread):
             raise EngineStopped(SHUTTING_DOWN)
@@ -121,10 +147,10 @@ class AsyncEngine:
         try:
             while not self._stopping:
                 with self._wake:
-                    while not self._inbox and self.engine.idle and not self._stopping:
+                    while not self._inbox and not self._running and not self._stopping:
                         self._wake.wait()
                 self._run_inbox()
-                if not self._stopping and not self.engine.idle:
+                if not self._stopping and self._running:
                     self._step()
         finally:  # every pending call and request gets a result, even if an exception ends the thread
             with self._wake:
@@ -133,19 +159,19 @@ class AsyncEngine:
             self._run_inbox()
 
     def _run_inbox(self) -> None:
-        while self._inbox:
-            self._inbox.popleft()()
+        with self._lock:
+            while self._inbox:
+                self._inbox.popleft()()
 
     def _step(self) -> None:
         try:
-            produced = self.engine.step()
+            with self._lock:
+                self.engine.step()
         except Exception:  # the running requests fail; the server continues with later ones
             log.exception("a step of the engine failed; its %d running requests fail", len(self._running))
             return self._fail_all(ENGINE_FAILED)
-        for request, token in produced:
-            if request in self._running:
-                self._running[request].deliver(token)
         for request, handle in list(self._running.items()):
+            handle.deliver_new(request)  # also the tokens of steps in other threads
             if request.finish in ("error", "cancelled"):
                 log.error("a request failed: %s", request.error or request.finish)
                 handle.deliver(Failure(ENGINE_FAILED))
@@ -155,7 +181,8 @@ class AsyncEngine:
     def _submit(self, handles: list[RequestHandle]) -> None:
         try:
             for handle in handles:
-                handle.request = self._engine_submit(handle.ids, handle.sampling)
+                submit = handle.submit or self._engine_submit
+                handle.request = submit(handle.ids, handle.sampling)
                 self._running[handle.request] = handle
         except Exception:
             for handle in handles:

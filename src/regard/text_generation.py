@@ -1,0 +1,172 @@
+"""The text of requests to one engine, used from any thread and from asyncio.
+
+A lock guards the engine, which is not thread-safe. In synchronous code, the caller that waits for its request steps the
+engine; in asyncio a thread does (engine/async_engine.py). A step advances all requests, so that requests of different
+callers are decoded in one batch.
+"""
+
+import asyncio
+import threading
+import weakref
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from dataclasses import fields
+from functools import cached_property
+from typing import NamedTuple, TypedDict
+
+from regard.engine.async_engine import AsyncEngine, Failure, RequestHandle
+from regard.engine.engine import Engine
+from regard.engine.request import GenerationError, QueueFull, Request, Sampling, Token
+from regard.spec import suggest_name
+from regard.text.detokenizer import TextStream
+
+RETRY = 0.02  # seconds until a request that found the queue full is submitted again
+
+
+SAMPLING_FIELDS = [field.name for field in fields(Sampling) if field.name != "stop_ids"]
+
+
+class SamplingOptions(TypedDict, total=False):
+    """The fields of `Sampling` as keyword arguments."""
+
+    max_new: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    seed: int | None
+
+
+def checked_sampling(options: SamplingOptions, stop_ids: tuple[int, ...]) -> Sampling:
+    if unknown := [name for name in options if name not in SAMPLING_FIELDS]:
+        raise TypeError(f"there is no sampling option {unknown[0]!r}; {suggest_name(unknown[0], SAMPLING_FIELDS)}")
+    return Sampling(stop_ids=stop_ids, **options)
+
+
+class Prompt(NamedTuple):
+    """Ids with their sampling. `submit(ids, sampling)` submits them, `text_stream(request)` decodes the new tokens."""
+
+    ids: list[int]
+    sampling: Sampling
+    submit: Callable[[Sequence[int], Sampling], Request]
+    text_stream: Callable[[Request], TextStream]
+
+
+class TextGenerator:
+    def __init__(self, engine: Engine):
+        self.engine, self.lock = engine, threading.RLock()
+
+    def submit(self, prompt: Prompt) -> Request:
+        with self.lock:
+            return prompt.submit(prompt.ids, prompt.sampling)
+
+    def cancel(self, request: Request) -> None:
+        with self.lock:
+            self.engine.cancel(request)
+
+    def stream(self, request: Request, text: TextStream) -> Iterator[tuple[Token, str]]:
+        """Every token of a submitted request, with the text that it completes."""
+        position = 0  # of the next token to yield
+        try:
+            while True:
+                while position < len(request.new) and text.finish is None:
+                    token = request.new[position]
+                    position += 1
+                    yield token, text.push(token)
+                if request.finish is not None or text.finish is not None:
+                    break
+                with self.lock:
+                    if request.finish is None and position == len(request.new):  # else another caller has stepped
+                        self.engine.step()
+        finally:
+            self.cancel(request)
+        if request.error is not None:
+            raise GenerationError(request.error)
+
+    def generate(self, prompts: Sequence[Prompt]) -> list[str]:
+        """The texts of all prompts, decoded together. If one fails, all are cancelled."""
+        texts, running, submitted = [""] * len(prompts), dict[int, Running](), 0
+        try:
+            while submitted < len(prompts) or running:
+                with self.lock:
+                    try:
+                        while submitted < len(prompts):
+                            request = self.submit(prompts[submitted])
+                            running[submitted] = Running(request, prompts[submitted].text_stream(request))
+                            submitted += 1
+                    except QueueFull:
+                        pass  # continue after a step
+                    self.engine.step()
+                for index, entry in list(running.items()):
+                    texts[index] += entry.new_text()
+                    if entry.finished:
+                        self.cancel(running.pop(index).request)  # a stop string ends the text before the request
+        finally:
+            for entry in running.values():
+                self.cancel(entry.request)
+        return texts
+
+    # For asyncio
+
+    @cached_property
+    def thread(self) -> AsyncEngine:
+        """The engine's thread, started on first use. It ends when this object is deleted, or the interpreter exits."""
+        thread = AsyncEngine(self.engine, lock=self.lock)
+        thread.start()
+        weakref.finalize(self, thread.close)
+        return thread
+
+    async def stream_async(self, prompt: Prompt) -> AsyncGenerator[tuple[Token, str]]:
+        """Submit a prompt, as soon as the queue has space, and yield its tokens with the text that each completes."""
+        events: asyncio.Queue[Token | Failure] = asyncio.Queue()
+        handle = RequestHandle(prompt.ids, prompt.sampling, events.put_nowait, prompt.submit)
+        try:
+            while True:
+                try:
+                    await self.thread.submit([handle])
+                    break
+                except QueueFull:
+                    await asyncio.sleep(RETRY)
+            assert handle.request is not None
+            text = prompt.text_stream(handle.request)
+            while text.finish is None:
+                event = await events.get()
+                if isinstance(event, Failure):
+                    raise GenerationError(handle.request.error or event)
+                yield event, text.push(event)
+        finally:
+            self.thread.cancel(handle)
+
+    async def generate_async(self, prompts: Sequence[Prompt]) -> list[str]:
+        async def text_of(prompt: Prompt) -> str:
+            return "".join([text async for _, text in self.stream_async(prompt)])
+
+        tasks = [asyncio.ensure_future(text_of(prompt)) for prompt in prompts]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:  # if one fails, the others are cancelled
+                task.cancel()
+
+
+class Running:
+    """A request of a batch, with its decoder of text."""
+
+    def __init__(self, request: Request, text: TextStream):
+        self.request, self.text, self.position = request, text, 0
+
+    def new_text(self) -> str:
+        """The text of the tokens that were generated since the last call. Raises GenerationError if it failed."""
+        if self.request.error is not None:
+            raise GenerationError(self.request.error)
+        new = ""
+        while self.position < len(self.request.new) and self.text.finish is None:
+            new += self.text.push(self.request.new[self.position])
+            self.position += 1
+        return new
+
+    @property
+    def finished(self) -> bool:
+        return self.request.finish is not None or self.text.finish is not None
