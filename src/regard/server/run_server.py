@@ -7,9 +7,13 @@ exits at once.
 
 import asyncio
 import gc
+import logging
 import socket
+from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
+from typing import Any, cast
 
 import uvicorn
 from fastapi import FastAPI
@@ -17,6 +21,13 @@ from fastapi import FastAPI
 from regard.engine.async_engine import SHUTTING_DOWN, Submit
 from regard.engine.engine import Engine
 from regard.server.app import create_app
+from regard.server.connections import (
+    BACKLOG,
+    REQUEST_TIMEOUT,
+    LimitedProtocol,
+    LogRateLimit,
+    default_max_connections,
+)
 from regard.server.middleware import LOCAL_HOSTS
 from regard.server.served_model import Lens
 from regard.text.tokenizer import Tokenizer
@@ -57,14 +68,41 @@ def is_local(host: str, key: str | None) -> bool:
 
 
 class Server(uvicorn.Server):
-    def __init__(self, app: FastAPI, host: str, port: int, drain: float, on_ready: Callable[[str], None]):
+    def __init__(
+        self,
+        app: FastAPI,
+        host: str,
+        port: int,
+        drain: float,
+        on_ready: Callable[[str], None],
+        max_connections: int | None = None,
+        request_timeout: float = REQUEST_TIMEOUT,
+    ):
+        max_connections = max_connections or default_max_connections()
+        protocol = partial(
+            LimitedProtocol,
+            waiting=OrderedDict(),
+            max_connections=max_connections,
+            request_timeout=request_timeout,
+        )
         config = uvicorn.Config(
-            app, host, port, log_level="warning", server_header=False, timeout_graceful_shutdown=int(drain + GRACE)
+            app,
+            host,
+            port,
+            http=cast("Any", protocol),
+            ws="none",
+            backlog=min(BACKLOG, max(32, max_connections // 2)),
+            log_level="warning",
+            server_header=False,
+            timeout_graceful_shutdown=int(drain + GRACE),
         )
         super().__init__(config)
+        self.log_limit = LogRateLimit()
         self.engine, self.drain, self.on_ready = app.state.served.engine, drain, on_ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        for name in ("asyncio", "uvicorn.error"):
+            logging.getLogger(name).addFilter(self.log_limit)
         gc.collect()
         gc.freeze()  # the collector no longer visits the model and the modules, which takes it 0.1 seconds
         await super().startup(sockets)
@@ -80,3 +118,5 @@ class Server(uvicorn.Server):
         timer = asyncio.get_running_loop().call_later(self.drain, self.engine.cancel_all, SHUTTING_DOWN)
         await super().shutdown(sockets)
         timer.cancel()
+        for name in ("asyncio", "uvicorn.error"):
+            logging.getLogger(name).removeFilter(self.log_limit)

@@ -1,0 +1,164 @@
+"""Clients that hold connections without a request, against a real server with low limits."""
+
+import logging
+import resource
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from queue import Queue
+
+import httpx
+import pytest
+
+from regard.server.app import create_app
+from regard.server.connections import LogRateLimit, default_max_connections
+from regard.server.run_server import Server
+from tests.server.conftest import wait_until
+from tests.server.fake_engine import FakeEngine
+
+ROOT = Path(__file__).parents[2]
+LONG = {"model": "tiny", "prompt": "Mira", "max_tokens": 4000, "stream": True}
+
+
+@contextmanager
+def running(tokenizer, **limits) -> Iterator[tuple[Server, FakeEngine, str, Callable[[bytes], socket.socket]]]:
+    """A server, its engine and URL, and a function that opens a connection and sends bytes."""
+    engine, address = FakeEngine(tokenizer, "again and again", repeat=True), Queue()
+    engine.step_seconds = 0.002
+    server = Server(create_app(engine, tokenizer, "tiny"), "127.0.0.1", 0, 0.05, address.put, **limits)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    url = address.get(timeout=10)
+    with ExitStack() as sockets:
+
+        def connect(data: bytes) -> socket.socket:
+            host, port = url.removeprefix("http://").split(":")
+            connection = sockets.enter_context(socket.create_connection((host, int(port)), timeout=10))
+            connection.sendall(data)
+            return connection
+
+        try:
+            yield server, engine, url, connect
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+@pytest.mark.parametrize("data", [b"", b"GET /health HTTP/1.1\r\nhost: localhost\r\n", b"POST / HTTP/1.1\r\n" * 2])
+def test_idle_connections_leave_room_for_requests(tokenizer, data):
+    with running(tokenizer, max_connections=8) as (server, _, url, connect):
+        with httpx.stream("POST", f"{url}/v1/completions", json=LONG, timeout=10) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            idle = [connect(data) for _ in range(40)]
+            assert httpx.get(f"{url}/health", timeout=10).status_code == 200
+            wait_until(lambda: len(server.server_state.connections) <= 8)
+            for _ in range(20):  # the stream is not interrupted
+                next(lines)
+        assert sum(map(is_closed, idle)) >= 32
+
+
+def is_closed(connection: socket.socket) -> bool:
+    """Whether the server has closed the connection."""
+    connection.setblocking(False)
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:
+        return True
+    except BlockingIOError:
+        return False
+
+
+def test_a_new_connection_is_refused_if_all_others_have_requests(tokenizer):
+    with running(tokenizer, max_connections=2) as (server, _, url, connect), ExitStack() as streams:
+        lines = []
+        for _ in range(2):
+            stream = streams.enter_context(httpx.stream("POST", f"{url}/v1/completions", json=LONG, timeout=10))
+            lines.append(stream.iter_lines())
+            next(lines[-1])
+        response = connect(b"").recv(4096)
+        assert response.startswith(b"HTTP/1.1 503") and b"retry-after: 1" in response
+        streams.close()
+        wait_until(lambda: not server.server_state.connections)
+        assert httpx.get(f"{url}/health", timeout=10).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"GET /health", b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n{"],
+)
+def test_an_incomplete_request_is_closed(tokenizer, data):
+    with running(tokenizer, request_timeout=0.1) as (_, engine, url, connect):
+        engine.may_step.clear()
+        with httpx.stream("POST", f"{url}/v1/completions", json=LONG, timeout=10) as stream:
+            connection = connect(data)
+            wait_until(lambda: is_closed(connection))
+            engine.may_step.set()
+            assert next(stream.iter_lines()).startswith("data: ")  # a complete request is not closed
+
+
+def test_a_connection_is_kept_for_the_next_request(tokenizer):
+    with running(tokenizer, max_connections=4) as (server, _, url, _), httpx.Client(base_url=url) as client:
+        for _ in range(3):
+            assert client.get("/health").status_code == 200
+        assert len(server.server_state.connections) == 1
+
+
+def test_connections_are_limited_to_half_of_the_file_descriptors():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 1024), hard))
+        assert default_max_connections() == min(soft, 1024) // 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_repeated_log_messages_are_limited(monkeypatch):
+    now, limit = 0.0, LogRateLimit(burst=3, seconds=10)
+    monkeypatch.setattr("regard.server.connections.time.monotonic", lambda: now)
+
+    def passed(message: str, count: int) -> list[str]:
+        records = [logging.makeLogRecord({"msg": message}) for _ in range(count)]
+        return [record.getMessage() for record in records if limit.filter(record)]
+
+    assert passed("accept failed", 1000) == ["accept failed"] * 3 and passed("other", 1) == ["other"]
+    now = 11.0
+    assert passed("accept failed", 1000)[0] == "accept failed\n(997 more of this message were left out)"
+    for i in range(5000):
+        passed(str(i), 1)
+    assert len(limit.periods) == LogRateLimit.MAX_MESSAGES
+
+
+SERVE = """
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (512, 512))
+from regard.server.app import create_app
+from regard.server.run_server import Server
+from regard.text.train import byte
+from tests.server.fake_engine import FakeEngine
+app = create_app(FakeEngine(byte(), "x"), byte(), "tiny")
+Server(app, "127.0.0.1", 0, 0.1, lambda url: print(url, flush=True)).run()
+"""
+
+
+@pytest.mark.slow
+def test_half_open_connections_do_not_stop_a_process_with_few_descriptors():
+    command = [sys.executable, "-c", SERVE]
+    with (
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process,
+        ExitStack() as sockets,
+    ):
+        try:
+            assert process.stdout is not None and process.stderr is not None
+            url = process.stdout.readline().strip()
+            host, port = url.removeprefix("http://").split(":")
+            for _ in range(700):
+                sockets.enter_context(socket.create_connection((host, int(port)), timeout=10)).sendall(b"GET / HTTP")
+            assert httpx.get(f"{url}/health", timeout=10).status_code == 200
+        finally:
+            process.terminate()
+        assert process.stderr.read() == ""
