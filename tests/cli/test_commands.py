@@ -49,11 +49,6 @@ def test_a_smaller_context_limits_prompt_and_output(demo_run: Path) -> None:
     assert len(json.loads(short.stdout)["ids"]) <= 6
 
 
-def test_chat_replies_until_an_empty_line(demo_run: Path) -> None:
-    result = regard("chat", demo_run, "--max-new", 4, "--temperature", 0, stdin="Where is Anna?\n/new\nWhere?\n\n")
-    assert result.exit_code == 0 and result.output.count("model") == 2
-
-
 def test_lens_prints_and_draws_attention_maps(demo_run: Path, tmp_path: Path) -> None:
     found = json.loads(regard("lens", demo_run, "--text", "Anna is in the barn.", "--json").stdout)
     size = len(found["tokens"])

@@ -20,38 +20,26 @@ def chat(
 ) -> None:
     """Chat with a model in the terminal.
 
-    /new starts a new conversation; an empty line or Ctrl-D ends the program.
+    /help lists the commands: /new, /system, /retry, /undo, /set, /save, /load, /quit. Ctrl-C stops an answer; Ctrl-D,
+    or Ctrl-C twice, leaves. A pasted text is one message; Alt-Enter, or a backslash at the end of a line, continues a
+    message on the next line. Without a terminal every line of standard input is a message.
 
     \b
     Examples:
       regard chat runs/demo --temperature 0
       regard chat smollm2 --system "Answer in one sentence."
+      echo "Where is Anna?" | regard chat runs/demo
     """
-    from rich.console import Console
-
+    from regard.cli.chat_terminal import open_terminal
+    from regard.cli.conversation import Conversation
     from regard.cli.open_model import open_model
 
     llm = open_model(model, device, context, adapter)
     if llm.tokenizer.chat_template is None:
         raise ValueError(f"{model} has no chat template, so it cannot chat; use `regard generate`")
-    console = Console()
-    first_messages = [{"role": "system", "content": system}] if system else []
-    messages = list(first_messages)
-    while True:
-        try:
-            line = console.input("[bold cyan]you[/]    ")
-        except EOFError:
-            return
-        if not line.strip():
-            return
-        if line.strip() == "/new":
-            messages = list(first_messages)
-            continue
-        messages.append({"role": "user", "content": line})
-        console.print("[bold green]model[/]  ", end="")
-        answer = ""
-        for delta in llm.stream(messages, max_new=max_new, temperature=temperature, top_p=top_p, seed=seed):
-            answer += delta
-            print(delta, end="", flush=True)
-        print()
-        messages.append({"role": "assistant", "content": answer})
+    terminal = open_terminal()
+    conversation = Conversation(
+        llm, terminal, system, max_new=max_new, temperature=temperature, top_p=top_p, seed=seed
+    )  # fmt: skip
+    terminal.notice(f"{model}, a context of {llm.engine.capacity} tokens. /help lists the commands, Ctrl-D leaves.")
+    conversation.run()
