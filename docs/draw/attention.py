@@ -128,7 +128,7 @@ def pages() -> Any:
         for order, block in enumerate(owned):
             axes.barh(0, 0.92, left=block - 0.46, height=0.8, color=colour)
             axes.text(block, 0, f"{'abcd'[row]}{order}", ha="center", va="center", color="white", fontsize=9)
-    for block in store.free:
+    for block in store.pool.free:
         axes.barh(0, 0.92, left=block - 0.46, height=0.8, color=LIGHT_GREY)
     axes.set(
         xlim=(0.4, 20.6), ylim=(-0.6, 0.6), yticks=[], xlabel="blocks of the pool; a0, a1 … belong to row a, in order"

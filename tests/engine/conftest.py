@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from regard.engine.engine import Engine
 from regard.kernels.attention.patterns.window import Window
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
@@ -23,6 +24,19 @@ PATTERNS = {
     "hybrid": (LINEAR, WINDOW, ATTENTION),
     "convolution": (CONVOLUTION, ATTENTION),
 }
+
+
+@pytest.fixture(autouse=True)
+def checked_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store's records are checked after every step of an engine."""
+    step = Engine.step
+
+    def step_and_check(engine: Engine):
+        produced = step(engine)
+        engine.store.check()
+        return produced
+
+    monkeypatch.setattr(Engine, "step", step_and_check)
 
 
 @pytest.fixture(scope="session")

@@ -209,7 +209,7 @@ class LimitedStore(Contiguous):
     limit = 0
 
     def reserve(self, row: int, length: int) -> bool:
-        return length <= self.limit
+        return length <= self.limit and super().reserve(row, length)
 
 
 @pytest.mark.parametrize("limit", [0, 4])

@@ -157,13 +157,23 @@ def test_verify_finds_a_ring_that_is_one_too_short(monkeypatch: pytest.MonkeyPat
 
 def test_verify_finds_a_ring_that_rewinds_too_far(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RingBuffer, "why_not_rewind", lambda self, row, length: None)
-    monkeypatch.setattr(RowTable, "restore", lambda self, row, snapshot: None)
+    monkeypatch.setattr(RowTable, "restore", lambda self, row, copies, length: None)
     assert breaks(WINDOW, "rewound = recomputed")
 
 
 def test_verify_finds_a_shared_block_that_is_written_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Paged, "copy", lambda self, block, tokens: block)
+    def share(self, block: int, row: int, tokens: int) -> None:
+        self.pool.own(row, [block])
+        self.list_blocks(row, 0)
+
+    monkeypatch.setattr(Paged, "copy", share)
     assert breaks(ROPE, "forked = recomputed")
+
+
+@pytest.mark.parametrize("spec", [ROPE, LINEAR, WINDOW], ids=["rope", "linear", "window"])
+def test_verify_finds_prefixes_that_are_mistaken_for_one_another(monkeypatch: pytest.MonkeyPatch, spec) -> None:
+    monkeypatch.setattr("regard.engine.stores.blocks.next_key", lambda previous, tokens: previous + bytes(1))
+    assert breaks(spec, "prefix hit = miss")
 
 
 def test_verify_finds_a_shared_block_that_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,7 +181,7 @@ def test_verify_finds_a_shared_block_that_is_freed(monkeypatch: pytest.MonkeyPat
 
     def free_shared(self, row: int, keep: int) -> None:
         for owned in self.owned[row][keep:]:
-            self.owner_counts[owned] = 1
+            self.pool.owner_counts[owned] = 1
         original(self, row, keep)
 
     monkeypatch.setattr(Paged, "free_blocks", free_shared)
@@ -203,6 +213,7 @@ def test_every_law_applies_to_images_or_states_why_not() -> None:
         "ring = all tokens",
         "greedy engine = greedy forward",
         "preempted = undisturbed",
+        "prefix hit = miss",
         "exported and imported = original",
     }
     short_context = replace(IMAGES, decoder=replace(IMAGES.decoder, context=20))
@@ -225,6 +236,7 @@ def test_verify_finds_blocks_that_two_rows_own(monkeypatch: pytest.MonkeyPatch) 
 
     def share_blocks(self, row: int, length: int) -> bool:
         reserved = original(self, row, length)
+        self.upload()
         self.block_table[row] = self.block_table[0]
         return reserved
 

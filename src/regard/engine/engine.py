@@ -31,6 +31,7 @@ from regard.engine.inputs import (
     encoder_capacity,
     pad_ids,
 )
+from regard.engine.namespace import namespace_of
 from regard.engine.prompt_logprobs import record_prompt_logprobs
 from regard.engine.request import GenerationError, QueueFull, Request, Sampling, Token, TokenHistory
 from regard.engine.sampling import sample
@@ -62,6 +63,7 @@ class Engine:
         store: str | OpenStore = "paged",  # a name, or a constructor, such as partial(Paged, blocks=64)
         chunk: int = 256,  # prompt tokens per prefill step
         queue: int = 256,  # waiting requests
+        prefix_cache: bool = True,  # requests that start with the same tokens share what is computed for them
         compile: bool = False,  # decode by torch.compile: slow to start, then fast
     ):
         decoder = decoder_of(model)
@@ -94,7 +96,7 @@ class Engine:
         self.store = checked_store(store)(memory, rows, capacity, weight.dtype, self.device, self.source_capacity)
         model.eval()
         self.model, self.capacity, self.queue = decoder, self.store.max_tokens, queue
-        self.scheduler = Scheduler(self.store, chunk)
+        self.scheduler = Scheduler(self.store, chunk, self.namespace if prefix_cache else None)
         self.compiled = None
         if compile:
             reason = cannot_compile(self.device)
@@ -122,11 +124,18 @@ class Engine:
         return compiled
 
     def submit(
-        self, ids: TokenIds, sampling: Sampling, source: TokenIds | None = None, embeddings: Tensor | None = None
+        self,
+        ids: TokenIds,
+        sampling: Sampling,
+        source: TokenIds | None = None,
+        embeddings: Tensor | None = None,
+        *,
+        salt: str = "",
     ) -> Request:
         """Append a request to the queue. ValueError if it can never run, QueueFull if too many requests wait.
 
         source: ids that the encoder of an encoder-decoder reads. embeddings: (len(ids), D) replace those of the prompt.
+        salt: the request shares cached prefixes only with requests of the same salt.
         """
         ids = self.checked_prompt(ids)
         source = checked_source(self.encoder_decoder, source, self.source_capacity)
@@ -140,7 +149,7 @@ class Engine:
             )
         if len(self.scheduler.running) + len(self.scheduler.waiting) >= self.max_requests:
             raise QueueFull(f"{self.queue} requests are waiting already; try again later")
-        request = Request(ids, sampling, source, embeddings, arrival=next(self.arrivals))
+        request = Request(ids, sampling, source, embeddings, salt=salt, arrival=next(self.arrivals))
         if sampling.penalizes:
             request.history = TokenHistory(ids, self.model.spec.vocab, self.device)
         self.scheduler.waiting.append(request)
@@ -206,6 +215,13 @@ class Engine:
         numbers = {"rows": self.store.rows, "running": running, "waiting": waiting, **self.counts}
         return numbers | self.store.metrics() | {"preemptions": self.scheduler.preemptions}
 
+    def reset_prefix_cache(self) -> None:
+        """Drop all cached prefixes. Needed only if weights have changed in a way that torch does not record."""
+        self.store.forget()
+
+    def namespace(self, request: Request) -> object:
+        return namespace_of(request, self.model)
+
     def forward(self, batch: ScheduledBatch) -> Tensor:
         """Run a batch; returns the logits (N, V) of the N requests that have no pending tokens after it."""
         batch.sort(key=lambda pair: pair[0].row)
@@ -223,7 +239,7 @@ class Engine:
         hidden = self.model.hidden(tokens, layout, states, embeddings)  # (B, L, D)
         record_prompt_logprobs(self.model, hidden, batch)
         ends = [(b, length - 1) for b, (request, length) in enumerate(batch) if request.pending == length]
-        if tokens.shape[1] > 1:
+        if tokens.shape[1] > 1 or len(ends) < len(batch):
             hidden = hidden[tuple(zip(*ends, strict=True))] if ends else hidden[:0, 0]  # (N, D)
         else:
             hidden = hidden[:, 0]  # (N, D)
@@ -257,8 +273,7 @@ class Engine:
 
     def advance(self, batch: ScheduledBatch, logits: Tensor) -> list[tuple[Request, Token]]:
         """Sample the next token of every request of the batch that has no pending tokens left."""
-        for request, length in batch:
-            request.cached += length
+        self.scheduler.advance(batch)
         ready = [request for request, _ in batch if request.pending == 0]
         produced = []
         for request, token in zip(ready, sample(logits, ready) if ready else [], strict=True):

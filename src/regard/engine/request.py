@@ -137,6 +137,7 @@ class Request:
     sampling: Sampling
     source: tuple[int, ...] = ()  # ids that an encoder reads
     embeddings: Tensor | None = None  # (len(ids), D) input of the first block in place of the embeddings of the ids
+    salt: str = ""  # cached prefixes are shared only between requests of the same salt
     new: list[Token] = field(default_factory=list)
     prompt_logprobs: list[Token] = field(default_factory=list)  # of ids[1:], if Sampling asks for them
     finish: str | None = None  # "stop", "length", "cancelled" or "error"

@@ -5,13 +5,14 @@
        └────── preempt (the latest arrival, if space runs out) ────┘
 
 A step is a decode batch (requests with one pending token) and a prefill batch (at most `chunk` tokens of the others, or
-one whole source), so a long prompt does not block decoding. A preempted request keeps its tokens but not its cache;
-source, prompt and new tokens are recomputed later, with the same result. Yu et al. 2022 (Orca), Kwon et al. 2023
-(vLLM), Agrawal et al. 2023 (chunked prefill).
+one whole source), so a long prompt does not block decoding. A preempted request keeps its tokens but not its row:
+source, prompt and new tokens are recomputed later, except for a prefix that the store still has, with the same result.
+Yu et al. 2022 (Orca), Kwon et al. 2023 (vLLM), Agrawal et al. 2023 (chunked prefill).
 """
 
 from bisect import insort
 from collections import deque
+from collections.abc import Callable
 
 from regard.engine.request import Request
 from regard.engine.stores.base import Store
@@ -20,8 +21,10 @@ ScheduledBatch = list[tuple[Request, int]]  # requests, and how many tokens of e
 
 
 class Scheduler:
-    def __init__(self, store: Store, chunk: int):
-        self.store, self.chunk = store, chunk
+    def __init__(self, store: Store, chunk: int, namespace: Callable[[Request], object] | None):
+        """namespace: requests with equal ones may share cached prefixes; None: no request shares any."""
+        self.store, self.chunk, self.namespace = store, chunk, namespace or (lambda request: None)
+        self.border = store.prompt_border if namespace else 1
         self.waiting: deque[Request] = deque()  # in order of arrival
         self.running: list[Request] = []  # in order of arrival
         self.free_rows = set(range(store.rows))
@@ -31,6 +34,7 @@ class Scheduler:
         """The batches of the next step; a request is in at most one."""
         self.reserve_space()
         self.admit()
+        self.store.upload()
         return [batch for batch in (self.decode_batch(), self.prefill_batch()) if batch]
 
     def reserve_space(self) -> None:
@@ -43,11 +47,13 @@ class Scheduler:
         """Admit waiting requests in order of arrival, while there are rows and space."""
         while self.waiting and self.free_rows:
             row = min(self.free_rows)  # low rows first: a batch of rows 0 … B-1 is a slice of the store
-            if not self.store.reserve(row, len(self.waiting[0].tokens)):
+            request = self.waiting[0]
+            cached = self.store.admit(row, request.tokens, self.namespace(request))
+            if cached is None:
                 return
             self.free_rows.remove(row)
-            request = self.waiting.popleft()
-            request.row = row
+            self.waiting.popleft()
+            request.row, request.cached = row, cached
             insort(self.running, request, key=arrival)
 
     def decode_batch(self) -> ScheduledBatch:
@@ -59,12 +65,19 @@ class Scheduler:
         longest = 0
         for request in self.running:
             if request.pending > 1 or request.pending_source:
-                length = min(request.pending, self.chunk)
+                length = chunk_length(request, self.chunk, self.border)
                 longest = max(longest, length, request.pending_source)
                 if batch and (len(batch) + 1) * longest > self.chunk:
                     break
                 batch.append((request, length))
         return isolate(batch)
+
+    def advance(self, batch: ScheduledBatch) -> None:
+        """Record a forward of this batch that has succeeded."""
+        for request, length in batch:
+            request.cached += length
+            assert request.row is not None
+            self.store.commit(request.row, request.tokens, request.cached, copy_state=request.pending > 0)
 
     def preempt(self, request: Request) -> None:
         """Free the request's row and put it back into the queue, in order of arrival."""
@@ -79,6 +92,8 @@ class Scheduler:
             self.waiting.remove(request)
             return
         self.running.remove(request)
+        if request.error is not None:  # other requests must not inherit keys and values that may be wrong
+            self.store.forget(request.row)
         self.store.release(request.row)
         self.free_rows.add(request.row)
         request.row = None
@@ -86,6 +101,18 @@ class Scheduler:
 
 def arrival(request: Request) -> int:
     return request.arrival
+
+
+def chunk_length(request: Request, limit: int, border: int) -> int:
+    """How many pending tokens are computed next: at most `limit`, and up to a multiple of `border` if one is in reach.
+
+    The last border before the end of the prompt is one of them, so that the same prompt can start there again.
+    """
+    end = min(request.cached + limit, len(request.tokens))
+    if border > 1:
+        last = min(end, len(request.tokens) - 1) // border * border
+        end = last if last > request.cached else end
+    return end - request.cached
 
 
 def isolate(batch: ScheduledBatch) -> ScheduledBatch:

@@ -9,10 +9,16 @@ Every forward begins with `begin_forward`; its states serve that forward only. A
     store.rewind(row, n, snapshot)                 drop the tokens since then, e.g. rejected draft tokens
     store.fork(row, to, snapshot)                  continue the same prefix in another row
 
+Requests that start with the same tokens can share them, if the store keeps the prefixes of sequences:
+
+    cached = store.admit(row, tokens, namespace)   reserve space; the first `cached` tokens are in the row already
+    store.commit(row, tokens, length)              after a forward: these tokens are computed, other rows may use them
+
 Per-token arrays rewind without a snapshot. A recurrent state is a sum over tokens, and a ring buffer overwrites old
 tokens: both are copied into the snapshot. Their size does not depend on the length of the sequence.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -43,6 +49,7 @@ class Store(Protocol):
     capacity: int  # tokens per row
     storages: Any  # one per state of every layer (states.py), each with its `arrays` by name
     max_tokens: int  # tokens that one row can hold if all other rows are empty
+    prompt_border: int  # a prompt is reused from forwards that end at multiples of this many tokens
 
     def begin_forward(
         self, layout: TokenLayout, span: int | None = None, check: bool = True
@@ -53,8 +60,32 @@ class Store(Protocol):
         their rows' sequences; costs a synchronization on a GPU. The positions of a row are consecutive, in order, and
         start at its length. If they start earlier, the row is rewound to the first of them, as by `rewind` without a
         snapshot: always possible for position 0 (a new sequence), otherwise CannotRewind if a layer cannot.
-        Without the check, call `rewind` or `release` first.
+        Without the check, call `rewind` or `release` first, and `reserve` in any store.
         """
+        ...
+
+    def admit(self, row: int, tokens: Sequence[int], namespace: object = None) -> int | None:
+        """Reserve space for these tokens in an empty row; None, and nothing reserved, if there is too little.
+
+        Returns how many of the first tokens the row holds already, because another row has committed them in an equal
+        namespace: a value with a unique `repr`, None: the row shares nothing. The last token is never among them.
+        """
+        ...
+
+    def commit(self, row: int, tokens: Sequence[int], length: int, copy_state: bool = False) -> None:
+        """Offer the first `length` tokens of the row to other rows. The forwards of these tokens have succeeded.
+
+        copy_state: also copy the states that cannot rewind, if length is a multiple of `prompt_border`; other rows can
+        continue only there.
+        """
+        ...
+
+    def forget(self, row: int | None = None) -> None:
+        """Offer a row's tokens to no other row any more; None: those of all rows, for example for new weights."""
+        ...
+
+    def upload(self) -> None:
+        """Copy to the device what has changed on the host. `begin_forward` does it, but not inside a compiled graph."""
         ...
 
     def reserve(self, row: int, length: int) -> bool:
@@ -79,6 +110,10 @@ class Store(Protocol):
 
     def metrics(self) -> dict[str, int]:
         """Counters for monitoring."""
+        ...
+
+    def check(self) -> None:
+        """Raise AssertionError if the store's records contradict one another; for tests, since it reads all arrays."""
         ...
 
 

@@ -1,10 +1,12 @@
 """The contiguous store: every row has its full capacity from the start, position t in slot t."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from regard.engine.stores.arrays import zeros
 from regard.engine.stores.base import SLACK, ModelMemory, Snapshot
 from regard.engine.stores.rows import KeyLayout, RowTable, check_sizes, row_indices, rows_of
 from regard.engine.stores.states import build_storages
@@ -25,7 +27,7 @@ class Contiguous:
         source: int = 0, slack: int = SLACK,
     ):  # fmt: skip
         check_sizes(rows, capacity, slack)
-        self.rows, self.capacity, self.max_tokens = rows, capacity, capacity
+        self.rows, self.capacity, self.max_tokens, self.prompt_border = rows, capacity, capacity, 1
         self.table = RowTable(rows, device, memory)
         self.storages = build_storages(
             memory, self.table, capacity, slack, source, dtype,
@@ -50,17 +52,31 @@ class Contiguous:
         keys = torch.arange(span, device=rows.device).expand(len(rows), span)
         return Placement(rows.unsqueeze(-1), slots, span, KeyLayout(keys))
 
+    def admit(self, row: int, tokens: Sequence[int], namespace: object = None) -> int | None:
+        return 0 if self.reserve(row, len(tokens)) else None
+
+    def commit(self, row: int, tokens: Sequence[int], length: int, copy_state: bool = False) -> None:
+        pass  # rows share nothing
+
+    def forget(self, row: int | None = None) -> None:
+        pass
+
+    def upload(self) -> None:
+        pass  # the slot of a token depends on its position alone
+
     def reserve(self, row: int, length: int) -> bool:
-        return length <= self.capacity
+        if length > self.capacity:
+            return False
+        self.table.bounds[row] = max(self.table.bounds[row], length)
+        return True
 
     def snapshot(self, row: int) -> Snapshot:
         return self.table.snapshot(row)
 
     def rewind(self, row: int, length: int, snapshot: Snapshot | None = None) -> None:
         self.table.check_row(row)
-        stop = int(self.table.lengths[row])
         self.table.rewind(row, length, snapshot)
-        self.clear(row, length, stop)
+        self.clear(row, length, self.table.bounds[row])
 
     def fork(self, row: int, to: int, snapshot: Snapshot) -> bool:
         self.table.check_row(row)
@@ -72,8 +88,9 @@ class Contiguous:
 
     def release(self, row: int) -> None:
         self.table.check_row(row)
-        self.clear(row, 0, int(self.table.lengths[row]))
+        self.clear(row, 0, self.table.bounds[row])
         self.table.release(row)
+        self.table.bounds[row] = 0
 
     def clear(self, row: int, start: int, stop: int) -> None:
         for storage in self.per_token:
@@ -82,12 +99,18 @@ class Contiguous:
     def metrics(self) -> dict[str, int]:
         return {}
 
+    def check(self) -> None:
+        for row, (length, bound) in enumerate(zip(self.table.lengths.tolist(), self.table.bounds, strict=True)):
+            assert length <= bound <= self.capacity, f"row {row}: its length {length} is within its bound {bound}"
+            for array in (array for storage in self.per_token for array in storage.arrays.values()):
+                assert not array[row, :, bound : self.capacity].any(), f"row {row}: slots past its end are zero"
+
 
 class ContiguousStorage:
     def __init__(self, declared: PerToken, store: Contiguous, dtype: torch.dtype):
         self.placer = store
         self.arrays = {  # one slot more than the capacity, for invalid tokens
-            name: torch.zeros(store.rows, heads, store.capacity + 1, dim, dtype=dtype, device=store.table.device)
+            name: zeros((store.rows, heads, store.capacity + 1, dim), dtype, store.table.device)
             for name, (heads, dim) in declared.arrays.items()
         }
 

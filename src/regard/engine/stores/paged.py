@@ -3,15 +3,20 @@
     slot(row, t) = table[row, t // block] · block + t mod block
 
 A row takes blocks as it grows and frees them when it ends, so memory is bounded by the tokens that are kept, not by
-rows times capacity. Block 0 belongs to no row: invalid tokens are written there. Kwon et al. 2023, PagedAttention.
+rows times capacity. Full blocks stay in the pool after their row has ended, and a request that starts with the same
+tokens shares them (blocks.py). Block 0 belongs to no row: invalid tokens are written there. Kwon et al. 2023,
+PagedAttention.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from regard.engine.stores.arrays import zeros
 from regard.engine.stores.base import SLACK, CannotRewind, ModelMemory, Snapshot
+from regard.engine.stores.blocks import BlockPool
 from regard.engine.stores.rows import KeyLayout, RowTable, check_sizes
 from regard.engine.stores.states import build_storages
 from regard.kernels.attention.arguments import Pages, gather_pages
@@ -19,6 +24,7 @@ from regard.layout import TokenLayout
 from regard.parts.state import PerToken, State
 
 BLOCK = 16  # tokens per block
+EVICTED_SHARE = 32  # 1 / 32 of the blocks are evicted at a time: clearing them costs a kernel per array
 
 
 class PagedPlacement(NamedTuple):
@@ -31,40 +37,59 @@ class Paged:
     def __init__(
         self, memory: ModelMemory, rows: int, capacity: int, dtype: torch.dtype, device: torch.device | str = "cpu",
         source: int = 0, slack: int = SLACK, *, blocks: int | None = None, block: int = BLOCK,
+        states: int | None = None,
     ):  # fmt: skip
-        """blocks: how many the pool has; None: enough for all rows at full capacity. block: tokens per block."""
+        """blocks: how many the pool has; None: enough for all rows at full capacity. block: tokens per block.
+
+        states: copies of recurrent states and ring buffers that are kept for reused prefixes; None: four per row.
+        """
         check_sizes(rows, capacity, slack)
         if block < 1:
             raise ValueError(f"paged store: block={block} must be positive")
         blocks = rows * -(-capacity // block) if blocks is None else blocks
         if blocks < 1:
             raise ValueError(f"paged store: blocks={blocks} must be positive")
-        self.rows, self.block = rows, block
+        if states is not None and states < 0:
+            raise ValueError(f"paged store: states={states} must be at least 0")
+        self.rows, self.block, self.blocks = rows, block, blocks
         self.capacity = -(-capacity // block) * block
         self.max_tokens = min(capacity, blocks * block)
         self.block_table = torch.zeros(rows, self.capacity // block, dtype=torch.int64, device=device)
-        self.blocks = blocks
-        self.free = list(range(blocks, 0, -1))  # block 0 belongs to no row
-        self.owned: list[list[int]] = [[] for _ in range(rows)]
-        self.owner_counts = [0] * (blocks + 1)  # rows that own each block: several rows share a prefix
+        self.changed: dict[int, int] = {}  # entries of the block table that the device does not have yet
+        self.pool = BlockPool(blocks, block, rows, 4 * rows if states is None else states)
+        self.owned = self.pool.owned
         self.table = RowTable(rows, device, memory)
         self.storages = build_storages(
             memory, self.table, self.capacity, slack, source, dtype,
             lambda declared: PagedStorage(declared, self, dtype),
         )  # fmt: skip
         self.per_token = [storage for storage in self.storages if isinstance(storage, PagedStorage)]
+        self.prompt_border = block if self.table.overwriting else 1
+        self.prefix_queries = self.prefix_hits = 0
 
     def begin_forward(
         self, layout: TokenLayout, span: int | None = None, check: bool = True
     ) -> tuple[tuple[State, ...], ...]:
         sourceless: list[int] = []
-        if check and not torch.compiler.is_compiling():
-            rewinds, sourceless = self.table.check(layout, self.capacity)
-            self.check_reserved(layout)
-            for row, start in rewinds:
-                self.rewind_reserved(row, start)
+        if not torch.compiler.is_compiling():
+            if check:
+                rewinds, sourceless = self.table.check(layout, self.capacity)
+                self.check_reserved(layout)
+                for row, start in rewinds:
+                    self.rewind_reserved(row, start)
+            self.upload()
         self.table.advance(layout)
         return self.storages.bind(layout, span or self.capacity, sourceless)
+
+    def upload(self) -> None:
+        if self.changed:
+            entries = torch.tensor([list(self.changed), list(self.changed.values())])
+            if self.block_table.is_cuda:  # pinned, so that the host does not wait for the device
+                entries = entries.pin_memory().to(self.block_table.device, non_blocking=True)
+            elif self.block_table.device.type != "cpu":
+                entries = entries.to(self.block_table.device)
+            self.block_table.view(-1)[entries[0]] = entries[1]
+            self.changed.clear()
 
     def check_reserved(self, layout: TokenLayout) -> None:
         valid = torch.ones_like(layout.positions, dtype=torch.bool) if layout.valid is None else layout.valid
@@ -87,11 +112,38 @@ class Paged:
         keys = torch.arange(span, device=slots.device).expand(len(slots), span)
         return PagedPlacement(slots, blocks, KeyLayout(keys))
 
+    def admit(self, row: int, tokens: Sequence[int], namespace: object = None) -> int | None:
+        if self.owned[row]:
+            raise ValueError(f"row {row} already has {len(self.owned[row])} blocks; release it first")
+        chain = [] if namespace is None else self.pool.lookup(namespace, tokens, bool(self.table.overwriting))
+        unowned = sum(self.pool.by_key[key] in self.pool.cached for key in chain[1:])
+        cached = max(0, len(chain) - 1)  # blocks
+        missing = -(-len(tokens) // self.block) - cached
+        if len(tokens) > self.capacity or missing > self.pool.available - unowned:
+            return None
+        if chain:
+            self.pool.share(row, chain)
+            self.list_blocks(row, 0)
+            self.prefix_queries += len(tokens)
+        if cached:
+            self.table.restore(row, self.pool.states.get(chain[-1], []), cached * self.block)
+            self.prefix_hits += cached * self.block
+        self.take(row, missing)
+        return cached * self.block
+
+    def commit(self, row: int, tokens: Sequence[int], length: int, copy_state: bool = False) -> None:
+        self.pool.commit(row, tokens, length)
+        if copy_state and self.table.overwriting and length % self.block == 0 and self.pool.chains[row]:
+            self.pool.keep_state(self.pool.chains[row][-1], self.table.copy_state(row))
+
+    def forget(self, row: int | None = None) -> None:
+        self.clear(self.pool.forget(list(self.pool.keys)) if row is None else self.pool.forget_row(row))
+
     def reserve(self, row: int, length: int) -> bool:
         missing = -(-length // self.block) - len(self.owned[row])
-        if length > self.capacity or missing > len(self.free):
+        if length > self.capacity or missing > self.pool.available:
             return False
-        self.own(row, [self.free.pop() for _ in range(missing)])
+        self.take(row, missing)
         return True
 
     def snapshot(self, row: int) -> Snapshot:
@@ -102,26 +154,28 @@ class Paged:
         self.table.check_row(row)
         full, remainder = divmod(length, self.block)
         last = self.owned[row][full : full + 1] if remainder else []
-        shared = any(self.owner_counts[block] > 1 for block in last)
-        if shared and not self.free:
+        shared = any(self.pool.owner_counts[block] > 1 for block in last)
+        if shared and not self.pool.available:
             raise CannotRewind(
                 f"row {row} shares the block of token {length}, and no block is free for a copy; release a row first"
             )
         self.table.rewind(row, length, snapshot)
         if shared:  # the row will write into a block that another row reads
             self.free_blocks(row, full)
-            self.own(row, [self.copy(*last, remainder)])
+            self.copy(*last, row, remainder)
         else:
             self.free_blocks(row, full + len(last))
+            self.pool.forget(last)  # the row will write into it, so its key no longer holds
+            del self.pool.chains[row][full + 1 :]
             self.clear(last, remainder)
 
     def rewind_reserved(self, row: int, length: int) -> None:
-        """Rewind, but keep as many blocks reserved; blocks that other rows share are replaced, not overwritten."""
-        reserved = len(self.owned[row])
-        shared = sum(self.owner_counts[block] > 1 for block in self.owned[row][length // self.block :])
-        if shared > len(self.free):
+        """Rewind a row without a snapshot, but keep as many blocks: free ones replace those that it shares."""
+        reserved, kept = len(self.owned[row]), length // self.block
+        shared = sum(self.pool.owner_counts[block] > 1 for block in self.owned[row][kept:])
+        if shared > self.pool.available:
             raise CannotRewind(
-                f"row {row} shares {shared} blocks from token {length} on with other rows, but {len(self.free)} are "
+                f"row {row} shares {shared} blocks that it would overwrite, but {self.pool.available} are "
                 "free for its new tokens; release a row first"
             )
         self.rewind(row, length)
@@ -134,59 +188,83 @@ class Paged:
         full, remainder = divmod(snapshot.length, self.block)
         if self.owned[to]:
             raise ValueError(f"row {to} already has {len(self.owned[to])} blocks; release it first")
-        if remainder and not self.free:
+        if remainder and not self.pool.available:
             return False
         self.table.fork(row, to, snapshot)
-        self.own(to, self.owned[row][:full])
+        self.pool.own(to, self.owned[row][:full])
+        self.pool.chains[to] = self.pool.chains[row][: full + 1]
+        self.list_blocks(to, 0)
         if remainder:
-            self.own(to, [self.copy(self.owned[row][full], remainder)])
+            self.copy(self.owned[row][full], to, remainder)
         return True
 
     def release(self, row: int) -> None:
         self.table.check_row(row)
         self.free_blocks(row, 0)
+        self.pool.chains[row] = []
         self.table.release(row)
 
-    def own(self, row: int, blocks: list[int]) -> None:
-        """Append these blocks to those of a row."""
-        if blocks:
-            end = len(self.owned[row])
-            self.block_table[row, end : end + len(blocks)] = torch.tensor(blocks, device=self.block_table.device)
-            self.owned[row] += blocks
-            for block in blocks:
-                self.owner_counts[block] += 1
+    def take(self, row: int, count: int) -> None:
+        """Give free blocks to a row; cached ones are evicted if too few are free."""
+        if count > 0:
+            missing = count - len(self.pool.free)
+            if missing > 0:
+                self.clear(self.pool.evict(max(missing, self.blocks // EVICTED_SHARE)))
+            start = len(self.owned[row])
+            self.pool.own(row, self.pool.take(count))
+            self.list_blocks(row, start)
+
+    def list_blocks(self, row: int, start: int) -> None:
+        """Write the row's blocks from this one on into the block table."""
+        first = row * self.block_table.shape[1]
+        self.changed.update(enumerate(self.owned[row][start:], first + start))
 
     def free_blocks(self, row: int, keep: int) -> None:
         """Remove all but the first `keep` blocks from a row; blocks that no other row owns become free."""
-        removed = self.owned[row][keep:]
-        for block in removed:
-            self.owner_counts[block] -= 1
-        free = [block for block in removed if not self.owner_counts[block]]
-        self.clear(free)
-        self.free += reversed(free)
-        self.owned[row] = self.owned[row][:keep]
-        self.block_table[row, keep:] = 0
+        first = row * self.block_table.shape[1]
+        self.changed.update(dict.fromkeys(range(first + keep, first + len(self.owned[row])), 0))
+        self.clear(self.pool.release(row, keep))
 
-    def clear(self, blocks: list[int], start: int = 0) -> None:
-        """Zero these blocks from slot `start` of each on."""
-        slots = self.slots(torch.tensor(blocks, dtype=torch.int64, device=self.block_table.device))[start:]
-        for storage in self.per_token:
-            storage.clear(slots)
+    def clear(self, blocks: Sequence[int], start: int = 0) -> None:
+        """Zero these blocks from slot `start` of each on: masked slots are read too, and 0 · NaN is NaN."""
+        if blocks and self.per_token:
+            slots = self.slots(torch.tensor(blocks, device=self.block_table.device))[start:]
+            for storage in self.per_token:
+                storage.clear(slots)
 
-    def copy(self, block: int, tokens: int) -> int:
-        """Copy the first tokens of a block into a free one and return it."""
-        new = self.free.pop()
+    def copy(self, block: int, row: int, tokens: int) -> None:
+        """Give a copy of the first tokens of a block to a row."""
+        self.take(row, 1)
+        new = self.owned[row][-1]
         old, to = self.slots(torch.tensor([[block], [new]], device=self.block_table.device))[:, :tokens]
         for storage in self.per_token:
             storage.copy(old, to)
-        return new
 
     def slots(self, blocks: Tensor) -> Tensor:
         """(…, n) blocks -> (…, n · block) their slots."""
         return (blocks.unsqueeze(-1) * self.block + torch.arange(self.block, device=blocks.device)).flatten(-2)
 
     def metrics(self) -> dict[str, int]:
-        return {"blocks": self.blocks, "free_blocks": len(self.free)}
+        pool = self.pool
+        return {
+            "blocks": self.blocks, "free_blocks": pool.available, "cached_blocks": len(pool.cached),
+            "cached_states": len(pool.states), "evicted_blocks": pool.evictions,
+            "prefix_query_tokens": self.prefix_queries, "prefix_hit_tokens": self.prefix_hits,
+        }  # fmt: skip
+
+    def check(self) -> None:
+        self.upload()
+        self.pool.check()
+        tables = [blocks + [0] * (self.block_table.shape[1] - len(blocks)) for blocks in self.owned]
+        assert self.block_table.tolist() == tables, "the block table on the device lists the rows' blocks"
+        for row, length in enumerate(self.table.lengths.tolist()):
+            assert not self.per_token or length <= len(self.owned[row]) * self.block, (
+                f"row {row} is longer than its blocks"
+            )
+        for array in (array for storage in self.per_token for array in storage.arrays.values()):
+            blocks = array.unflatten(0, (-1, self.block))
+            assert blocks[0].isfinite().all(), "block 0 is finite"
+            assert not blocks[self.pool.free].any(), "free blocks are zero"
 
 
 class PagedStorage:
@@ -194,7 +272,7 @@ class PagedStorage:
         self.placer, self.block, self.as_pages = store, store.block, declared.pages
         slots = (store.blocks + 1) * store.block
         self.arrays = {
-            name: torch.zeros(slots, heads, dim, dtype=dtype, device=store.table.device)
+            name: zeros((slots, heads, dim), dtype, store.table.device)
             for name, (heads, dim) in declared.arrays.items()
         }
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from regard.engine.stores.arrays import zeros
 from regard.engine.stores.rows import KeyLayout, RowTable, row_indices, rows_of
 from regard.layout import TokenLayout
 from regard.parts.state import PerToken
@@ -87,7 +88,7 @@ class RingStorage:
     def __init__(self, declared: PerToken, ring: RingBuffer, dtype: torch.dtype):
         self.ring = self.placer = ring
         self.arrays = {
-            name: torch.zeros(len(ring.rows), heads, ring.size + 1, dim, dtype=dtype, device=ring.rows.device)
+            name: zeros((len(ring.rows), heads, ring.size + 1, dim), dtype, ring.rows.device)
             for name, (heads, dim) in declared.arrays.items()
         }
         ring.arrays += self.arrays.values()

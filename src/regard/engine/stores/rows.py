@@ -57,6 +57,7 @@ class RowTable:
         self.device = device
         self.max_exact_cache = exact_cache_limit(memory)
         self.lengths = torch.zeros(count, dtype=torch.int64, device=device)
+        self.bounds = [0] * count  # on the host: no row has been longer since it was released
         self.overwriting: list[OverwritingState] = []
         self.sources: list[SourceArrays] = []
         self.snapshots: WeakSet[Snapshot] = WeakSet()
@@ -96,6 +97,7 @@ class RowTable:
             if count == 0:
                 continue
             start, end = offset + 1, offset + count
+            self.bounds[row] = max(self.bounds[row], end + 1)
             if start < 0 or largest_offset != offset:
                 raise ValueError(
                     f"row {row}: its positions {positions[b][valid[b]].tolist()} are not consecutive from 0 or more; "
@@ -126,10 +128,13 @@ class RowTable:
 
     def snapshot(self, row: int) -> Snapshot:
         self.check_row(row)
-        arrays = [[array.clone() for array in state.row_arrays(row)] for state in self.overwriting]
-        snapshot = Snapshot(row, int(self.lengths[row]), arrays)
+        snapshot = Snapshot(row, int(self.lengths[row]), self.copy_state(row))
         self.snapshots.add(snapshot)
         return snapshot
+
+    def copy_state(self, row: int) -> list[list[Tensor]]:
+        """Copies of the arrays of every state that cannot rewind by itself."""
+        return [[array.clone() for array in state.row_arrays(row)] for state in self.overwriting]
 
     def rewind(self, row: int, length: int, snapshot: Snapshot | None) -> None:
         current = int(self.lengths[row])
@@ -137,7 +142,7 @@ class RowTable:
             raise ValueError(f"row {row} has {current} tokens; it cannot be rewound to {length}, choose 0 to {current}")
         if snapshot is not None:
             self.check_snapshot(row, length, snapshot)
-            self.restore(row, snapshot)
+            self.restore(row, snapshot.arrays, length)
         else:
             self.check_rewind(row, length, current)
         self.truncate(row, length)
@@ -156,10 +161,9 @@ class RowTable:
         self.check_snapshot(row, snapshot.length, snapshot)
         if int(self.lengths[to]) > 0:
             raise ValueError(f"row {to} already has {int(self.lengths[to])} tokens; release it first")
-        self.restore(to, snapshot)
+        self.restore(to, snapshot.arrays, snapshot.length)
         for source in self.sources:
             copy(source.row_arrays(row), source.row_arrays(to))
-        self.lengths[to] = snapshot.length
 
     def release(self, row: int) -> None:
         self.truncate(row, 0)
@@ -174,9 +178,12 @@ class RowTable:
         for snapshot in self.snapshots:
             snapshot.stale |= snapshot.row == row and snapshot.length > length
 
-    def restore(self, row: int, snapshot: Snapshot) -> None:
-        for state, arrays in zip(self.overwriting, snapshot.arrays, strict=True):
+    def restore(self, row: int, copies: list[list[Tensor]], length: int) -> None:
+        """Continue from copies of the states after this many tokens."""
+        for state, arrays in zip(self.overwriting, copies, strict=True):
             copy(arrays, state.row_arrays(row))
+        self.lengths[row] = length
+        self.bounds[row] = max(self.bounds[row], length)
 
     def check_snapshot(self, row: int, length: int, snapshot: Snapshot) -> None:
         if snapshot not in self.snapshots:

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from regard.engine.stores.arrays import zeros
 from regard.engine.stores.base import ModelMemory
 from regard.engine.stores.ring import RingBuffer, RingStorage
 from regard.engine.stores.rows import RowTable, Storage, Storages, row_indices, rows_of
@@ -58,10 +59,7 @@ class FixedStorage:
 
     def __init__(self, declared: FixedSize, rows: RowTable, dtype: torch.dtype):
         wide = torch.promote_types(dtype, torch.float32)
-        self.arrays = {
-            name: torch.zeros(len(rows), *shape, dtype=wide, device=rows.device)
-            for name, shape in declared.arrays.items()
-        }
+        self.arrays = {name: zeros((len(rows), *shape), wide, rows.device) for name, shape in declared.arrays.items()}
         rows.overwriting.append(self)
 
     def bind(self, layout: TokenLayout, placement: None) -> "FixedStorage":
@@ -105,7 +103,7 @@ class SourceStorage:
                 f"source={length}, but this model has cross-attention; give the longest source's length, such as 512"
             )
         self.arrays = {
-            name: torch.zeros(len(rows), heads, length, dim, dtype=dtype, device=rows.device)
+            name: zeros((len(rows), heads, length, dim), dtype, rows.device)
             for name, (heads, dim) in declared.arrays.items()
         }
         self.valid = torch.zeros(len(rows), length, dtype=torch.bool, device=rows.device)  # False past a source's end

@@ -35,6 +35,7 @@ LAWS = {
     "forked = recomputed": Law("memory", memory.forked),
     "greedy engine = greedy forward": Law("engine", engine.greedy),
     "preempted = undisturbed": Law("engine", engine.preempted),
+    "prefix hit = miss": Law("engine", engine.prefixes),
     "saved and loaded = original": Law("weights", weights.saved),
     "exported and imported = original": Law("weights", weights.exported),
     "LoRA merged = unmerged": Law("inputs", weights.merged),

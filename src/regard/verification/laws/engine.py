@@ -11,7 +11,7 @@ import torch
 from regard.engine.engine import Engine
 from regard.engine.request import Request, Sampling
 from regard.engine.stores.paged import Paged
-from regard.verification.outcome import Outcome, broken, compared
+from regard.verification.outcome import Outcome, broken, compared, not_applicable
 from regard.verification.trial import BLOCK, Trial
 
 
@@ -43,17 +43,37 @@ def preempted(trial: Trial) -> Outcome:
     return compared(f"{preemptions} preemptions", *(error_of(trial, request) for request in requests))
 
 
+def prefixes(trial: Trial) -> Outcome:
+    """A prompt, one that has its first half, and the first again, which takes all but its end from the store."""
+    if trial.source_length:
+        return not_applicable("requests with a source share no prefix")
+    if trial.length < 2 * BLOCK + 2:
+        return not_applicable(f"sequences of {trial.length} tokens are too short to share two blocks")
+    engine = Engine(
+        trial.model, rows=1, capacity=trial.length, store=partial(Paged, block=BLOCK, blocks=64), chunk=BLOCK
+    )
+    ids, other = (trial.inputs(trial.length - 1, seed=seed).tolist() for seed in (20, 21))
+    half = len(ids) // 2 // BLOCK * BLOCK
+    prompts = [ids, ids[:half] + other[half:], ids]
+    requests = [request for prompt in prompts for request in run_all(engine, trial, [prompt])]
+    hits, expected = engine.metrics()["prefix_hit_tokens"], half + (len(ids) - 1) // BLOCK * BLOCK
+    if hits != expected:
+        return broken(f"{hits} tokens were reused, not {expected}")
+    return compared(f"{hits} reused tokens", *(error_of(trial, request) for request in requests))
+
+
 def prompt_lengths(trial: Trial) -> list[int]:
     return [1, trial.length // 3, trial.length // 2, trial.length - 2]
 
 
-def run(engine: Engine, trial: Trial, prompts: list[int]) -> list[Request]:
+def run(engine: Engine, trial: Trial, lengths: list[int]) -> list[Request]:
     """Generate from prompts of these lengths in one batch; returns the finished requests."""
-    new = min(trial.length, trial.steps)
-    requests = [
-        engine.submit(ids, Sampling(max_new=new, temperature=0), trial.source_of(ids))
-        for ids in (trial.inputs(size, seed=20 + i).tolist() for i, size in enumerate(prompts))
-    ]
+    return run_all(engine, trial, [trial.inputs(size, seed=20 + i).tolist() for i, size in enumerate(lengths)])
+
+
+def run_all(engine: Engine, trial: Trial, prompts: list[list[int]]) -> list[Request]:
+    sampling = Sampling(max_new=min(trial.length, trial.steps), temperature=0)
+    requests = [engine.submit(ids, sampling, trial.source_of(ids)) for ids in prompts]
     while not engine.idle:
         engine.step()
     for request in requests:
