@@ -1,5 +1,6 @@
 """`regard serve` in a separate process, used by the openai client and by a browser."""
 
+import io
 import re
 import signal
 import subprocess
@@ -9,21 +10,72 @@ from pathlib import Path
 
 import openai
 import pytest
+import torch
+from rich.console import Console
+
+from regard.cli.open_engine import choose_compile, open_engine
+from tests.cli.conftest import regard
 
 QUESTION = "Anna is in the barn. Where is Anna?"
 
 
 @pytest.fixture(scope="module")
 def address(demo_run: Path) -> Iterator[str]:
-    command = [sys.executable, "-m", "regard", "serve", str(demo_run), "--port", "0", "--name", "demo"]
+    command = [sys.executable, "-m", "regard", "serve", str(demo_run), "--port", "0", "--name", "demo", "--rows", "3"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
         assert server.stderr is not None
-        line = server.stderr.readline()
-        found = re.search(r"http://127\.0\.0\.1:\d+", line)
-        assert found, line + server.stderr.read()
+        printed = ""
+        while not (found := re.search(r"http://127\.0\.0\.1:\d+", printed)):
+            line = server.stderr.readline()
+            assert line, printed
+            printed += line
+        assert re.search(r"rows +3  \(--rows\)", printed) and re.search(r"dtype +float32  \(as stored", printed)
+        assert re.search(r"compile +off", printed) and re.search(r"context +\d+ tokens  \(the model's\)", printed)
         yield found[0]
         server.send_signal(signal.SIGTERM)
         assert server.wait(timeout=20) in (0, -signal.SIGTERM)
+
+
+@pytest.mark.parametrize(
+    ("asked", "device", "compiler", "value", "reason"),
+    [
+        (None, "cpu", True, "off", "--compile turns it on"),
+        (True, "cpu", True, "on", "--compile"),
+        (True, "cpu", False, "off", "needs a C++ compiler"),
+        (False, "cuda", True, "off", "--no-compile"),
+        (None, "cuda", False, "on", "decodes faster"),
+    ],
+)
+def test_compilation_is_chosen_by_the_device_and_the_option(
+    asked: bool | None, device: str, compiler: bool, value: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.which", lambda name: name if compiler else None)
+    choice = choose_compile(asked, torch.device(device))
+    assert choice.value == value and reason in choice.reason
+
+
+def test_the_dtype_of_the_weights_is_chosen(demo_run: Path) -> None:
+    options = {"device": "cpu", "context": 64, "adapter": None, "rows": None, "queue": 5, "compile": False}
+    console = Console(file=io.StringIO(), width=200)
+    llm = open_engine(demo_run, console, dtype="float16", **options)
+    assert llm.model.embedding.weight.dtype == torch.float16 and llm.engine.queue == 5
+    printed = console.file.getvalue()
+    assert "float16  (--dtype)" in printed and "64 tokens  (--context)" in printed and "off  (--no-compile)" in printed
+
+
+def test_an_address_without_a_key_is_refused_before_the_model_is_loaded(demo_run: Path) -> None:
+    refused = regard("serve", demo_run, "--host", "0.0.0.0")
+    assert isinstance(refused.exception, ValueError) and "set a key" in str(refused.exception)
+    assert refused.stderr == ""
+
+
+@pytest.mark.parametrize("command", [("serve",), ("chat",), ("generate", "--prompt", "a")], ids=lambda c: c[0])
+def test_a_mistyped_model_is_refused_before_slow_imports(command: tuple[str, ...]) -> None:
+    arguments = [sys.executable, "-X", "importtime", "-m", "regard", *command, "nosuch"]
+    result = subprocess.run(arguments, capture_output=True, text=True)
+    assert result.returncode == 1 and "regard: 'nosuch' is neither a file or folder nor a known name" in result.stderr
+    imported = {line.rsplit("|")[-1].strip() for line in result.stderr.splitlines()}
+    assert not imported & {"torch", "numpy", "fastapi", "uvicorn", "prompt_toolkit", "httpx"}
 
 
 def test_the_openai_client_works(address: str) -> None:

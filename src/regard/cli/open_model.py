@@ -51,14 +51,16 @@ DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …; auto: a 
 
 
 def open_model(
-    name: Path, device: str = "auto", context: int | None = None, adapter: Path | None = None
+    name: Path, device: str = "auto", context: int | None = None, adapter: Path | None = None, dtype: str = "auto"
 ) -> "LanguageModel":
     """A model that generates text."""
     find_model(name)  # before torch is imported: a mistyped name is refused at once
+    import torch
+
     from regard.engine.inputs import decoder_of
     from regard.language_model import load
 
-    llm = load(name, device, context=context, adapter=adapter)
+    llm = load(name, device, None if dtype == "auto" else getattr(torch, dtype), context, adapter=adapter)
     decoder_of(llm.model)  # raises ValueError if there is none
     return llm
 

@@ -5,7 +5,9 @@ from typing import Annotated
 
 import typer
 
+from regard.cli.open_engine import CompileOption, DtypeOption, QueueOption, RowsOption
 from regard.cli.open_model import AdapterOption, ContextOption, DeviceOption, ModelArgument
+from regard.find_model import find_model
 
 
 def serve(
@@ -19,9 +21,13 @@ def serve(
         typer.Option(envvar="REGARD_KEY", help="API key that clients must send; safer in REGARD_KEY than here."),
     ] = None,
     name: Annotated[str | None, typer.Option(help="The model's name in the API; by default the folder's.")] = None,
-    rows: Annotated[int, typer.Option(min=1, help="Requests that are decoded at once.")] = 8,
+    rows: RowsOption = None,
+    queue: QueueOption = 256,
+    max_body: Annotated[int, typer.Option(min=1024, help="Largest body of a request in bytes.")] = 1 << 20,
     context: ContextOption = None,
     adapter: AdapterOption = None,
+    dtype: DtypeOption = "auto",
+    compile: CompileOption = None,
     device: DeviceOption = "auto",
 ) -> None:
     """Serve a model over HTTP, with a web page at /.
@@ -34,8 +40,10 @@ def serve(
     \b
     Examples:
       regard serve runs/demo
+      regard serve smollm2 --rows 32 --context 2048 --compile
       REGARD_KEY=secret regard serve runs/demo --host 0.0.0.0 --port 9000
     """
+    find_model(model)  # before torch and the server are imported: a mistyped name is refused at once
     try:
         import uvicorn  # noqa: F401
     except ModuleNotFoundError:
@@ -44,27 +52,32 @@ def serve(
 
     from rich.console import Console
 
-    from regard.cli.open_model import open_model, require_decoder
+    from regard.cli.open_engine import open_engine
+    from regard.cli.open_model import require_decoder
     from regard.lens import attention_heads, attention_maps
     from regard.models.encoder_decoder import EncoderDecoderModule
+    from regard.server.run_server import is_local
     from regard.server.run_server import serve as run
     from regard.server.served_model import Lens
 
-    llm = open_model(model, device, context, adapter)
-    llm.rows, network = rows, llm.model
-    lens, submit_source = None, None
+    is_local(host, key)  # refused before the model is loaded
+    console = Console(stderr=True)
+    llm = open_engine(
+        model, console, device=device, context=context, adapter=adapter, dtype=dtype, rows=rows, queue=queue,
+        compile=compile,
+    )  # fmt: skip
+    network, lens, submit_source = llm.model, None, None
     if isinstance(network, EncoderDecoderModule):
         submit_source = llm.submit_source
     else:
         require_decoder(model, llm)
         lens = Lens(partial(attention_maps, network), attention_heads(network))
     name = name or os.path.basename(os.path.abspath(model))
-    console = Console(stderr=True)
 
     def announce(url: str) -> None:
         console.print(f"serving [bold]{name}[/] on {url}  (Ctrl-C to stop)", highlight=False)
 
     run(
         llm.engine, llm.tokenizer, name, host=host, port=port, key=key, lens=lens, submit_source=submit_source,
-        on_ready=announce,
+        max_body=max_body, on_ready=announce,
     )  # fmt: skip

@@ -28,7 +28,7 @@ from regard.server.connections import (
     LogRateLimit,
     default_max_connections,
 )
-from regard.server.middleware import LOCAL_HOSTS
+from regard.server.middleware import LOCAL_HOSTS, MAX_BODY
 from regard.server.served_model import Lens
 from regard.text.tokenizer import Tokenizer
 
@@ -45,6 +45,7 @@ def serve(
     key: str | None = None,
     lens: Lens | None = None,
     submit_source: Submit | None = None,
+    max_body: int = MAX_BODY,
     drain: float = 30.0,
     on_ready: Callable[[str], None] = lambda url: None,
 ) -> None:
@@ -54,7 +55,9 @@ def serve(
     """
     local = is_local(host, key)
     hosts = LOCAL_HOSTS if local else ()
-    app = create_app(engine, tokenizer, name, key=key, lens=lens, submit_source=submit_source, hosts=hosts)
+    app = create_app(
+        engine, tokenizer, name, key=key, lens=lens, submit_source=submit_source, hosts=hosts, max_body=max_body
+    )
     Server(app, host, port, drain, on_ready).run()
 
 
