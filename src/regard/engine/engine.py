@@ -147,11 +147,18 @@ class Engine:
             raise ValueError(
                 f"id {largest} cannot be biased, suppressed or forced; the ids are 0 to {self.model.spec.vocab - 1}"
             )
+        if sampling.grammar is not None and sampling.grammar.vocab != self.model.spec.vocab:
+            compiled, vocab = sampling.grammar.vocab, self.model.spec.vocab
+            raise ValueError(
+                f"the grammar is compiled for {compiled} ids, but the model has {vocab}; compile it with vocab={vocab}"
+            )
         if len(self.scheduler.running) + len(self.scheduler.waiting) >= self.max_requests:
             raise QueueFull(f"{self.queue} requests are waiting already; try again later")
         request = Request(ids, sampling, source, embeddings, salt=salt, arrival=next(self.arrivals))
         if sampling.penalizes:
             request.history = TokenHistory(ids, self.model.spec.vocab, self.device)
+        if sampling.grammar is not None:
+            request.matcher = sampling.grammar.matcher(sampling.stop_ids)
         self.scheduler.waiting.append(request)
         self.counts["prompt_tokens"] += len(source) or len(ids)
         return request

@@ -1,4 +1,4 @@
-"""Changes to the logits of single requests: bias, custom processors, banned tokens.
+"""Changes to the logits of single requests: bias, custom processors, banned tokens, grammars.
 
 They apply after penalties and before temperature and filters. Bans come last, so that no processor can undo them.
 """
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from regard.engine.grammar import allowed_tokens
 from regard.engine.request import Request
 
 
@@ -23,7 +24,7 @@ def process(logits: Tensor, requests: Sequence[Request]) -> tuple[Tensor, dict[i
                 logits = logits.index_copy(0, torch.tensor([i], device=logits.device), row)
             except Exception as error:  # code of the caller: whatever it raises concerns this request only
                 errors[i] = f"a logits processor of this request failed: {type(error).__name__}: {error}"
-    logits = ban(logits, requests)
+    logits = apply_grammars(ban(logits, requests), requests)
     for i, none_left in enumerate((logits.amax(-1) == -torch.inf).tolist()):
         if none_left:
             errors.setdefault(i, "the settings of this request allow no token here")
@@ -58,3 +59,12 @@ def ban(logits: Tensor, requests: Sequence[Request]) -> Tensor:
     if not banned:
         return logits
     return logits.index_put(tuple(torch.tensor(banned, device=logits.device).T), logits.new_tensor(-torch.inf))
+
+
+def apply_grammars(logits: Tensor, requests: Sequence[Request]) -> Tensor:
+    matchers = {i: request.matcher for i, request in enumerate(requests) if request.matcher is not None}
+    if not matchers:
+        return logits
+    allowed = allowed_tokens([m.allowed() for m in matchers.values()], logits.shape[-1], logits.device)
+    rows = torch.tensor(list(matchers), device=logits.device)
+    return logits.index_copy(0, rows, logits[rows].masked_fill(~allowed, -torch.inf))

@@ -15,6 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from regard.engine.grammar import Grammar, Matcher
+
 RULES = {  # setting: (type, lowest, highest, rule); NaN is in no range
     "max_new": (int, 1, 2**31, "a positive integer"),
     "min_new": (int, 0, 2**31, "an integer of at least 0"),
@@ -65,6 +67,7 @@ class Sampling:
     bad_words: TokenSequences = ()  # sequences of tokens that are never completed, also if they begin in the prompt
     logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)  # added to logits; -inf: never generated
     processors: tuple[LogitsProcessor, ...] = ()
+    grammar: Grammar | None = None  # the output matches it, unless it ends by its length
 
     def __post_init__(self) -> None:
         for name, (kind, lowest, highest, rule) in RULES.items():
@@ -93,6 +96,8 @@ class Sampling:
             raise ValueError(f"ignore_eos={self.ignore_eos!r} must be True or False")
         if self.min_new > self.max_new:
             raise ValueError(f"min_new={self.min_new} must be at most max_new={self.max_new}")
+        if self.grammar is not None:
+            self.check_grammar()
         if self.ignore_eos:
             object.__setattr__(self, "stop_ids", ())
 
@@ -104,6 +109,17 @@ class Sampling:
             if not number or not (-1e30 <= bias <= 1e30 or bias == -math.inf):
                 raise ValueError(f"logit_bias={{{id}: {bias!r}}} must be finite numbers, or -inf to exclude a token")
 
+    def check_grammar(self) -> None:
+        if not isinstance(self.grammar, Grammar):
+            raise ValueError(f"grammar={self.grammar!r} must be a Grammar; compile it with a GrammarCompiler")
+        if not self.stop_ids or self.ignore_eos:
+            raise ValueError("a grammar needs stop_ids, with which its output ends; give them, and no ignore_eos")
+        for name in ("min_new", "forced_bos_id", "forced_eos_id"):
+            if getattr(self, name) != getattr(Sampling, name):
+                raise ValueError(
+                    f"{name}={getattr(self, name)} cannot be combined with a grammar; leave one of them out"
+                )
+
     @property
     def penalizes(self) -> bool:
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
@@ -113,7 +129,7 @@ class Sampling:
         """Whether new tokens depend only on temperature, top-k, top-p, min-p, penalties and stop ids."""
         return not (
             self.suppress_ids or self.stop_sequences or self.bad_words or self.logit_bias or self.processors
-            or self.min_new or self.top_logprobs or self.typical_p < 1
+            or self.min_new or self.top_logprobs or self.typical_p < 1 or self.grammar is not None
             or self.forced_bos_id is not None or self.forced_eos_id is not None
         )  # fmt: skip
 
@@ -149,6 +165,7 @@ class Request:
     cached: int = 0  # tokens that the store holds
     isolated: bool = False  # was in a batch that failed; has a batch to itself until its next token
     history: "TokenHistory | None" = None  # only with penalties
+    matcher: Matcher | None = None  # only with a grammar
 
     def __post_init__(self) -> None:
         self.tokens = list(self.ids)  # prompt and new tokens
@@ -191,6 +208,8 @@ class Request:
         self.isolated = False
         if self.history is not None:
             self.history.add(token.id)
+        if self.matcher is not None:
+            self.matcher.accept(token.id)
 
 
 class TokenHistory:
