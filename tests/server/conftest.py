@@ -11,10 +11,10 @@ import pytest
 import uvicorn
 
 from regard.server.app import create_app
-from regard.server.served_model import Lens
+from regard.server.lens_thread import Lens
 from regard.text.tokenizer import Tokenizer
 from regard.text.train import bpe
-from tests.server.fake_engine import HEADS, FakeEngine, fake_maps
+from tests.server.fake_engine import HEADS, FakeEngine, FakeRecording
 
 STORY = (
     "Mira put the red lamp into the wooden box. Then she carried the box to the garden, because the kitchen was dark. "
@@ -61,13 +61,18 @@ def start_server(tokenizer) -> Iterator[Callable[..., RunningServer]]:
     with ExitStack() as stack:
 
         def start(
-            reply: str = REPLY, *, key: str | None = None, lens: bool = True, template: bool = True, **engine_options
+            reply: str = REPLY,
+            *,
+            key: str | None = None,
+            lens: Callable | None = FakeRecording,
+            template: bool = True,
+            **engine_options,
         ) -> RunningServer:
             fake = FakeEngine(tokenizer, reply, **engine_options)
             served = Tokenizer(
                 tokenizer.core, eos="<|end|>", chat_template=tokenizer.chat_template if template else None
             )
-            app = create_app(fake, served, "tiny", key=key, lens=Lens(fake_maps, HEADS) if lens else None)
+            app = create_app(fake, served, "tiny", key=key, lens=Lens(lens, HEADS) if lens else None)
             url = f"http://127.0.0.1:{stack.enter_context(serve(app))}"
             headers = {"authorization": f"Bearer {key}"} if key else {}
             client = stack.enter_context(httpx.Client(base_url=url, headers=headers, timeout=20))

@@ -79,15 +79,21 @@ class FakeEngine:
 HEADS = (4, 4, 0, 4)  # the third layer has no attention
 
 
-def fake_maps(ids: Sequence[int], layer: int | None = None) -> list[torch.Tensor | None]:
+class FakeRecording:
     """Causal maps: previous-token heads, first-token heads, and heads that match equal tokens."""
-    length, generator = len(ids), torch.Generator().manual_seed(0)
-    distance = torch.arange(length)[:, None] - torch.arange(length)  # (L, L)
-    equal = torch.tensor(ids)[:, None] == torch.tensor(ids)
-    patterns = (-(distance - 1.0).abs(), -torch.arange(length) / 2.0 + 0 * distance, 4.0 * equal, -0.1 * distance)
-    maps = []
-    for heads in HEADS:
-        noise = torch.randn(max(heads, 1), length, length, generator=generator)
-        scores = torch.stack(patterns)[: max(heads, 1)] * 1.5 + noise  # (H, L, L)
-        maps.append(scores.masked_fill(distance < 0, -torch.inf).softmax(-1) if heads else None)
-    return maps if layer is None else [maps[layer]]
+
+    nbytes = 1000
+
+    def __init__(self, ids: Sequence[int]):
+        self.ids = ids
+
+    def layer_map(self, layer: int) -> torch.Tensor | None:
+        length, generator = len(self.ids), torch.Generator().manual_seed(layer)
+        distance = torch.arange(length)[:, None] - torch.arange(length)  # (L, L)
+        equal = torch.tensor(self.ids)[:, None] == torch.tensor(self.ids)
+        patterns = (-(distance - 1.0).abs(), -torch.arange(length) / 2.0 + 0 * distance, 4.0 * equal, -0.1 * distance)
+        if HEADS[layer] == 0:
+            return None
+        noise = torch.randn(HEADS[layer], length, length, generator=generator)
+        scores = torch.stack(patterns)[: HEADS[layer]] * 1.5 + noise  # (H, L, L)
+        return scores.masked_fill(distance < 0, -torch.inf).softmax(-1)

@@ -1,11 +1,16 @@
 """The /regard routes: facts about the model, tokenization, attention maps."""
 
+import json
 import math
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
+import httpx
 import pytest
 import torch
 
-from tests.server.fake_engine import HEADS, fake_maps
+from tests.server.conftest import wait_until
+from tests.server.fake_engine import HEADS, FakeRecording
 
 
 def test_the_model_route_returns_context_layers_and_heads(start_server):
@@ -25,7 +30,7 @@ def test_text_and_messages_are_tokenized(start_server, tokenizer):
 def test_one_head_returns_its_whole_map(start_server, tokenizer):
     body = {"text": "Mira put the lamp", "layer": 1, "head": 2}
     response = start_server().client.post("/regard/attention", json=body).json()
-    expected = fake_maps(tokenizer.encode(body["text"]))[1][2]
+    expected = FakeRecording(tokenizer.encode(body["text"])).layer_map(1)[2]
     torch.testing.assert_close(torch.tensor(response["weights"]), expected, atol=1e-4, rtol=0)
     assert response["entropy"][0] == 0 and 0 < response["entropy"][-1] < math.log(len(response["tokens"]))
 
@@ -57,6 +62,99 @@ def test_wrong_layers_heads_and_lengths_are_refused(start_server, change, messag
 
 
 def test_attention_without_a_lens_is_not_found(start_server):
-    server = start_server(lens=False)
+    server = start_server(lens=None)
     assert server.client.get("/regard/model").json()["attention"] is False
     assert server.client.post("/regard/attention", json={"text": "Mira"}).status_code == 404
+
+
+class BlockedRecording(FakeRecording):
+    """Waits for `may_finish` in the forward, and in the map of the second layer."""
+
+    forwards: list
+
+    def __init__(self, ids):
+        super().__init__(ids)
+        self.forwards.append(ids)
+        assert self.may_finish.wait(timeout=20)
+
+    def layer_map(self, layer):
+        if layer == 1:
+            assert self.may_finish.wait(timeout=20)
+        return super().layer_map(layer)
+
+
+@pytest.fixture
+def blocked():
+    """A lens whose passes wait until its event is set."""
+    return type("Blocked", (BlockedRecording,), {"may_finish": threading.Event(), "forwards": []})
+
+
+def test_a_stream_goes_on_while_an_overview_is_computed(start_server, blocked):
+    server = start_server(repeat=True, lens=blocked)
+    overview = []
+
+    def post() -> None:
+        overview.append(httpx.post(f"{server.url}/regard/attention", json={"text": "Mira"}, timeout=20))
+
+    thread = threading.Thread(target=post)
+    thread.start()
+    wait_until(lambda: blocked.forwards)
+    body = {"model": "tiny", "prompt": "Mira", "max_tokens": 100, "stream": True}
+    with server.client.stream("POST", "/v1/completions", json=body) as response:
+        lines = [line for line in response.iter_lines() if line]
+    assert lines[-1] == "data: [DONE]" and json.loads(lines[-2][6:])["choices"][0]["finish_reason"] == "length"
+    assert not overview and server.client.get("/health").status_code == 200
+    blocked.may_finish.set()
+    thread.join()
+    assert overview[0].status_code == 200
+
+
+def test_the_maps_of_a_text_share_one_forward(start_server, blocked):
+    blocked.may_finish.set()
+    client = start_server(lens=blocked).client
+
+    def view(text: str, **head) -> None:
+        assert client.post("/regard/attention", json={"text": text} | head).status_code == 200
+
+    view("Mira")
+    view("Mira", layer=0, head=1)
+    view("Mira", layer=3, head=0)
+    assert len(blocked.forwards) == 1
+    for text in ("a", "b", "c", "Mira", "d", "Mira"):  # four texts are kept, those that were used last
+        view(text)
+    assert len(blocked.forwards) == 5
+    view("a")
+    assert len(blocked.forwards) == 6
+
+
+def test_recordings_of_many_bytes_are_dropped(start_server, blocked):
+    blocked.may_finish.set()
+    blocked.nbytes = 300 << 20
+    client = start_server(lens=blocked).client
+    for text in ("a", "b", "b", "a"):
+        assert client.post("/regard/attention", json={"text": text}).status_code == 200
+    assert len(blocked.forwards) == 3
+
+
+def test_too_many_requests_for_maps_are_refused(start_server, blocked):
+    server = start_server(lens=blocked)
+    lens = server.app.state.served.lens
+    with ThreadPoolExecutor(9) as threads:
+        waiting = [
+            threads.submit(httpx.post, f"{server.url}/regard/attention", json={"text": "Mira"}, timeout=20)
+            for _ in range(8)
+        ]
+        wait_until(lambda: lens._requests == 8)
+        refused = server.client.post("/regard/attention", json={"text": "Mira"})
+        assert refused.status_code == 429 and refused.headers["retry-after"] == "1"
+        blocked.may_finish.set()
+        assert {response.result().status_code for response in waiting} == {200}
+    assert lens._requests == 0
+
+
+def test_a_disconnected_client_leaves_the_queue(start_server, blocked):
+    server = start_server(lens=blocked)
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{server.url}/regard/attention", json={"text": "Mira"}, timeout=0.2)
+    wait_until(lambda: server.app.state.served.lens._requests == 0)
+    blocked.may_finish.set()

@@ -1,6 +1,7 @@
 """The server with the real engine and lens: text and maps over HTTP equal those of the model without a server."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import httpx
@@ -10,7 +11,7 @@ import torch
 from regard.engine.engine import Engine
 from regard.engine.request import Sampling
 from regard.language_model import LanguageModel
-from regard.lens.maps import attention_heads, attention_maps
+from regard.lens import RecordedAttention, attention_heads, attention_maps
 from regard.models.decoder import Decoder
 from regard.models.seq2seq import seq2seq
 from regard.models.stack import Repeat
@@ -20,7 +21,7 @@ from regard.parts.feedforward import SwiGLU
 from regard.parts.linear_attention import LinearAttention
 from regard.parts.position.rope import Rope
 from regard.server.app import create_app
-from regard.server.served_model import Lens
+from regard.server.lens_thread import Lens
 from regard.text.tokenizer_folder import GenerationConfig
 from regard.text.train import byte
 from tests.laws import randomize_weights
@@ -36,7 +37,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def client(model):
-    lens = Lens(partial(attention_maps, model), attention_heads(model))
+    lens = Lens(partial(RecordedAttention, model), attention_heads(model))
     app = create_app(Engine(model, rows=4), byte(), "small", lens=lens)
     with serve(app) as port, httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
         yield client
@@ -73,6 +74,22 @@ def test_maps_over_http_equal_the_lens(client, model):
     torch.testing.assert_close(torch.tensor(response["weights"]).double(), expected, atol=6e-5, rtol=0)
     overview = client.post("/regard/attention", json={"text": "the lamp"}).json()["layers"]
     assert len(overview[0]["thumbnails"]) == 4 and overview[1] is None
+
+
+def test_maps_and_streams_at_the_same_time_equal_each_alone(client, model):
+    """The lens records with hooks; the engine runs the same weights in another thread."""
+    completion = {"model": "small", "prompt": "Mira", "max_tokens": 60, "temperature": 0}
+    expected = client.post("/v1/completions", json=completion).json()["choices"][0]["text"]
+    texts = ["the lamp " * length for length in range(1, 9)]
+    with ThreadPoolExecutor(4) as threads:
+        streams = [threads.submit(client.post, "/v1/completions", json=completion) for _ in range(6)]
+        bodies = [{"text": text, "layer": 0, "head": 1} for text in texts]
+        maps = [threads.submit(client.post, "/regard/attention", json=body) for body in bodies]
+    for stream in streams:
+        assert stream.result().json()["choices"][0]["text"] == expected
+    for found in maps:
+        weights = attention_maps(model, found.result().json()["ids"])[0][1]
+        torch.testing.assert_close(torch.tensor(found.result().json()["weights"]).double(), weights, atol=6e-5, rtol=0)
 
 
 def test_a_prompt_that_does_not_fit_is_refused(client):

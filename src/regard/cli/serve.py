@@ -54,11 +54,11 @@ def serve(
 
     from regard.cli.open_engine import open_engine
     from regard.cli.open_model import require_decoder
-    from regard.lens import attention_heads, attention_maps
+    from regard.lens import RecordedAttention, attention_heads
     from regard.models.encoder_decoder import EncoderDecoderModule
+    from regard.server.lens_thread import Lens
     from regard.server.run_server import is_local
     from regard.server.run_server import serve as run
-    from regard.server.served_model import Lens
 
     is_local(host, key)  # refused before the model is loaded
     console = Console(stderr=True)
@@ -71,7 +71,7 @@ def serve(
         submit_source = llm.submit_source
     else:
         require_decoder(model, llm)
-        lens = Lens(partial(attention_maps, network), attention_heads(network))
+        lens = Lens(partial(RecordedAttention, network), attention_heads(network))
     name = name or os.path.basename(os.path.abspath(model))
 
     def announce(url: str) -> None:

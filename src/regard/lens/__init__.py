@@ -12,8 +12,10 @@ from regard.lens.maps import (
     named_attention_maps,
     row_entropy,
 )
+from regard.lens.recorded_attention import RecordedAttention
 
 __all__ = [
+    "RecordedAttention",
     "attention_heads",
     "attention_maps",
     "attention_weights",

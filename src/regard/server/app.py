@@ -15,6 +15,7 @@ from regard.engine.async_engine import AsyncEngine, Submit
 from regard.engine.engine import Engine
 from regard.server import chat, completions, errors, inspection
 from regard.server.errors import ApiError
+from regard.server.lens_thread import Lens, LensThread
 from regard.server.middleware import (
     LOCAL_HOSTS,
     MAX_BODY,
@@ -24,7 +25,7 @@ from regard.server.middleware import (
     ResponseCounter,
     SecurityHeaders,
 )
-from regard.server.served_model import Lens, ServedModel
+from regard.server.served_model import ServedModel
 from regard.text.tokenizer import Tokenizer
 
 WEB = Path(__file__).parent.parent / "web"
@@ -48,7 +49,10 @@ def create_app(
     if not hosts and key is None:
         raise ValueError("hosts=() lets any site call the server; set a key or name the hosts")
     prompt_is_source = submit_source is not None
-    served = ServedModel(name, int(time.time()), AsyncEngine(engine, submit_source), tokenizer, lens, prompt_is_source)
+    lens_thread = None if lens is None else LensThread(lens)
+    served = ServedModel(
+        name, int(time.time()), AsyncEngine(engine, submit_source), tokenizer, lens_thread, prompt_is_source
+    )
     response_counts: Counter = Counter()
 
     @asynccontextmanager

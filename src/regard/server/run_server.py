@@ -28,8 +28,8 @@ from regard.server.connections import (
     LogRateLimit,
     default_max_connections,
 )
+from regard.server.lens_thread import Lens
 from regard.server.middleware import LOCAL_HOSTS, MAX_BODY
-from regard.server.served_model import Lens
 from regard.text.tokenizer import Tokenizer
 
 GRACE = 5.0  # seconds after the drain, for sending the last events

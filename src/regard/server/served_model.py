@@ -4,23 +4,16 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from regard.engine.async_engine import AsyncEngine
 from regard.server.chat_schema import Message
 from regard.server.errors import ApiError
 from regard.server.generation import GenerationTask, engine_requests
+from regard.server.lens_thread import LensThread
 from regard.server.schema import SamplingBody
 from regard.text.chat import encode_chat
 from regard.text.tokenizer import Tokenizer
-
-
-class Lens(NamedTuple):
-    """`maps(ids, layer=None)` returns the (H, L, L) attention weights of every layer, or of one; None for a layer
-    without attention. `heads` is the number of heads per layer."""
-
-    maps: Callable[..., list]
-    heads: tuple[int, ...]
 
 
 @dataclass
@@ -29,7 +22,7 @@ class ServedModel:
     created: int
     engine: AsyncEngine
     tokenizer: Tokenizer
-    lens: Lens | None
+    lens: LensThread | None
     prompt_is_source: bool = False  # for an encoder-decoder
     # One thread for tokenizing: a long prompt must not block the event loop, and a tokenizer is not thread-safe.
     _tokenizer_thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "regard-tokenizer"))
@@ -43,6 +36,8 @@ class ServedModel:
 
     async def stop(self) -> None:
         await self.engine.stop()
+        if self.lens is not None:
+            self.lens.stop()
         self._tokenizer_thread.shutdown()
 
     def check_name(self, name: str) -> None:
@@ -69,6 +64,10 @@ class ServedModel:
         conversation = [message.for_template() for message in messages]
         self.check_length(sum(len(message["content"]) + len(message.get("name", "")) for message in conversation))
         return await self._in_tokenizer_thread(encode_chat, self.tokenizer, conversation, add_generation_prompt)
+
+    async def token_texts(self, ids: list[int]) -> list[str]:
+        """A readable string for each id. Not computed in the event loop: a long text takes 0.1 seconds."""
+        return await self._in_tokenizer_thread(lambda: [self.tokenizer.decode_token(id) for id in ids])
 
     async def generate(
         self,
@@ -97,7 +96,7 @@ class ServedModel:
             return self.tokenizer.encode_with_special_tokens(text)
         return [*self.tokenizer.prefix_ids, *self.tokenizer.encode(text)]
 
-    async def _in_tokenizer_thread(self, function: Callable[..., list[int]], *args: Any) -> list[int]:
+    async def _in_tokenizer_thread(self, function: Callable[..., list], *args: Any) -> list:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._tokenizer_thread, function, *args)
         except ValueError as error:  # a character outside the vocabulary, or messages that the template rejects
