@@ -199,7 +199,8 @@ def test_flags_are_frozen() -> None:
     from typer.main import get_command
 
     commands = get_command(app).commands  # ty: ignore
-    flags = {name: {o for p in c.params for o in p.opts if o.startswith("--")} for name, c in commands.items()}
+    options = {name: [o for p in c.params for o in (*p.opts, *p.secondary_opts)] for name, c in commands.items()}
+    flags = {name: {option for option in found if option.startswith("--")} for name, found in options.items()}
     assert flags["generate"] >= {
         "--prompt",
         "--image",
@@ -212,6 +213,8 @@ def test_flags_are_frozen() -> None:
         "--json",
     }
     assert flags["serve"] >= {"--host", "--port", "--key", "--name", "--rows", "--context", "--device"}
+    assert flags["serve"] >= {"--queue", "--max-body", "--dtype", "--compile", "--no-compile", "--adapter"}
+    assert flags["batch"] >= {"--name", "--rows", "--context", "--device", "--adapter", "--dtype", "--compile"}
     assert flags["train"] >= {"--out", "--resume", "--device"}
     assert flags["plan"] >= {"--context", "--batch", "--dtype", "--json"}
     assert flags["lens"] >= {"--text", "--layer", "--head", "--out", "--json"}

@@ -69,9 +69,11 @@ def test_an_address_without_a_key_is_refused_before_the_model_is_loaded(demo_run
     assert refused.stderr == ""
 
 
-@pytest.mark.parametrize("command", [("serve",), ("chat",), ("generate", "--prompt", "a")], ids=lambda c: c[0])
+@pytest.mark.parametrize(
+    "command", [("serve",), ("chat",), ("generate", "-p", "a"), ("batch", "/dev/null", "out")], ids=lambda c: c[0]
+)
 def test_a_mistyped_model_is_refused_before_slow_imports(command: tuple[str, ...]) -> None:
-    arguments = [sys.executable, "-X", "importtime", "-m", "regard", *command, "nosuch"]
+    arguments = [sys.executable, "-X", "importtime", "-m", "regard", command[0], "nosuch", *command[1:]]
     result = subprocess.run(arguments, capture_output=True, text=True)
     assert result.returncode == 1 and "regard: 'nosuch' is neither a file or folder nor a known name" in result.stderr
     imported = {line.rsplit("|")[-1].strip() for line in result.stderr.splitlines()}

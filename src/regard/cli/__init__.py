@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 
 from regard import __version__
 from regard.cli import (
+    batch,
     chat,
     data,
     data_show,
@@ -86,6 +87,7 @@ app.command("predict")(predict.predict)
 app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
 app.command("serve")(serve.serve)
+app.command("batch")(batch.batch)
 app.command("lens")(lens.lens)
 app.command("lab")(lab.lab)
 app.command("plan", context_settings=ACCEPT_OVERRIDES)(plan.plan)

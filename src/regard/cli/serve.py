@@ -61,7 +61,7 @@ def serve(
     from regard.server.run_server import serve as run
 
     is_local(host, key)  # refused before the model is loaded
-    console = Console(stderr=True)
+    console = Console(stderr=True, soft_wrap=True)
     llm = open_engine(
         model, console, device=device, context=context, adapter=adapter, dtype=dtype, rows=rows, queue=queue,
         compile=compile,

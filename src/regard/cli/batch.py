@@ -1,0 +1,140 @@
+"""`regard batch`: answer a file of requests in the format of OpenAI's Batch API."""
+
+import asyncio
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from regard.cli.batch_files import BatchOutput, BatchRequest, read_requests
+from regard.cli.open_engine import CompileOption, DtypeOption, RowsOption
+from regard.cli.open_model import AdapterOption, ContextOption, DeviceOption, ModelArgument
+from regard.find_model import find_model
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+URLS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
+MAX_BODY = 1 << 26  # bytes
+RETRY = 0.05  # seconds until a request that found the queue full is sent again
+
+
+def batch(
+    model: ModelArgument,
+    requests: Annotated[Path, typer.Argument(metavar="IN", help="A .jsonl file of requests.", exists=True)],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The .jsonl file of results; it is continued.")],
+    name: Annotated[str | None, typer.Option(help="The model's name in requests; by default the folder's.")] = None,
+    rows: RowsOption = None,
+    context: ContextOption = None,
+    adapter: AdapterOption = None,
+    dtype: DtypeOption = "auto",
+    compile: CompileOption = None,
+    device: DeviceOption = "auto",
+) -> None:
+    """Answer a file of requests in the format of OpenAI's Batch API, in continuous batches.
+
+    Each line of IN has a custom_id, the method POST, a url (/v1/chat/completions, /v1/completions or /v1/embeddings)
+    and a body, in which the model may be omitted. Each line of OUT has the custom_id and the response. A request that
+    is refused has a response with its status and the reason; the others are not affected. After an interruption, the
+    same command continues with the requests that have no result yet.
+
+    \b
+    Examples:
+      regard batch smollm2 requests.jsonl results.jsonl
+      regard batch runs/demo requests.jsonl results.jsonl --rows 32
+    """
+    find_model(model)  # before torch is imported: a mistyped name is refused at once
+    entries = read_requests(requests)
+    try:
+        import fastapi  # noqa: F401
+        import httpx  # noqa: F401
+    except ModuleNotFoundError:
+        raise ValueError("batches need more packages: pip install 'regard[serve]'") from None
+    from rich.console import Console
+
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    with BatchOutput(out, {entry.custom_id for entry in entries}) as output:
+        missing = [entry for entry in entries if entry.custom_id not in output.done]
+        if output.done:
+            console.print(f"{out} has {len(output.done)} of {len(entries)} results already")
+        if not missing:
+            return
+        from regard.cli.open_engine import open_engine
+        from regard.models.encoder_decoder import EncoderDecoderModule
+        from regard.server.app import create_app
+
+        llm = open_engine(
+            model, console, device=device, context=context, adapter=adapter, dtype=dtype, rows=rows,
+            queue=256, compile=compile,
+        )  # fmt: skip
+        name = name or os.path.basename(os.path.abspath(model))
+        source = llm.submit_source if isinstance(llm.model, EncoderDecoderModule) else None
+        app = create_app(llm.engine, llm.tokenizer, name, submit_source=source, max_body=MAX_BODY)
+        failed = asyncio.run(answer_all(missing, app, name, output, 2 * llm.rows, console))
+    if failed:
+        console.print(f"{failed} of {len(missing)} requests failed; the reasons are in {out}")
+
+
+async def answer_all(
+    requests: list[BatchRequest], app: "FastAPI", name: str, output: BatchOutput, at_once: int, console: Any
+) -> int:
+    """Answer all requests, `at_once` at a time; returns how many failed."""
+    import httpx
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    failed = tokens = 0
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"), TimeElapsedColumn())
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    waiting = iter(requests)
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", timeout=None) as client,
+    ):
+        with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+            task = progress.add_task("", total=len(requests), rate="")
+
+            async def work() -> None:
+                nonlocal failed, tokens
+                for request in waiting:
+                    status, id, body = await send(client, request, name)
+                    output.write(request.custom_id, status, id, body)
+                    failed += status != 200
+                    usage = body.get("usage") if isinstance(body, dict) else None
+                    tokens += (usage or {}).get("completion_tokens", 0)
+                    seconds = progress.tasks[0].elapsed or 1e-9
+                    progress.update(task, advance=1, rate=f"{tokens / seconds:,.1f} tokens/s")
+
+            workers = [asyncio.create_task(work()) for _ in range(min(at_once, len(requests)))]
+            try:
+                await asyncio.gather(*workers)
+            finally:
+                for worker in workers:
+                    worker.cancel()
+    return failed
+
+
+async def send(client: Any, request: BatchRequest, name: str) -> tuple[int, str | None, Any]:
+    """The status, the id and the body of the response to a request."""
+    if reason := refusal(request):
+        error = {"message": reason, "type": "invalid_request_error", "param": None, "code": "invalid_request"}
+        return 400, None, {"error": error}
+    while True:
+        response = await client.post(request.url, json={"model": name} | request.body)
+        if response.status_code != 429:
+            break
+        await asyncio.sleep(RETRY)  # other requests of this batch fill the queue
+    return response.status_code, response.headers.get("x-request-id"), response.json()
+
+
+def refusal(request: BatchRequest) -> str | None:
+    """Why a request cannot be part of a batch; None if it can."""
+    if request.method != "POST":
+        return f"method={request.method!r} must be POST"
+    if request.url not in URLS:
+        return f"url={request.url!r} must be one of {', '.join(URLS)}"
+    if not isinstance(request.body, dict):
+        return "body must be a JSON object"
+    if request.body.get("stream"):
+        return "a batch has no streams; remove stream from the body"
+    return None

@@ -1,0 +1,99 @@
+"""The files of `regard batch`, in the format of OpenAI's Batch API: one JSON object per line.
+
+    in:   {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": {…}}
+    out:  {"id": "batch_req_…", "custom_id": "1", "error": null,
+           "response": {"status_code": 200, "request_id": "…", "body": {…}}}
+
+Lines of the output are appended in the order in which requests finish. After an interruption the output has a prefix of
+complete lines, and perhaps a torn one, which is removed.
+"""
+
+import fcntl
+import json
+import secrets
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple
+
+
+class BatchRequest(NamedTuple):
+    custom_id: str
+    method: Any
+    url: Any
+    body: Any
+
+
+def read_requests(path: Path) -> list[BatchRequest]:
+    """All requests. Raises ValueError for a line that a result could not be assigned to."""
+    requests: dict[str, BatchRequest] = {}
+    with path.open("rb") as stream:
+        for number, line in enumerate(stream, 1):
+            if not line.strip():
+                continue
+            entry = parse(line)
+            custom_id = entry.get("custom_id") if isinstance(entry, dict) else None
+            if not isinstance(entry, dict) or not isinstance(custom_id, str):
+                raise ValueError(f"{path}, line {number}: not a JSON object with a string custom_id; correct this line")
+            if custom_id in requests:
+                raise ValueError(f"{path}, line {number}: custom_id {custom_id!r} occurs before; make it unique")
+            if unknown := sorted(entry.keys() - {"custom_id", "method", "url", "body"}):
+                raise ValueError(f"{path}, line {number}: unknown field {unknown[0]!r}; remove it")
+            requests[custom_id] = BatchRequest(custom_id, entry.get("method"), entry.get("url"), entry.get("body"))
+    if not requests:
+        raise ValueError(f"{path} has no requests; write one JSON object per line")
+    return list(requests.values())
+
+
+def parse(line: bytes) -> Any:
+    """The value of a JSON line, or None."""
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+
+
+class BatchOutput:
+    """The output file, locked while it is open. `done` are the custom_ids that it had before."""
+
+    def __init__(self, path: Path, known: set[str]):
+        self.path = path
+        self.stream = path.open("ab+")
+        try:
+            fcntl.flock(self.stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.done = self.read_done(known)
+        except BlockingIOError:
+            self.stream.close()
+            raise ValueError(f"another process is writing {path}; wait for it, or choose another file") from None
+        except ValueError:
+            self.stream.close()
+            raise
+
+    def __enter__(self) -> "BatchOutput":
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self.stream.close()
+
+    def read_done(self, known: set[str]) -> set[str]:
+        done, end = set[str](), 0
+        self.stream.seek(0)
+        for number, line in enumerate(self.stream, 1):
+            entry = parse(line)
+            custom_id = entry.get("custom_id") if isinstance(entry, dict) else None
+            if not line.endswith(b"\n"):
+                self.stream.truncate(end)  # written while the process was killed
+            elif custom_id not in known:
+                raise ValueError(
+                    f"{self.path}, line {number}: not the result of a request of the input; choose another output file"
+                )
+            else:
+                done.add(custom_id)
+                end += len(line)
+        return done
+
+    def write(self, custom_id: str, status: int, request_id: str | None, body: Any) -> None:
+        response = {"status_code": status, "request_id": request_id, "body": body}
+        id = f"batch_req_{secrets.token_hex(12)}"
+        line = json.dumps({"id": id, "custom_id": custom_id, "response": response, "error": None}) + "\n"
+        self.stream.write(line.encode())
+        self.stream.flush()  # a killed process loses at most the line that it is writing

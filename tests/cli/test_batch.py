@@ -1,0 +1,120 @@
+"""`regard batch`: OpenAI's batch format in and out, refused requests, and a run that is killed and continued."""
+
+import fcntl
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import regard
+
+GREEDY = {"max_tokens": 4, "temperature": 0}
+CHAT = {"messages": [{"role": "user", "content": "Where is Anna?"}], **GREEDY}
+
+
+def line(custom_id: object, body: object = CHAT, url: str = "/v1/chat/completions", method: str = "POST") -> dict:
+    return {"custom_id": custom_id, "method": method, "url": url, "body": body}
+
+
+def write(path: Path, lines: list[dict]) -> Path:
+    path.write_text("".join(json.dumps(entry) + "\n" for entry in lines))
+    return path
+
+
+def read(path: Path) -> dict[str, dict]:
+    results = [json.loads(text) for text in path.read_text().splitlines()]
+    assert len({result["custom_id"] for result in results}) == len(results), "a custom_id occurs twice"
+    return {result["custom_id"]: result for result in results}
+
+
+def test_every_request_gets_its_response(demo_run: Path, tmp_path: Path) -> None:
+    completion = {"model": "demo", "prompt": "Anna is in", **GREEDY}
+    requests = [
+        line("chat"),
+        line("completion", completion, "/v1/completions"),
+        line("sampled", completion | {"temperature": 1, "seed": 4, "n": 3}, "/v1/completions"),
+        line("no prompt", {}, "/v1/completions"),
+        line("other model", CHAT | {"model": "gpt"}),
+        line("too long", CHAT | {"messages": [{"role": "user", "content": "Anna " * 5000}]}),
+        line("stream", CHAT | {"stream": True}),
+        line("get", method="GET"),
+        line("route", url="/metrics"),
+        line("body", body=[1]),
+    ]
+    out = tmp_path / "out.jsonl"
+    result = regard("batch", demo_run, write(tmp_path / "in.jsonl", requests), out, "--rows", 2)
+    assert result.exit_code == 0, result.output
+    assert "7 of 10 requests failed; the reasons are in" in result.stderr
+    found = read(out)
+    assert found.keys() == {request["custom_id"] for request in requests}
+    statuses = {name: entry["response"]["status_code"] for name, entry in found.items()}
+    assert statuses == {
+        "chat": 200, "completion": 200, "sampled": 200, "no prompt": 400, "other model": 404, "too long": 400,
+        "stream": 400, "get": 400, "route": 400, "body": 400,
+    }  # fmt: skip
+    for entry in found.values():
+        assert entry["id"].startswith("batch_req_") and entry["error"] is None
+        assert ("error" in entry["response"]["body"]) == (entry["response"]["status_code"] != 200)
+    printed = regard("generate", demo_run, "--prompt", "Anna is in", "--max-new", 4, "--temperature", 0, "--json")
+    text = json.loads(printed.stdout)["text"]
+    assert found["completion"]["response"]["body"]["choices"][0]["text"] == text
+    assert len(found["sampled"]["response"]["body"]["choices"]) == 3
+    assert "/v1/embeddings" in found["route"]["response"]["body"]["error"]["message"]
+
+
+def test_a_killed_batch_is_continued_without_duplicates(demo_run: Path, tmp_path: Path) -> None:
+    body = {"prompt": "Anna is in", "max_tokens": 24, "temperature": 1, "seed": 3}
+    source = write(tmp_path / "in.jsonl", [line(f"r{i}", body, "/v1/completions") for i in range(16)])
+    out = tmp_path / "out.jsonl"
+    command = [sys.executable, "-m", "regard", "batch", str(demo_run), str(source), str(out), "--rows", "1"]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+        while not out.exists() or out.read_bytes().count(b"\n") < 3:
+            assert process.poll() is None
+            time.sleep(0.002)
+        process.send_signal(signal.SIGKILL)
+    complete = out.read_bytes()
+    complete = complete[: complete.rindex(b"\n") + 1]
+    assert 3 <= complete.count(b"\n") < 16
+    out.write_bytes(complete + b'{"id": "batch_req_1", "custom_id": "r15", "resp')  # torn
+    result = regard("batch", demo_run, source, out)
+    lines = complete.count(b"\n")
+    assert result.exit_code == 0 and f"has {lines} of 16 results already" in result.stderr
+    assert out.read_bytes().startswith(complete)
+    found = read(out)
+    assert found.keys() == {f"r{i}" for i in range(16)}
+    assert len({entry["response"]["body"]["choices"][0]["text"] for entry in found.values()}) == 1  # one seed
+    before = out.read_bytes()
+    assert "has 16 of 16 results already" in regard("batch", demo_run, source, out).stderr
+    assert out.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "has no requests"),
+        ('{"custom_id": "1"}\nnot json\n', "line 2: not a JSON object with a string custom_id"),
+        ('{"custom_id": 1}\n', "line 1: not a JSON object with a string custom_id"),
+        ('{"custom_id": "1"}\n\n{"custom_id": "1"}\n', "line 3: custom_id '1' occurs before"),
+        ('{"custom_id": "1", "bdoy": {}}\n', "unknown field 'bdoy'"),
+    ],
+)
+def test_an_input_whose_results_could_not_be_assigned_is_refused(demo_run: Path, tmp_path: Path, text, message) -> None:
+    (tmp_path / "in.jsonl").write_text(text)
+    refused = regard("batch", demo_run, tmp_path / "in.jsonl", tmp_path / "out.jsonl")
+    assert isinstance(refused.exception, ValueError) and message in str(refused.exception)
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_an_output_of_another_input_or_of_a_running_batch_is_refused(demo_run: Path, tmp_path: Path) -> None:
+    source, out = write(tmp_path / "in.jsonl", [line("a")]), write(tmp_path / "out.jsonl", [{"custom_id": "b"}])
+    before = out.read_bytes()
+    assert "line 1: not the result of a request" in str(regard("batch", demo_run, source, out).exception)
+    with out.open("ab") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        assert "another process is writing" in str(regard("batch", demo_run, source, out).exception)
+    assert out.read_bytes() == before
+    assert regard("batch", demo_run, tmp_path / "missing", out).exit_code == 2
