@@ -13,6 +13,7 @@ in the forward of the first target tokens. The engine is not thread-safe: use it
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -33,7 +34,7 @@ from regard.engine.inputs import (
 )
 from regard.engine.namespace import namespace_of
 from regard.engine.prompt_logprobs import record_prompt_logprobs
-from regard.engine.request import GenerationError, QueueFull, Request, Sampling, Token, TokenHistory
+from regard.engine.request import GenerationError, QueueFull, Request, Sampling, Token, TokenHistory, derived_seed
 from regard.engine.sampling import sample
 from regard.engine.scheduler import ScheduledBatch, Scheduler
 from regard.engine.stores.base import OpenStore, Store
@@ -159,9 +160,30 @@ class Engine:
             request.history = TokenHistory(ids, self.model.spec.vocab, self.device)
         if sampling.grammar is not None:
             request.matcher = sampling.grammar.matcher(sampling.stop_ids)
+        request.leader = self.scheduler.find_leader(request)
         self.scheduler.waiting.append(request)
         self.counts["prompt_tokens"] += len(source) or len(ids)
         return request
+
+    def submit_n(
+        self,
+        ids: TokenIds,
+        sampling: Sampling,
+        n: int,
+        source: TokenIds | None = None,
+        embeddings: Tensor | None = None,
+        *,
+        salt: str = "",
+    ) -> list[Request]:
+        """Submit n requests with the same prompt, all or none; where the store shares prefixes, it is computed once.
+
+        Request i has the seed (seed + i) mod 2**64, or a random one if `sampling` has none.
+        """
+        check_size("n", n)
+        if len(self.scheduler.running) + len(self.scheduler.waiting) + n > self.max_requests:
+            raise QueueFull(f"{self.queue} requests may wait, too few for {n} more; try again later")
+        settings = [replace(sampling, seed=derived_seed(sampling.seed, i)) for i in range(n)]
+        return [self.submit(ids, each, source, embeddings, salt=salt) for each in settings]
 
     @torch.inference_mode()
     def cancel(self, request: Request) -> None:

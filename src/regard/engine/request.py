@@ -164,6 +164,7 @@ class Request:
     row: int | None = None  # in the store, while running
     cached: int = 0  # tokens that the store holds
     isolated: bool = False  # was in a batch that failed; has a batch to itself until its next token
+    leader: "Request | None" = None  # has the same prompt; this request waits until that has computed it
     history: "TokenHistory | None" = None  # only with penalties
     matcher: Matcher | None = None  # only with a grammar
 
@@ -180,6 +181,11 @@ class Request:
     def pending_source(self) -> int:
         """Tokens of the source that are not encoded yet: all before the first forward, then none."""
         return 0 if self.cached else len(self.source)
+
+    @property
+    def held(self) -> bool:
+        """Whether the request waits for the prompt of its leader."""
+        return self.leader is not None and self.leader.finish is None and not self.leader.new
 
     @property
     def forced_id(self) -> int | None:
@@ -222,6 +228,11 @@ class TokenHistory:
 
     def add(self, id: int) -> None:
         self.counts[id] += 1
+
+
+def derived_seed(seed: int | None, index: int) -> int | None:
+    """The seed of choice `index` of a request with this seed."""
+    return None if seed is None else (seed + index) % 2**64
 
 
 def completions(sequences: TokenSequences, tokens: Sequence[int]) -> list[int]:

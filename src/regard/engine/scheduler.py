@@ -7,6 +7,7 @@
 A step is a decode batch (requests with one pending token) and a prefill batch (at most `chunk` tokens of the others, or
 one whole source), so a long prompt does not block decoding. A preempted request keeps its tokens but not its row:
 source, prompt and new tokens are recomputed later, except for a prefix that the store still has, with the same result.
+Of several requests with the same prompt, the first computes it while the others wait.
 Yu et al. 2022 (Orca), Kwon et al. 2023 (vLLM), Agrawal et al. 2023 (chunked prefill).
 """
 
@@ -45,16 +46,26 @@ class Scheduler:
 
     def admit(self) -> None:
         """Admit waiting requests in order of arrival, while there are rows and space."""
-        while self.waiting and self.free_rows:
+        for request in [request for request in self.waiting if not request.held]:
+            if not self.free_rows:
+                return
             row = min(self.free_rows)  # low rows first: a batch of rows 0 … B-1 is a slice of the store
-            request = self.waiting[0]
             cached = self.store.admit(row, request.tokens, self.namespace(request))
             if cached is None:
                 return
             self.free_rows.remove(row)
-            self.waiting.popleft()
+            self.waiting.remove(request)
             request.row, request.cached = row, cached
             insort(self.running, request, key=arrival)
+
+    def find_leader(self, request: Request) -> Request | None:
+        """The first request with the same prompt, if that is not computed yet. Its prefix can be shared then."""
+        if not 0 < self.store.shared_block < len(request.ids):
+            return None
+        queued = (other for other in (*self.running, *self.waiting) if not other.new)
+        leader = next((other for other in queued if other.ids == request.ids), None)
+        namespace = None if leader is None else self.namespace(request)
+        return leader if leader is not None and namespace == self.namespace(leader) is not None else None
 
     def decode_batch(self) -> ScheduledBatch:
         return isolate([(r, 1) for r in self.running if r.pending == 1 and not r.pending_source])

@@ -27,7 +27,8 @@ class Contiguous:
         source: int = 0, slack: int = SLACK,
     ):  # fmt: skip
         check_sizes(rows, capacity, slack)
-        self.rows, self.capacity, self.max_tokens, self.prompt_border = rows, capacity, capacity, 1
+        self.rows, self.capacity, self.max_tokens = rows, capacity, capacity
+        self.shared_block, self.prompt_border = 0, 1
         self.table = RowTable(rows, device, memory)
         self.storages = build_storages(
             memory, self.table, capacity, slack, source, dtype,

@@ -64,6 +64,7 @@ class Paged:
             lambda declared: PagedStorage(declared, self, dtype),
         )  # fmt: skip
         self.per_token = [storage for storage in self.storages if isinstance(storage, PagedStorage)]
+        self.shared_block = block
         self.prompt_border = block if self.table.overwriting else 1
         self.prefix_queries = self.prefix_hits = 0
 
