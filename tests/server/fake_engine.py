@@ -3,6 +3,7 @@
 import math
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 
 import torch
@@ -26,6 +27,7 @@ class FakeEngine:
         self.may_step = threading.Event()  # while it is cleared, steps wait
         self.may_step.set()
         self.step_seconds = 0.0
+        self.rows = 64  # requests that get a token in a step
 
     @property
     def idle(self) -> bool:
@@ -51,7 +53,7 @@ class FakeEngine:
         time.sleep(self.step_seconds)
         if any(self.poison in request.ids for request in self.active):
             raise RuntimeError("a secret address: 0xdeadbeef")
-        return [(request, self.token(request)) for request in list(self.active)]
+        return [(request, self.token(request)) for request in self.active[: self.rows]]
 
     def token(self, request: Request) -> Token:
         step = len(request.new)
@@ -73,7 +75,10 @@ class FakeEngine:
         return token
 
     def metrics(self) -> dict[str, float]:
-        return {"running": len(self.active), "submitted_total": len(self.submitted)}
+        finished = Counter(request.finish for request in self.submitted if request.finish)
+        new_tokens = sum(len(request.new) for request in self.submitted)
+        running = len(self.active[: self.rows])
+        return {"running": running, "waiting": len(self.active) - running, "new_tokens": new_tokens, **finished}
 
 
 HEADS = (4, 4, 0, 4)  # the third layer has no attention

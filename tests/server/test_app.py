@@ -1,4 +1,8 @@
-"""GET /v1/models, /health, /metrics, and the frozen fields of requests."""
+"""GET /v1/models, /health, /ready, and the schema of requests and responses."""
+
+import pytest
+
+from regard.server.response_schema import ChatCompletion, Completion
 
 
 def test_models_are_listed(start_server):
@@ -8,23 +12,20 @@ def test_models_are_listed(start_server):
     assert client.get("/v1/models/tiny").json() == listed["data"][0]
 
 
-def test_metrics_are_prometheus_text(start_server):
+def test_a_draining_server_is_alive_but_not_ready(start_server):
     server = start_server()
-    server.client.post("/v1/completions", json={"model": "tiny", "prompt": "Mira"})
-    server.client.get("/no/such/path")
-    response = server.client.get("/metrics")
-    assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
-    lines = response.text.splitlines()
-    assert "regard_engine_submitted_total 1" in lines
-    assert 'regard_http_answers_total{route="/v1/completions",status="200"} 1' in lines
-    assert 'regard_http_answers_total{route="other",status="404"} 1' in lines
+    assert server.client.get("/ready").json() == {"status": "ok"}
+    server.app.state.served.draining = True
+    response = server.client.get("/ready")
+    assert response.status_code == 503 and response.json()["error"]["code"] == "not_ready"
+    assert server.client.get("/health").json() == {"status": "ok"}
 
 
 def test_health_reports_a_stopped_engine(start_server):
     server = start_server()
     assert server.client.get("/health").json() == {"status": "ok"}
     server.app.state.served.engine._stopping = True
-    assert server.client.get("/health").status_code == 503
+    assert server.client.get("/health").status_code == server.client.get("/ready").status_code == 503
     assert server.client.get("/metrics").status_code == 503
     response = server.client.post("/v1/completions", json={"model": "tiny", "prompt": "Mira"})
     assert response.status_code == 503 and "retry-after" in response.headers
@@ -47,3 +48,28 @@ def test_request_fields_are_frozen(start_server):
         "AttentionBody": "head layer messages text",
         "ErrorBody": "error",
     }
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "model"),
+    [
+        ("/v1/completions", {"prompt": "Mira"}, Completion),
+        ("/v1/completions", {"prompt": "Mira", "logprobs": 2, "n": 2}, Completion),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}, ChatCompletion),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": "hi"}], "logprobs": True, "top_logprobs": 2},
+            ChatCompletion,
+        ),
+    ],
+)
+def test_responses_have_the_schema_of_the_api(start_server, path, body, model):
+    client = start_server().client
+    response = client.post(path, json={"model": "tiny"} | body)
+    model.model_validate_json(response.content)
+    schema = client.get("/openapi.json").json()
+    content = schema["paths"][path]["post"]["responses"]["200"]["content"]
+    assert content["application/json"]["schema"]["$ref"].endswith("/" + model.__name__)
+    assert "text/event-stream" in content
+    required = schema["components"]["schemas"][model.__name__]["required"]
+    assert set(required) == set(response.json())

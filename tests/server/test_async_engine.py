@@ -143,6 +143,7 @@ def test_a_signal_drains_and_ends_every_stream(tokenizer, drain):
         lines = response.iter_lines()
         next(lines)
         server.handle_exit(signal.SIGTERM, None)
+        assert server.served.draining
         remaining = [line for line in lines if line]
     thread.join()
     assert remaining[-1] == "data: [DONE]" and engine.idle

@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+import re
 
 import httpx
 import pytest
 
 from regard.server.app import create_app
 from regard.server.middleware import MAX_BODY, MAX_CONTAINERS, BodyLimit, count_containers
+from tests.server.conftest import serve
 from tests.server.fake_engine import FakeEngine
 
 PATHS = [("GET", "/v1/models"), ("POST", "/v1/completions"), ("POST", "/v1/chat/completions"), ("GET", "/regard/model")]
@@ -17,13 +19,13 @@ PATHS += [("POST", "/regard/tokenize"), ("POST", "/regard/attention"), ("GET", "
 def test_every_route_but_the_public_ones_needs_the_key(start_server):
     server = start_server(key="s3cret")
     routes = {path for path, methods in server.client.get("/openapi.json").json()["paths"].items()}
-    assert routes - {"/health", "/v1/models/{name}"} == {path for _, path in PATHS} - {"/openapi.json"}
+    assert routes - {"/health", "/ready", "/v1/models/{name}"} == {path for _, path in PATHS} - {"/openapi.json"}
     with httpx.Client(base_url=server.url) as client:
         for method, path in PATHS + [("GET", "/v1/models/tiny"), ("GET", "/nothing")]:
             for value in (None, "Bearer s3cre", "Basic s3cret", "s3cret", "Bearer s\u00e9cret".encode("latin-1")):
                 response = client.request(method, path, headers={"authorization": value} if value else {})
                 assert response.status_code == 401 and response.json()["error"]["code"] == "invalid_api_key"
-        for path in ("/health", "/", "/web/app.js"):
+        for path in ("/health", "/ready", "/", "/web/app.js"):
             assert client.get(path).status_code == 200
     assert server.client.get("/v1/models").status_code == 200
 
@@ -48,7 +50,60 @@ def test_requests_from_other_origins_are_refused(start_server):
 
 def test_allowing_any_host_requires_a_key(tokenizer):
     with pytest.raises(ValueError, match="set a key"):
-        create_app(FakeEngine(tokenizer, "x"), tokenizer, "tiny", hosts=())
+        create_app(FakeEngine(tokenizer, "x"), tokenizer, "tiny", allow_hosts=())
+
+
+def test_an_allowed_origin_may_call_the_server(tokenizer):
+    origin = "https://app.example"
+    app = create_app(FakeEngine(tokenizer, "x"), tokenizer, "tiny", key="k", allow_origins=(origin,))
+    with serve(app) as port, httpx.Client(base_url=f"http://127.0.0.1:{port}") as client:
+        asked = {"access-control-request-method": "POST", "access-control-request-headers": "authorization,x-other"}
+        preflight = client.options("/v1/completions", headers={"origin": origin} | asked)
+        assert preflight.status_code == 200 and preflight.headers["access-control-allow-origin"] == origin
+        assert "authorization" in preflight.headers["access-control-allow-headers"]
+        for headers, status in [({}, 401), ({"authorization": "Bearer k"}, 200)]:
+            response = client.get("/v1/models", headers={"origin": origin} | headers)
+            assert response.status_code == status and response.headers["access-control-allow-origin"] == origin
+        for other in ("https://app.example.evil", "http://app.example", "null"):
+            assert client.options("/v1/completions", headers={"origin": other} | asked).status_code == 403
+
+
+@pytest.mark.parametrize("origin", ["*", "app.example", "https://app.example/", "https://app.example/page", ""])
+def test_unsafe_and_invalid_origins_are_refused(tokenizer, origin):
+    with pytest.raises(ValueError, match="origin"):
+        create_app(FakeEngine(tokenizer, "x"), tokenizer, "tiny", allow_origins=(origin,))
+
+
+def test_any_origin_may_call_a_server_with_a_key(tokenizer):
+    app = create_app(FakeEngine(tokenizer, "x"), tokenizer, "tiny", key="k", allow_origins=("*",))
+    with serve(app) as port:
+        headers = {"origin": "https://any.example", "authorization": "Bearer k"}
+        response = httpx.get(f"http://127.0.0.1:{port}/v1/models", headers=headers)
+        assert response.status_code == 200 and response.headers["access-control-allow-origin"] == "*"
+
+
+def test_each_request_is_logged_if_asked_for(tokenizer, caplog):
+    app = create_app(FakeEngine(tokenizer, "x"), tokenizer, "tiny", access_log=True)
+    body = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 2}
+    with (
+        caplog.at_level("INFO", "regard.access"),
+        serve(app) as port,
+        httpx.Client(base_url=f"http://127.0.0.1:{port}") as client,
+    ):
+        client.post("/v1/completions", json=body)
+        client.post("/v1/completions", json=body | {"stream": True})
+        client.get("/a%0Ab/" + "x" * 500)
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == 3
+    for line in lines[:2]:
+        assert re.fullmatch(r"POST /v1/completions 200 \d+\.\d ms, 3 \+ 2 tokens", line)
+    assert re.fullmatch(r"GET /a%0Ab/x+ 404 \d+\.\d ms, 0 \+ 0 tokens", lines[2]) and len(lines[2]) < 300
+
+
+def test_requests_are_not_logged_by_default(start_server, caplog):
+    with caplog.at_level("INFO", "regard.access"):
+        start_server().client.get("/health")
+    assert not [record for record in caplog.records if record.name == "regard.access"]
 
 
 def test_long_bodies_are_refused_before_they_are_read(start_server):

@@ -1,7 +1,7 @@
 """The synchronous engine in a separate thread, used from asyncio.
 
-The engine is not thread-safe, so every call to it (submit, cancel, step, metrics) and every lens pass over its model
-runs in this thread, between two steps. Tokens return with `loop.call_soon_threadsafe`. Other threads may use the engine
+The engine is not thread-safe, so every call to it (submit, cancel, step, metrics) runs in this thread, between two
+steps. Tokens return with `loop.call_soon_threadsafe`. Other threads may use the engine
 too, and step it, if they hold the same lock.
 
     asyncio ── inbox (deque + condition) ──▶ thread: calls, step, calls, step …; sleeps while idle
@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -52,6 +53,7 @@ class RequestHandle:
         """submit: used in place of the `submit` of the AsyncEngine."""
         self.ids, self.sampling, self.submit = ids, sampling, submit
         self.request: Request | None = None
+        self.created, self.started = time.monotonic(), None  # started: when the first step began that computed it
         self.delivered = 0  # tokens; used only in the engine's thread
         self._on_token, self._loop = on_token, asyncio.get_running_loop()
 
@@ -164,6 +166,7 @@ class AsyncEngine:
                 self._inbox.popleft()()
 
     def _step(self) -> None:
+        begin = time.monotonic()
         try:
             with self._lock:
                 self.engine.step()
@@ -171,6 +174,8 @@ class AsyncEngine:
             log.exception("a step of the engine failed; its %d running requests fail", len(self._running))
             return self._fail_all(ENGINE_FAILED)
         for request, handle in list(self._running.items()):
+            if handle.started is None and (request.cached or request.new):
+                handle.started = begin
             handle.deliver_new(request)  # also the tokens of steps in other threads
             if request.finish in ("error", "cancelled"):
                 log.error("a request failed: %s", request.error or request.finish)

@@ -1,14 +1,15 @@
 """The FastAPI application: middleware, routes, monitoring, and the web page at `/`."""
 
+import re
 import time
-from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from fastapi import APIRouter, FastAPI
 from fastapi.middleware import Middleware
-from starlette.responses import FileResponse, JSONResponse, PlainTextResponse
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import FileResponse, PlainTextResponse
 from starlette.staticfiles import StaticFiles
 
 from regard.engine.async_engine import AsyncEngine, Submit
@@ -19,15 +20,18 @@ from regard.server.lens_thread import Lens, LensThread
 from regard.server.middleware import (
     LOCAL_HOSTS,
     MAX_BODY,
+    AccessLog,
     BodyLimit,
     HostCheck,
     KeyCheck,
     ResponseCounter,
     SecurityHeaders,
 )
+from regard.server.response_schema import ModelCard, ModelList, Status
 from regard.server.served_model import ServedModel
 from regard.text.tokenizer import Tokenizer
 
+ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+")
 WEB = Path(__file__).parent.parent / "web"
 
 
@@ -39,21 +43,29 @@ def create_app(
     key: str | None = None,
     lens: Lens | None = None,
     submit_source: Submit | None = None,
-    hosts: tuple[str, ...] = LOCAL_HOSTS,
+    allow_hosts: tuple[str, ...] = LOCAL_HOSTS,
+    allow_origins: tuple[str, ...] = (),
+    access_log: bool = False,
     max_body: int = MAX_BODY,
 ) -> FastAPI:
-    """`hosts` are the host names that the server accepts. An empty tuple accepts all names and requires a key.
+    """`allow_hosts` are the host names that the server accepts. An empty tuple accepts all names and requires a key.
+    `allow_origins` are the origins, such as "https://app.example", whose pages may call the server besides its own
+    page; "*" allows all and requires a key. `access_log` logs every request to the logger `regard.access`.
 
     `submit_source` submits a prompt as the source of an encoder-decoder; None: a decoder continues the prompt.
     """
-    if not hosts and key is None:
-        raise ValueError("hosts=() lets any site call the server; set a key or name the hosts")
+    if not allow_hosts and key is None:
+        raise ValueError("allow_hosts=() lets any site call the server; set a key or name the hosts")
+    if "*" in allow_origins and key is None:
+        raise ValueError("allow_origins=('*',) lets any site call the server; set a key or name the origins")
+    for origin in allow_origins:
+        if origin != "*" and not ORIGIN.fullmatch(origin):
+            raise ValueError(f"the origin {origin!r} must be a scheme and a host, such as https://app.example:8080")
     prompt_is_source = submit_source is not None
     lens_thread = None if lens is None else LensThread(lens)
     served = ServedModel(
         name, int(time.time()), AsyncEngine(engine, submit_source), tokenizer, lens_thread, prompt_is_source
     )
-    response_counts: Counter = Counter()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
@@ -62,9 +74,11 @@ def create_app(
         await served.stop()
 
     middleware = [
-        Middleware(ResponseCounter, counts=response_counts),
+        Middleware(ResponseCounter, counts=served.metrics.responses),
+        *([Middleware(AccessLog)] if access_log else []),
         Middleware(SecurityHeaders),
-        Middleware(HostCheck, hosts=hosts),
+        Middleware(HostCheck, hosts=allow_hosts, origins=allow_origins),
+        *([cross_origin(allow_origins)] if allow_origins else []),
         Middleware(KeyCheck, key=key),
         Middleware(BodyLimit, max_body=max_body),
     ]
@@ -78,7 +92,7 @@ def create_app(
     )
     app.state.served = served
     errors.install_handlers(app)
-    app.include_router(monitoring_routes(served, response_counts))
+    app.include_router(monitoring_routes(served))
     for routes in (completions, chat, inspection):
         app.include_router(routes.router(served))
 
@@ -90,37 +104,51 @@ def create_app(
     return app
 
 
-def monitoring_routes(served: ServedModel, response_counts: Counter) -> APIRouter:
-    """GET /v1/models, /health and /metrics (Prometheus' text format: `name{labels} value`, one per line)."""
+def cross_origin(origins: tuple[str, ...]) -> Middleware:
+    """Answers the preflight requests of browsers, which have no key, and names the origin in responses."""
+    exposed = ["retry-after"]
+    return Middleware(
+        CORSMiddleware,
+        allow_origins=origins,
+        allow_methods=["GET", "POST"],
+        allow_headers=["*"],
+        expose_headers=exposed,
+    )
+
+
+def monitoring_routes(served: ServedModel) -> APIRouter:
+    """GET /v1/models, /health, /ready and /metrics."""
     routes = APIRouter()
 
     def model_card() -> dict:
         return {"id": served.name, "object": "model", "created": served.created, "owned_by": "regard"}
 
     @routes.get("/v1/models")
-    async def models() -> dict:
-        return {"object": "list", "data": [model_card()]}
+    async def models() -> ModelList:
+        return ModelList.model_validate({"object": "list", "data": [model_card()]})
 
     @routes.get("/v1/models/{name:path}")
-    async def model(name: str) -> dict:
+    async def model(name: str) -> ModelCard:
         served.check_name(name)
-        return model_card()
+        return ModelCard.model_validate(model_card())
 
     @routes.get("/health")
-    async def health() -> JSONResponse:
+    async def health() -> Status:
+        """Whether the process works; if not, restart it."""
         if served.engine.alive:
-            return JSONResponse({"status": "ok"})
+            return Status(status="ok")
         raise ApiError(503, "the engine has stopped; restart the server", code="unhealthy")
 
-    @routes.get("/metrics")
+    @routes.get("/ready")
+    async def ready() -> Status:
+        """Whether the model is loaded and the server accepts requests; if not, send them to another one."""
+        if served.engine.alive and not served.draining:
+            return Status(status="ok")
+        raise ApiError(503, "the server is shutting down; use another one", code="not_ready")
+
+    @routes.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> PlainTextResponse:
         engine = await served.engine.call(served.engine.engine.metrics)
-        lines = [f"regard_engine_{name} {value:g}" for name, value in sorted(engine.items())]
-        lines.append("# TYPE regard_http_answers_total counter")
-        lines += [
-            f'regard_http_answers_total{{route="{route}",status="{status}"}} {count}'
-            for (route, status), count in sorted(response_counts.items())
-        ]
-        return PlainTextResponse("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4")
+        return PlainTextResponse(served.metrics.text(engine), media_type="text/plain; version=0.0.4")
 
     return routes

@@ -10,6 +10,7 @@ from starlette.responses import Response
 from regard.server.chat_schema import ChatBody
 from regard.server.generation import GenerationTask, TextDelta
 from regard.server.logprobs import chat_logprobs
+from regard.server.response_schema import ChatCompletion, or_stream
 from regard.server.responses import respond
 from regard.server.served_model import ServedModel
 
@@ -17,7 +18,7 @@ from regard.server.served_model import ServedModel
 def router(served: ServedModel) -> APIRouter:
     routes = APIRouter()
 
-    @routes.post("/v1/chat/completions")
+    @routes.post("/v1/chat/completions", responses=or_stream(ChatCompletion))
     async def chat_completions(body: ChatBody, request: Request) -> Response:
         served.check_name(body.model)
         body.max_tokens = body.max_completion_tokens or body.max_tokens

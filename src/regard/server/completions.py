@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from regard.server.generation import GenerationTask, TextDelta
 from regard.server.logprobs import completion_logprobs
+from regard.server.response_schema import Completion, or_stream
 from regard.server.responses import respond
 from regard.server.schema import CompletionBody
 from regard.server.served_model import ServedModel
@@ -19,7 +20,7 @@ DEFAULT_MAX_TOKENS = 16  # OpenAI's
 def router(served: ServedModel) -> APIRouter:
     routes = APIRouter()
 
-    @routes.post("/v1/completions")
+    @routes.post("/v1/completions", responses=or_stream(Completion))
     async def completions(body: CompletionBody, request: Request) -> Response:
         served.check_name(body.model)
         prompts = [await served.encode(p) if isinstance(p, str) else p for p in body.prompts]

@@ -7,6 +7,7 @@ that its text comes from. A stop string ends its choice and cancels the engine's
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,6 +16,7 @@ from typing import NamedTuple
 from regard.engine.async_engine import AsyncEngine, Failure, RequestHandle
 from regard.engine.request import QueueFull, Sampling, Token
 from regard.server.errors import ApiError
+from regard.server.metrics import Metrics
 from regard.server.schema import SamplingBody
 from regard.text.detokenizer import TextStream
 from regard.text.tokenizer import Tokenizer
@@ -42,6 +44,7 @@ class Choice:
     stream: TextStream
     text: str = ""
     deltas: list[TextDelta] = field(default_factory=list)
+    first_token: float = 0.0  # time.monotonic()
     token_count: int = 0  # includes the stop token, which is in no delta
     _pending: list[Token] = field(default_factory=list)  # tokens whose text is held back
 
@@ -51,6 +54,7 @@ class Choice:
 
     def push(self, token: Token) -> TextDelta | None:
         """The delta that this token completes, or None while its text is held back."""
+        self.first_token = self.first_token or time.monotonic()
         self.token_count += 1
         if token.finish != "stop":
             self._pending.append(token)
@@ -76,8 +80,9 @@ class GenerationTask:
         requests: list[tuple[list[int], Sampling]],
         stops: list[str],
         continues_prompt: bool,
+        metrics: Metrics,
     ):
-        self.engine = engine
+        self.engine, self.metrics = engine, metrics
         self.events: asyncio.Queue[tuple[int, Token | Failure]] = asyncio.Queue()
         self.choices = [
             Choice(
@@ -118,6 +123,7 @@ class GenerationTask:
             if choice.finish:
                 unfinished.remove(index)
                 self.engine.cancel(choice.handle)
+                self.metrics.observe(choice.handle, choice.first_token, choice.token_count)
 
     async def wait(self) -> None:
         async for _ in self:

@@ -1,13 +1,17 @@
 """ASGI middleware around all routes, outermost first:
 
 - `ResponseCounter`  counts responses per route and status, for the metrics;
+- `AccessLog`        logs one line per request, if it is asked for;
 - `SecurityHeaders`  the page may load from and connect to this server only, and no other page may frame it;
 - `HostCheck`        against DNS rebinding (a foreign name that resolves to 127.0.0.1) and cross-site posts;
+- `CORSMiddleware`   Starlette's, only if pages of other origins are allowed;
 - `KeyCheck`         compares the bearer token in constant time, on every path that is not public;
 - `BodyLimit`        rejects a body that is too long, or has too many arrays and objects, before any of it is parsed.
 """
 
 import hmac
+import logging
+import time
 from collections import Counter
 from urllib.parse import urlsplit
 
@@ -16,10 +20,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from regard.server.errors import ApiError
 
+access_log = logging.getLogger("regard.access")
+
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
-PUBLIC_PATHS = ("/", "/health")
+PUBLIC_PATHS = ("/", "/health", "/ready")
 PUBLIC_FOLDER = "/web/"
 MAX_BODY = 1 << 20
+MAX_LOGGED_PATH = 200
 MAX_CONTAINERS = 1 << 14  # arrays and objects; parsing a million of them takes a second
 
 SECURITY_HEADERS = {
@@ -48,6 +55,32 @@ class ResponseCounter:
         await self.app(scope, receive, counted_send)
 
 
+class AccessLog:
+    """Method, path, status, milliseconds until the last byte, and the tokens of prompt and output."""
+
+    def __init__(self, app: ASGIApp):
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        start, status, state = time.monotonic(), 0, scope.setdefault("state", {})
+
+        async def noted_send(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self.app(scope, receive, noted_send)
+        finally:
+            path = scope.get("raw_path", b"")[:MAX_LOGGED_PATH].decode("ascii", "backslashreplace")  # still encoded
+            usage, ms = state.get("usage") or {}, 1000 * (time.monotonic() - start)
+            tokens = usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0)
+            access_log.info("%s %s %d %.1f ms, %d + %d tokens", scope["method"], path, status, ms, *tokens)
+
+
 class SecurityHeaders:
     def __init__(self, app: ASGIApp):
         self.app = app
@@ -64,16 +97,18 @@ class SecurityHeaders:
 
 
 class HostCheck:
-    """The Host header must be one of `hosts` (any, if empty); an Origin header, if present, must equal the Host."""
+    """The Host header must be one of `hosts` (any, if empty); an Origin header, if present, must equal the Host or be
+    one of `origins` ("*": any)."""
 
-    def __init__(self, app: ASGIApp, hosts: tuple[str, ...]):
-        self.app, self.hosts = app, hosts
+    def __init__(self, app: ASGIApp, hosts: tuple[str, ...], origins: tuple[str, ...] = ()):
+        self.app, self.hosts, self.origins = app, hosts, origins
 
     def refusal(self, headers: Headers) -> str | None:
         host, origin = headers.get("host", ""), headers.get("origin")
         if self.hosts and hostname(host) not in self.hosts:
             return f"the Host header {host!r} is not a name of this server; use one of {', '.join(self.hosts)}"
-        if origin is not None and origin.partition("://")[2] != host:
+        allowed = origin is None or origin in self.origins or "*" in self.origins
+        if not allowed and origin.partition("://")[2] != host:
             return f"a page from {origin!r} may not call this server; open the server's own page"
         return None
 

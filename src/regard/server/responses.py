@@ -35,12 +35,16 @@ class ResponseFormat(Protocol):
 
 
 async def respond(request: Request, stream: bool | None, response: ResponseFormat) -> Response:
+    def close() -> None:
+        response.generation.cancel()
+        request.state.usage = response.generation.usage()  # for the access log
+
     if stream:
-        return EventStream(response.chunks(), on_close=response.generation.cancel)
+        return EventStream(response.chunks(), on_close=close)
     try:
         finished = await run_until_disconnect(request, response.generation.wait())
     finally:
-        response.generation.cancel()
+        close()
     return JSONResponse(response.body()) if finished else Response(status_code=CLIENT_CLOSED_REQUEST)
 
 

@@ -45,19 +45,30 @@ def serve(
     key: str | None = None,
     lens: Lens | None = None,
     submit_source: Submit | None = None,
+    allow_hosts: tuple[str, ...] = (),
+    allow_origins: tuple[str, ...] = (),
+    access_log: bool = False,
     max_body: int = MAX_BODY,
     drain: float = 30.0,
     on_ready: Callable[[str], None] = lambda url: None,
 ) -> None:
     """Serve until a signal arrives. `on_ready` is called with the URL once the server accepts connections.
 
-    Port 0 selects a free port. For `submit_source` see `create_app`.
+    Port 0 selects a free port. `allow_hosts`: host names that clients may use besides those of this machine; none for
+    an address that other machines can reach: any name. `access_log` writes a line per request to stderr. For
+    `submit_source` and `allow_origins` see `create_app`.
     """
     local = is_local(host, key)
-    hosts = LOCAL_HOSTS if local else ()
+    hosts = (*LOCAL_HOSTS, *allow_hosts) if local or allow_hosts else ()
     app = create_app(
-        engine, tokenizer, name, key=key, lens=lens, submit_source=submit_source, hosts=hosts, max_body=max_body
-    )
+        engine, tokenizer, name, key=key, lens=lens, submit_source=submit_source, allow_hosts=hosts,
+        allow_origins=allow_origins, access_log=access_log, max_body=max_body,
+    )  # fmt: skip
+    if access_log:
+        logger, handler = logging.getLogger("regard.access"), logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
     Server(app, host, port, drain, on_ready).run()
 
 
@@ -101,7 +112,7 @@ class Server(uvicorn.Server):
         )
         super().__init__(config)
         self.log_limit = LogRateLimit()
-        self.engine, self.drain, self.on_ready = app.state.served.engine, drain, on_ready
+        self.served, self.drain, self.on_ready = app.state.served, drain, on_ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         for name in ("asyncio", "uvicorn.error"):
@@ -115,10 +126,11 @@ class Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self.force_exit = self.should_exit  # in uvicorn only a second SIGINT forces the exit; here also SIGTERM
+        self.served.draining = True
         super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        timer = asyncio.get_running_loop().call_later(self.drain, self.engine.cancel_all, SHUTTING_DOWN)
+        timer = asyncio.get_running_loop().call_later(self.drain, self.served.engine.cancel_all, SHUTTING_DOWN)
         await super().shutdown(sockets)
         timer.cancel()
         for name in ("asyncio", "uvicorn.error"):

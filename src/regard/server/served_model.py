@@ -11,6 +11,7 @@ from regard.server.chat_schema import Message
 from regard.server.errors import ApiError
 from regard.server.generation import GenerationTask, engine_requests
 from regard.server.lens_thread import LensThread
+from regard.server.metrics import Metrics
 from regard.server.schema import SamplingBody
 from regard.text.chat import encode_chat
 from regard.text.tokenizer import Tokenizer
@@ -24,6 +25,8 @@ class ServedModel:
     tokenizer: Tokenizer
     lens: LensThread | None
     prompt_is_source: bool = False  # for an encoder-decoder
+    draining: bool = False  # the server is shutting down and accepts no new connections
+    metrics: Metrics = field(default_factory=Metrics)
     # One thread for tokenizing: a long prompt must not block the event loop, and a tokenizer is not thread-safe.
     _tokenizer_thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "regard-tokenizer"))
 
@@ -87,7 +90,7 @@ class ServedModel:
             body, prompts, lengths, self.capacity, self.tokenizer.stop_ids, top_logprobs, default_max_tokens
         )
         continues = continues_prompt and not self.prompt_is_source
-        generation = GenerationTask(self.engine, self.tokenizer, requests, body.stops, continues)
+        generation = GenerationTask(self.engine, self.tokenizer, requests, body.stops, continues, self.metrics)
         await generation.submit()
         return generation
 

@@ -1,0 +1,115 @@
+"""The server's metrics in Prometheus' text format.
+
+    # HELP name what it measures
+    # TYPE name counter
+    name{label="value"} 3
+
+A histogram has the cumulative counts of its buckets, `name_bucket{le="0.5"}`, and `name_sum` and `name_count`.
+"""
+
+import time
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+
+from regard.engine.async_engine import RequestHandle
+
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 150, 300, 600)
+PREFIX = "regard_engine_"
+FINISHES = ("stop", "length", "cancelled", "error")
+COUNTERS = {  # of Engine.metrics(): what they count
+    "steps": "Steps of the engine.",
+    "prompt_tokens": "Tokens of submitted prompts.",
+    "new_tokens": "Generated tokens.",
+    "preemptions": "Requests that were stopped to free memory, and computed again later.",
+    "evicted_blocks": "Blocks of cached prefixes that were evicted.",
+    "prefix_query_tokens": "Prompt tokens that were looked up in the prefix cache.",
+    "prefix_hit_tokens": "Prompt tokens that were found in the prefix cache.",
+}
+GAUGES = {
+    "rows": "Requests that can be decoded at once.",
+    "running": "Requests that are being decoded.",
+    "waiting": "Requests in the queue.",
+    "blocks": "Blocks of the store.",
+    "free_blocks": "Blocks that no request uses.",
+    "cached_blocks": "Blocks of cached prefixes.",
+    "cached_states": "Snapshots of recurrent states of cached prefixes.",
+}
+
+
+class Histogram:
+    def __init__(self, name: str, help: str, bounds: tuple[float, ...] = SECONDS):
+        self.name, self.help, self.bounds = name, help, bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+    def lines(self) -> Iterator[str]:
+        yield from header(self.name, "histogram", self.help)
+        total = 0
+        for bound, count in zip((*self.bounds, "+Inf"), self.counts, strict=True):
+            total += count
+            yield f'{self.name}_bucket{{le="{bound}"}} {total}'
+        yield f"{self.name}_sum {self.sum!r}"
+        yield f"{self.name}_count {total}"
+
+
+class Metrics:
+    """Used only in the event loop. A choice of a request counts as one request, as in the engine."""
+
+    def __init__(self) -> None:
+        self.responses: Counter[tuple[str, int]] = Counter()  # by route and status
+        self.queue = Histogram("regard_request_queue_seconds", "Time from submission to the first step of a request.")
+        self.first_token = Histogram("regard_time_to_first_token_seconds", "Time from submission to the first token.")
+        self.per_token = Histogram("regard_time_per_output_token_seconds", "Mean time between the tokens of a request.")
+        self.latency = Histogram("regard_request_latency_seconds", "Time from submission to the last token.")
+
+    def observe(self, handle: RequestHandle, first: float, tokens: int) -> None:
+        """A finished request, `first` the time of its first token."""
+        now = time.monotonic()
+        if handle.started is not None:
+            self.queue.observe(handle.started - handle.created)
+        self.first_token.observe(first - handle.created)
+        if tokens > 1:
+            self.per_token.observe((now - first) / (tokens - 1))
+        self.latency.observe(now - handle.created)
+
+    def text(self, engine: Mapping[str, float]) -> str:
+        histograms = (self.queue, self.first_token, self.per_token, self.latency)
+        lines = [*engine_lines(engine), *(line for histogram in histograms for line in histogram.lines())]
+        labels = (
+            (f'route="{escape(route)}",status="{status}"', count)
+            for (route, status), count in sorted(self.responses.items())
+        )
+        lines += counter("regard_http_responses_total", "Responses by route and status.", labels)
+        return "\n".join(lines) + "\n"
+
+
+def engine_lines(metrics: Mapping[str, float]) -> Iterator[str]:
+    for name, value in sorted(metrics.items()):
+        if name in COUNTERS:
+            yield from counter(f"{PREFIX}{name}_total", COUNTERS[name], [("", value)])
+        elif name not in FINISHES:
+            help = GAUGES.get(name, f"The engine's {name.replace('_', ' ')}.")
+            yield from header(PREFIX + name, "gauge", help)
+            yield f"{PREFIX}{name} {value:g}"
+    finished = [(f'reason="{name}"', metrics[name]) for name in FINISHES if name in metrics]
+    yield from counter(f"{PREFIX}finished_requests_total", "Finished requests by reason.", finished)
+
+
+def counter(name: str, help: str, values: Iterable[tuple[str, float]]) -> Iterator[str]:
+    yield from header(name, "counter", help)
+    for labels, value in values:
+        yield f"{name}{{{labels}}} {value:.17g}" if labels else f"{name} {value:.17g}"
+
+
+def header(name: str, type: str, help: str) -> Iterator[str]:
+    yield f"# HELP {name} {help}"
+    yield f"# TYPE {name} {type}"
+
+
+def escape(label: str) -> str:
+    return label.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

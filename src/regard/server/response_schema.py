@@ -1,0 +1,98 @@
+"""The JSON bodies of responses, for the API's schema. The routes build them as dictionaries; tests validate those."""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+
+class ResponseBody(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class Status(ResponseBody):
+    status: Literal["ok"]
+
+
+class ModelCard(ResponseBody):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+
+
+class ModelList(ResponseBody):
+    object: Literal["list"]
+    data: list[ModelCard]
+
+
+class Usage(ResponseBody):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class CompletionLogprobs(ResponseBody):
+    """Parallel lists over the tokens."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class CompletionChoice(ResponseBody):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: Literal["stop", "length"] | None
+
+
+class Completion(ResponseBody):
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage
+
+
+class TokenLogprob(ResponseBody):
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class TokenLogprobs(TokenLogprob):
+    top_logprobs: list[TokenLogprob]
+
+
+class ChatLogprobs(ResponseBody):
+    content: list[TokenLogprobs]
+
+
+class AssistantMessage(ResponseBody):
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None
+
+
+class ChatChoice(ResponseBody):
+    index: int
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length"] | None
+
+
+class ChatCompletion(ResponseBody):
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+def or_stream(body: type[ResponseBody]) -> dict[int | str, dict[str, Any]]:
+    """For a route that answers with this body, or with a stream of events if the request sets `stream`."""
+    events = {"schema": {"type": "string", "description": "Events of the form `data: JSON`."}}
+    return {200: {"model": body, "content": {"text/event-stream": events}}}
