@@ -70,7 +70,9 @@ def test_an_address_without_a_key_is_refused_before_the_model_is_loaded(demo_run
 
 
 @pytest.mark.parametrize(
-    "command", [("serve",), ("chat",), ("generate", "-p", "a"), ("batch", "/dev/null", "out")], ids=lambda c: c[0]
+    "command",
+    [("serve",), ("chat",), ("generate", "-p", "a"), ("batch", "/dev/null", "out"), ("bench serve",)],
+    ids=lambda c: c[0],
 )
 def test_a_mistyped_model_is_refused_before_slow_imports(command: tuple[str, ...]) -> None:
     arguments = [sys.executable, "-X", "importtime", "-m", "regard", command[0], "nosuch", *command[1:]]

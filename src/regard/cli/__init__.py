@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 from regard import __version__
 from regard.cli import (
     batch,
+    bench_serve,
     chat,
     data,
     data_show,
@@ -88,6 +89,7 @@ app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
 app.command("serve")(serve.serve)
 app.command("batch")(batch.batch)
+app.command("bench serve")(bench_serve.bench_serve)
 app.command("lens")(lens.lens)
 app.command("lab")(lab.lab)
 app.command("plan", context_settings=ACCEPT_OVERRIDES)(plan.plan)
