@@ -214,7 +214,10 @@ def test_flags_are_frozen() -> None:
     }
     assert flags["serve"] >= {"--host", "--port", "--key", "--name", "--rows", "--context", "--device"}
     assert flags["serve"] >= {"--queue", "--max-body", "--dtype", "--compile", "--no-compile", "--adapter"}
+    assert flags["serve"] >= {"--allow-host", "--allow-origin", "--access-log"}
     assert flags["batch"] >= {"--name", "--rows", "--context", "--device", "--adapter", "--dtype", "--compile"}
+    assert flags["bench serve"] >= {"--concurrency", "--rate", "--requests", "--duration", "--file", "--json", "--key"}
+    assert flags["bench serve"] >= {"--prompt-tokens", "--output-tokens", "--shared-prefix", "--name", "--seed"}
     assert flags["train"] >= {"--out", "--resume", "--device"}
     assert flags["plan"] >= {"--context", "--batch", "--dtype", "--json"}
     assert flags["lens"] >= {"--text", "--layer", "--head", "--out", "--json"}

@@ -63,6 +63,18 @@ def test_the_dtype_of_the_weights_is_chosen(demo_run: Path) -> None:
     assert "float16  (--dtype)" in printed and "64 tokens  (--context)" in printed and "off  (--no-compile)" in printed
 
 
+def test_the_options_of_the_server_are_passed_on(demo_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[dict] = []
+    monkeypatch.setattr("regard.server.run_server.serve", lambda engine, *_, **options: calls.append(options))
+    given = ("--port", 9000, "--allow-host", "a.example", "--allow-host", "b.example", "--max-body", 5000)
+    assert regard("serve", demo_run, *given, "--allow-origin", "https://c.example", "--access-log").exit_code == 0
+    assert regard("serve", demo_run).exit_code == 0
+    names = ("port", "allow_hosts", "allow_origins", "access_log", "max_body")
+    found = [[options[name] for name in names] for options in calls]
+    expected = [9000, ("a.example", "b.example"), ("https://c.example",), True, 5000]
+    assert found == [expected, [8000, (), (), False, 1 << 20]]
+
+
 def test_an_address_without_a_key_is_refused_before_the_model_is_loaded(demo_run: Path) -> None:
     refused = regard("serve", demo_run, "--host", "0.0.0.0")
     assert isinstance(refused.exception, ValueError) and "set a key" in str(refused.exception)

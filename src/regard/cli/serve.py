@@ -24,6 +24,14 @@ def serve(
     rows: RowsOption = None,
     queue: QueueOption = 256,
     max_body: Annotated[int, typer.Option(min=1024, help="Largest body of a request in bytes.")] = 1 << 20,
+    allow_host: Annotated[
+        list[str] | None, typer.Option(help="A host name by which clients may call the server; can be repeated.")
+    ] = None,
+    allow_origin: Annotated[
+        list[str] | None,
+        typer.Option(help="An origin (https://app.example) whose pages may call the server; can be repeated."),
+    ] = None,
+    access_log: Annotated[bool, typer.Option("--access-log", help="Write a line per request to stderr.")] = False,
     context: ContextOption = None,
     adapter: AdapterOption = None,
     dtype: DtypeOption = "auto",
@@ -41,6 +49,7 @@ def serve(
     Examples:
       regard serve runs/demo
       regard serve smollm2 --rows 32 --context 2048 --compile
+      regard serve runs/demo --allow-origin https://app.example --access-log
       REGARD_KEY=secret regard serve runs/demo --host 0.0.0.0 --port 9000
     """
     find_model(model)  # before torch and the server are imported: a mistyped name is refused at once
@@ -79,5 +88,6 @@ def serve(
 
     run(
         llm.engine, llm.tokenizer, name, host=host, port=port, key=key, lens=lens, submit_source=submit_source,
+        allow_hosts=tuple(allow_host or ()), allow_origins=tuple(allow_origin or ()), access_log=access_log,
         max_body=max_body, on_ready=announce,
     )  # fmt: skip
