@@ -34,6 +34,8 @@ from regard.checkpoint.image_processor import (
     load_image_processor,
 )
 from regard.engine.engine import Engine
+from regard.engine.grammar import GrammarCompiler
+from regard.engine.inputs import decoder_of
 from regard.engine.request import Request, Sampling, Token
 from regard.models.decoder import DecoderModule
 from regard.models.encoder import EncoderModule
@@ -44,6 +46,7 @@ from regard.text.chat import encode_chat
 from regard.text.detokenizer import TextStream
 from regard.text.tokenizer import Tokenizer
 from regard.text.tokenizer_folder import GenerationConfig
+from regard.text.vocabulary import token_bytes
 from regard.text_embedding import embed
 from regard.text_generation import Prompt, SamplingOptions, TextGenerator, checked_sampling
 from regard.training.base_model import add_adapter, base_of, check_base
@@ -85,6 +88,12 @@ class LanguageModel:
     @cached_property
     def texts(self) -> TextGenerator:
         return TextGenerator(self.engine)
+
+    @cached_property
+    def grammars(self) -> GrammarCompiler:
+        """Compiles what `grammar` can be: `llm.generate(prompt, grammar=llm.grammars.regex("[0-9]+"))`."""
+        vocab = decoder_of(self.model).spec.vocab
+        return GrammarCompiler(token_bytes(self.tokenizer), self.tokenizer.stop_ids, vocab)
 
     @property
     def continues_prompt(self) -> bool:

@@ -8,14 +8,23 @@ callers are decoded in one batch.
 import asyncio
 import threading
 import weakref
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import cached_property
 from typing import NamedTuple, TypedDict
 
 from regard.engine.async_engine import AsyncEngine, Failure, RequestHandle
 from regard.engine.engine import Engine
-from regard.engine.request import GenerationError, QueueFull, Request, Sampling, Token
+from regard.engine.grammar import Grammar
+from regard.engine.request import (
+    GenerationError,
+    LogitsProcessor,
+    QueueFull,
+    Request,
+    Sampling,
+    Token,
+    TokenSequences,
+)
 from regard.spec import suggest_name
 from regard.text.detokenizer import TextStream
 
@@ -37,6 +46,15 @@ class SamplingOptions(TypedDict, total=False):
     presence_penalty: float
     frequency_penalty: float
     seed: int | None
+    top_logprobs: int
+    typical_p: float
+    min_new: int
+    ignore_eos: bool
+    stop_sequences: TokenSequences
+    bad_words: TokenSequences
+    logit_bias: Mapping[int, float]
+    processors: tuple[LogitsProcessor, ...]
+    grammar: Grammar | None
 
 
 def checked_sampling(options: SamplingOptions, stop_ids: tuple[int, ...]) -> Sampling:

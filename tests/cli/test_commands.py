@@ -1,6 +1,7 @@
 """Every command on a small model, as a user would call it."""
 
 import json
+import re
 import runpy
 import sys
 from pathlib import Path
@@ -33,6 +34,44 @@ def test_generate_prints_ids_text_and_logprobs(demo_run: Path) -> None:
     first, second = (json.loads(regard(*arguments).stdout) for _ in range(2))
     assert first == second
     assert len(first["ids"]) == len(first["logprobs"]) <= 6 and isinstance(first["text"], str)
+
+
+def test_generate_draws_n_texts_in_one_batch_with_the_seeds_after_the_first(demo_run: Path) -> None:
+    arguments = ("generate", demo_run, "--prompt", "Anna is in", "--max-new", 5, "--json")
+    texts = [json.loads(line)["text"] for line in regard(*arguments, "--n", 3, "--seed", 7).stdout.splitlines()]
+    assert texts == [json.loads(regard(*arguments, "--seed", seed).stdout)["text"] for seed in (7, 8, 9)]
+    printed = regard(*arguments[:-1], "--n", 3, "--seed", 7).stdout
+    assert printed == "\n".join(f"Anna is in{text}\n" for text in texts)
+
+
+def test_generate_prints_the_most_likely_tokens(demo_run: Path) -> None:
+    arguments = ("generate", demo_run, "--prompt", "Anna is in", "--max-new", 5, "--temperature", 0)
+    found = json.loads(regard(*arguments, "--json", "--logprobs", 3).stdout)
+    assert [top[0]["id"] for top in found["top_logprobs"]] == found["ids"]
+    assert [top[0]["logprob"] for top in found["top_logprobs"]] == found["logprobs"]
+    assert all(len(top) == 3 and isinstance(top[0]["token"], str) for top in found["top_logprobs"])
+    assert found["finish"] in ("stop", "length")
+    assert "with --json only" in str(regard(*arguments, "--logprobs", 3).exception)
+
+
+def test_generate_follows_a_schema_an_expression_or_choices(demo_run: Path, tmp_path: Path) -> None:
+    arguments = ("generate", demo_run, "--prompt", "Anna is in", "--max-new", 60, "--seed", 3, "--json")
+
+    def text(*options: object) -> str:
+        found = json.loads(regard(*arguments, *options).stdout)
+        assert found["finish"] == "stop"
+        return found["text"]
+
+    schema = tmp_path / "schema.json"
+    schema.write_text(
+        '{"type": "object", "properties": {"age": {"type": "integer", "maximum": 120}}, "required": ["age"]}'
+    )
+    assert json.loads(text("--schema", schema))["age"] <= 120
+    assert re.fullmatch("[0-9]{3}-[a-f]", text("--regex", "[0-9]{3}-[a-f]"))
+    assert text("--choice", "the barn", "--choice", "the house") in ("the barn", "the house")
+    assert "exclude each other" in str(regard(*arguments, "--regex", "a", "--choice", "b").exception)
+    schema.write_text("{")
+    assert "the schema is not JSON" in str(regard(*arguments, "--schema", schema).exception)
 
 
 def test_generate_ends_before_a_stop_string(demo_run: Path) -> None:
@@ -211,6 +250,11 @@ def test_flags_are_frozen() -> None:
         "--seed",
         "--stop",
         "--json",
+        "--n",
+        "--logprobs",
+        "--schema",
+        "--regex",
+        "--choice",
     }
     assert flags["serve"] >= {"--host", "--port", "--key", "--name", "--rows", "--context", "--device"}
     assert flags["serve"] >= {"--queue", "--max-body", "--dtype", "--compile", "--no-compile", "--adapter"}

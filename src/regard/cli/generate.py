@@ -3,12 +3,17 @@
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from regard.cli.open_model import AdapterOption, ContextOption, DeviceOption, ModelArgument
 from regard.find_model import find_model
+
+if TYPE_CHECKING:
+    from regard.engine.grammar import Grammar
+    from regard.engine.request import Token
+    from regard.language_model import LanguageModel
 
 
 def generate(
@@ -33,11 +38,24 @@ def generate(
     stop: Annotated[
         list[str] | None, typer.Option(help="Stop before this string; repeat the option for more than one.")
     ] = None,
+    n: Annotated[int, typer.Option("--n", min=1, max=256, help="Generate this many texts.")] = 1,
+    schema: Annotated[
+        Path | None, typer.Option(help="A file with a JSON schema; the text is JSON that is valid for it.")
+    ] = None,
+    regex: Annotated[str | None, typer.Option(help="The text matches this regular expression as a whole.")] = None,
+    choice: Annotated[
+        list[str] | None, typer.Option(help="The text is this string; repeat the option for more than one.")
+    ] = None,
     special: Annotated[bool, typer.Option(help="Read markers such as <|user|> in the prompt as tokens.")] = True,
     context: ContextOption = None,
     adapter: AdapterOption = None,
     device: DeviceOption = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object with ids, text and logprobs.")] = False,
+    logprobs: Annotated[
+        int, typer.Option(min=0, help="With --json: also the most likely tokens at each place, this many.")
+    ] = 0,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print a JSON object with ids, text, logprobs and finish, one line per text.")
+    ] = False,
 ) -> None:
     """Continue a text.
 
@@ -48,27 +66,66 @@ def generate(
     Examples:
       regard generate runs/demo --prompt "Anna went to the" --max-new 40
       regard generate runs/demo --prompt "Anna went to the" --temperature 0 --json
+      regard generate smollm2 --prompt "Two and two is " --regex "[0-9]+" --n 3
       regard generate models/t5 --prompt "translate English to German: a cat" --temperature 0
       regard generate models/llava --image cat.png --prompt "USER: <image> What is it? ASSISTANT:"
     """
     find_model(model)  # before torch is imported: a mistyped name is refused at once
+    if logprobs and not as_json:
+        raise ValueError("--logprobs are printed with --json only; add it, or leave them out")
+    if sum(given is not None for given in (schema, regex, choice)) > 1:
+        raise ValueError("--schema, --regex and --choice exclude each other; give one of them")
+    from regard.engine.request import derived_seed
     from regard.language_model import load
 
     text = sys.stdin.read() if prompt == "-" else prompt
     llm = load(model, device, context=context, adapter=adapter)
-    deltas = llm.submit(
-        llm.encode(text, special), stop or (), True,
-        {"max_new": max_new, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
-         "repetition_penalty": repetition_penalty, "seed": seed},
-        image or (),
-    )  # fmt: skip
-    if as_json:
-        tokens, texts = zip(*deltas, strict=True)
-        result = {"ids": [token.id for token in tokens], "text": "".join(texts)}
-        print(json.dumps(result | {"logprobs": [token.logprob for token in tokens]}))
-        return
-    if llm.continues_prompt:
-        print(text, end="", flush=True)
-    for _, delta in deltas:
-        print(delta, end="", flush=True)
-    print()
+    options: dict[str, Any] = {
+        "max_new": max_new, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
+        "repetition_penalty": repetition_penalty, "top_logprobs": logprobs,
+        "grammar": grammar(llm, schema, regex, choice),
+    }  # fmt: skip
+    ids = llm.encode(text, special)
+    outputs = [  # all are submitted before the first is printed, so that they are decoded in one batch
+        llm.submit(ids, stop or (), True, cast("Any", options | {"seed": derived_seed(seed, i)}), image or ())
+        for i in range(n)
+    ]
+    for index, output in enumerate(outputs):
+        if as_json:
+            print(json.dumps(as_object(llm, list(output), logprobs)), flush=True)
+            continue
+        print("\n" if index else "", end="")
+        if llm.continues_prompt:
+            print(text, end="", flush=True)
+        for _, delta in output:
+            print(delta, end="", flush=True)
+        print()
+
+
+def grammar(llm: "LanguageModel", schema: Path | None, regex: str | None, choice: list[str] | None) -> "Grammar | None":
+    """The grammar that the options ask for."""
+    if schema is None and regex is None and choice is None:
+        return None
+    try:
+        grammars = llm.grammars
+    except ImportError as error:  # xgrammar is not installed
+        raise ValueError(str(error)) from None
+    if schema is not None:
+        return grammars.json_schema(schema.read_text(encoding="utf-8"))
+    return grammars.regex(regex) if regex is not None else grammars.choice(choice or [])
+
+
+def as_object(llm: "LanguageModel", output: "list[tuple[Token, str]]", logprobs: int) -> dict[str, Any]:
+    tokens = [token for token, _ in output]
+    result = {
+        "ids": [token.id for token in tokens],
+        "text": "".join(text for _, text in output),
+        "logprobs": [token.logprob for token in tokens],
+        "finish": tokens[-1].finish or "stop",  # a stop string ends the text before the tokens end
+    }
+    if logprobs:
+        result["top_logprobs"] = [
+            [{"id": id, "token": llm.tokenizer.decode_token(id), "logprob": value} for id, value in token.top_logprobs]
+            for token in tokens
+        ]
+    return result
