@@ -44,6 +44,10 @@ def test_request_fields_are_frozen(start_server):
     assert fields == {
         "CompletionBody": " ".join(sorted((shared + " prompt logprobs echo best_of suffix").split())),
         "ChatBody": " ".join(sorted((shared + chat).split())),
+        "EmbeddingBody": "dimensions encoding_format input model user",
+        "RerankBody": "documents model query return_documents top_n",
+        "TokenizeBody": "add_generation_prompt add_special_tokens messages model prompt return_token_strs",
+        "DetokenizeBody": "model tokens",
         "PassageBody": "messages text",
         "AttentionBody": "head layer messages text",
         "ErrorBody": "error",

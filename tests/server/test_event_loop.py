@@ -49,6 +49,10 @@ EXTREME = {
     ),
     "metadata": ("/v1/chat/completions", CHAT | {"metadata": {f"{i:x}": 0 for i in range(SIZE // 13)}}),
     "modalities": ("/v1/chat/completions", CHAT | {"modalities": many("audio")}),
+    "embeddings": ("/v1/embeddings", {"model": "tiny", "input": many("x")}),
+    "wrong embeddings": ("/v1/embeddings", {"model": "tiny", "input": many({})}),
+    "documents": ("/v1/rerank", {"model": "tiny", "query": "x", "documents": many("x")}),
+    "tokens": ("/detokenize", {"tokens": many(2**30)}),
     "a long text": ("/regard/tokenize", {"text": "\n" * (SIZE // 2)}),
 }
 

@@ -144,17 +144,17 @@ def test_too_many_requests_for_maps_are_refused(start_server, blocked):
             threads.submit(httpx.post, f"{server.url}/regard/attention", json={"text": "Mira"}, timeout=20)
             for _ in range(8)
         ]
-        wait_until(lambda: lens._requests == 8)
+        wait_until(lambda: lens._thread.requests == 8)
         refused = server.client.post("/regard/attention", json={"text": "Mira"})
         assert refused.status_code == 429 and refused.headers["retry-after"] == "1"
         blocked.may_finish.set()
         assert {response.result().status_code for response in waiting} == {200}
-    assert lens._requests == 0
+    assert lens._thread.requests == 0
 
 
 def test_a_disconnected_client_leaves_the_queue(start_server, blocked):
     server = start_server(lens=blocked)
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(f"{server.url}/regard/attention", json={"text": "Mira"}, timeout=0.2)
-    wait_until(lambda: server.app.state.served.lens._requests == 0)
+    wait_until(lambda: server.app.state.served.lens._thread.requests == 0)
     blocked.may_finish.set()

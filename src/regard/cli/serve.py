@@ -40,10 +40,11 @@ def serve(
 ) -> None:
     """Serve a model over HTTP, with a web page at /.
 
-    For an encoder-decoder, the prompt of /v1/completions is the source and the completion is its output.
+    For an encoder-decoder, the prompt of /v1/completions is the source and the completion is its output. An encoder
+    has /v1/embeddings and /v1/rerank instead.
 
-    Routes: /v1/chat/completions, /v1/completions, /v1/models, /health, /metrics, and for inspection
-    /regard/model, /regard/tokenize, /regard/attention.
+    Routes: /v1/chat/completions, /v1/completions, /v1/embeddings, /v1/rerank, /v1/models, /tokenize, /detokenize,
+    /health, /ready, /metrics, and for inspection /regard/model, /regard/tokenize, /regard/attention.
 
     \b
     Examples:
@@ -61,6 +62,7 @@ def serve(
 
     from rich.console import Console
 
+    from regard.cli.open_encoder import open_text_encoder
     from regard.cli.open_engine import open_engine
     from regard.cli.open_model import require_decoder
     from regard.lens import RecordedAttention, attention_heads
@@ -71,23 +73,28 @@ def serve(
 
     is_local(host, key)  # refused before the model is loaded
     console = Console(stderr=True, soft_wrap=True)
-    llm = open_engine(
-        model, console, device=device, context=context, adapter=adapter, dtype=dtype, rows=rows, queue=queue,
-        compile=compile,
-    )  # fmt: skip
-    network, lens, submit_source = llm.model, None, None
-    if isinstance(network, EncoderDecoderModule):
-        submit_source = llm.submit_source
+    engine, lens, submit_source, encoder = None, None, None, None
+    if (opened := open_text_encoder(model, device, context, adapter, dtype)) is not None:
+        llm, encoder = opened
     else:
-        require_decoder(model, llm)
-        lens = Lens(partial(RecordedAttention, network), attention_heads(network))
+        llm = open_engine(
+            model, console, device=device, context=context, adapter=adapter, dtype=dtype, rows=rows, queue=queue,
+            compile=compile,
+        )  # fmt: skip
+        engine = llm.engine
+        if isinstance(llm.model, EncoderDecoderModule):
+            submit_source = llm.submit_source
+        else:
+            require_decoder(model, llm)
+            lens = Lens(partial(RecordedAttention, llm.model), attention_heads(llm.model))
     name = name or os.path.basename(os.path.abspath(model))
 
     def announce(url: str) -> None:
         console.print(f"serving [bold]{name}[/] on {url}  (Ctrl-C to stop)", highlight=False)
 
     run(
-        llm.engine, llm.tokenizer, name, host=host, port=port, key=key, lens=lens, submit_source=submit_source,
+        engine, llm.tokenizer, name, host=host, port=port, key=key, lens=lens, encoder=encoder,
+        submit_source=submit_source,
         allow_hosts=tuple(allow_host or ()), allow_origins=tuple(allow_origin or ()), access_log=access_log,
         max_body=max_body, on_ready=announce,
     )  # fmt: skip

@@ -14,7 +14,7 @@ from starlette.staticfiles import StaticFiles
 
 from regard.engine.async_engine import AsyncEngine, Submit
 from regard.engine.engine import Engine
-from regard.server import chat, completions, errors, inspection
+from regard.server import chat, completions, errors, inspection, text_encoder, tokenization
 from regard.server.errors import ApiError
 from regard.server.lens_thread import Lens, LensThread
 from regard.server.middleware import (
@@ -29,6 +29,7 @@ from regard.server.middleware import (
 )
 from regard.server.response_schema import ModelCard, ModelList, Status
 from regard.server.served_model import ServedModel
+from regard.server.text_encoder import TextEncoder
 from regard.text.tokenizer import Tokenizer
 
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+")
@@ -36,12 +37,13 @@ WEB = Path(__file__).parent.parent / "web"
 
 
 def create_app(
-    engine: Engine,
+    engine: Engine | None,
     tokenizer: Tokenizer,
     name: str,
     *,
     key: str | None = None,
     lens: Lens | None = None,
+    encoder: TextEncoder | None = None,
     submit_source: Submit | None = None,
     allow_hosts: tuple[str, ...] = LOCAL_HOSTS,
     allow_origins: tuple[str, ...] = (),
@@ -52,6 +54,7 @@ def create_app(
     `allow_origins` are the origins, such as "https://app.example", whose pages may call the server besides its own
     page; "*" allows all and requires a key. `access_log` logs every request to the logger `regard.access`.
 
+    `engine` is None for a model that only encodes texts. `encoder` is for embeddings and ranking.
     `submit_source` submits a prompt as the source of an encoder-decoder; None: a decoder continues the prompt.
     """
     if not allow_hosts and key is None:
@@ -61,11 +64,16 @@ def create_app(
     for origin in allow_origins:
         if origin != "*" and not ORIGIN.fullmatch(origin):
             raise ValueError(f"the origin {origin!r} must be a scheme and a host, such as https://app.example:8080")
-    prompt_is_source = submit_source is not None
-    lens_thread = None if lens is None else LensThread(lens)
     served = ServedModel(
-        name, int(time.time()), AsyncEngine(engine, submit_source), tokenizer, lens_thread, prompt_is_source
+        name,
+        int(time.time()),
+        None if engine is None else AsyncEngine(engine, submit_source),
+        tokenizer,
+        None if lens is None else LensThread(lens),
+        prompt_is_source=submit_source is not None,
     )
+    if encoder is not None and encoder.context is not None:
+        served.context = encoder.context
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
@@ -93,8 +101,9 @@ def create_app(
     app.state.served = served
     errors.install_handlers(app)
     app.include_router(monitoring_routes(served))
-    for routes in (completions, chat, inspection):
+    for routes in (completions, chat, tokenization, inspection):
         app.include_router(routes.router(served))
+    app.include_router(text_encoder.router(served, encoder))
 
     @app.get("/", include_in_schema=False)
     async def page() -> FileResponse:
@@ -135,20 +144,20 @@ def monitoring_routes(served: ServedModel) -> APIRouter:
     @routes.get("/health")
     async def health() -> Status:
         """Whether the process works; if not, restart it."""
-        if served.engine.alive:
+        if served.alive:
             return Status(status="ok")
         raise ApiError(503, "the engine has stopped; restart the server", code="unhealthy")
 
     @routes.get("/ready")
     async def ready() -> Status:
         """Whether the model is loaded and the server accepts requests; if not, send them to another one."""
-        if served.engine.alive and not served.draining:
+        if served.alive and not served.draining:
             return Status(status="ok")
         raise ApiError(503, "the server is shutting down; use another one", code="not_ready")
 
     @routes.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> PlainTextResponse:
-        engine = await served.engine.call(served.engine.engine.metrics)
+        engine = {} if served.engine is None else await served.engine.call(served.engine.engine.metrics)
         return PlainTextResponse(served.metrics.text(engine), media_type="text/plain; version=0.0.4")
 
     return routes

@@ -4,21 +4,18 @@ A pass over a long text takes seconds, in which streams must go on. The work of 
 forward, then one part per layer, so that requests take turns. The forward of a text is kept for its next maps.
 """
 
-import asyncio
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 from torch.nn.functional import adaptive_max_pool2d
 
 from regard.lens.maps import entropy, row_entropy
-from regard.server.errors import ApiError
+from regard.server.worker_thread import WorkerThread
 
 THUMBNAIL_SIZE = 24
-MAX_REQUESTS = 8  # that run or wait
 MAX_FORWARDS = 4  # that are kept
 MAX_BYTES = 1 << 29  # of the forwards that are kept; the newest is kept in any case
 
@@ -44,12 +41,11 @@ class Lens(NamedTuple):
 class LensThread:
     def __init__(self, lens: Lens):
         self.lens, self.heads = lens, lens.heads
-        self._thread = ThreadPoolExecutor(1, "regard-lens")
-        self._requests = 0
+        self._thread = WorkerThread("lens")
         self._recordings: OrderedDict[tuple[int, ...], Recording] = OrderedDict()  # used only in the thread
 
     def stop(self) -> None:
-        self._thread.shutdown(cancel_futures=True)
+        self._thread.stop()
 
     async def overview(self, ids: list[int]) -> bytes:
         """A JSON array: thumbnails and entropies of the heads of each layer, or null."""
@@ -62,16 +58,9 @@ class LensThread:
         return view
 
     async def _run(self, ids: list[int], parts: list[tuple[Any, ...]]) -> list[bytes]:
-        if self._requests >= MAX_REQUESTS:
-            message = f"{MAX_REQUESTS} requests for attention maps run or wait already; try again later"
-            raise ApiError(429, message, code="queue_full", headers={"retry-after": "1"})
-        self._requests += 1
-        loop = asyncio.get_running_loop()
-        try:
-            recording = await loop.run_in_executor(self._thread, self._recording, tuple(ids))
-            return [await loop.run_in_executor(self._thread, view, recording, *args) for view, *args in parts]
-        finally:
-            self._requests -= 1
+        with self._thread.request():
+            recording = await self._thread.run(self._recording, tuple(ids))
+            return [await self._thread.run(view, recording, *args) for view, *args in parts]
 
     def _recording(self, ids: tuple[int, ...]) -> Recording:
         """The attention of the sequence; the least recently used ones are dropped."""

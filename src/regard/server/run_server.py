@@ -30,13 +30,14 @@ from regard.server.connections import (
 )
 from regard.server.lens_thread import Lens
 from regard.server.middleware import LOCAL_HOSTS, MAX_BODY
+from regard.server.text_encoder import TextEncoder
 from regard.text.tokenizer import Tokenizer
 
 GRACE = 5.0  # seconds after the drain, for sending the last events
 
 
 def serve(
-    engine: Engine,
+    engine: Engine | None,
     tokenizer: Tokenizer,
     name: str,
     *,
@@ -44,6 +45,7 @@ def serve(
     port: int = 8000,
     key: str | None = None,
     lens: Lens | None = None,
+    encoder: TextEncoder | None = None,
     submit_source: Submit | None = None,
     allow_hosts: tuple[str, ...] = (),
     allow_origins: tuple[str, ...] = (),
@@ -56,12 +58,12 @@ def serve(
 
     Port 0 selects a free port. `allow_hosts`: host names that clients may use besides those of this machine; none for
     an address that other machines can reach: any name. `access_log` writes a line per request to stderr. For
-    `submit_source` and `allow_origins` see `create_app`.
+    `engine`, `encoder`, `submit_source` and `allow_origins` see `create_app`.
     """
     local = is_local(host, key)
     hosts = (*LOCAL_HOSTS, *allow_hosts) if local or allow_hosts else ()
     app = create_app(
-        engine, tokenizer, name, key=key, lens=lens, submit_source=submit_source, allow_hosts=hosts,
+        engine, tokenizer, name, key=key, lens=lens, encoder=encoder, submit_source=submit_source, allow_hosts=hosts,
         allow_origins=allow_origins, access_log=access_log, max_body=max_body,
     )  # fmt: skip
     if access_log:
@@ -130,8 +132,10 @@ class Server(uvicorn.Server):
         super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        timer = asyncio.get_running_loop().call_later(self.drain, self.served.engine.cancel_all, SHUTTING_DOWN)
+        engine = self.served.engine
+        timer = engine and asyncio.get_running_loop().call_later(self.drain, engine.cancel_all, SHUTTING_DOWN)
         await super().shutdown(sockets)
-        timer.cancel()
+        if timer is not None:
+            timer.cancel()
         for name in ("asyncio", "uvicorn.error"):
             logging.getLogger(name).removeFilter(self.log_limit)

@@ -13,6 +13,7 @@ from regard.server.generation import GenerationTask, engine_requests
 from regard.server.lens_thread import LensThread
 from regard.server.metrics import Metrics
 from regard.server.schema import SamplingBody
+from regard.server.worker_thread import WorkerThread
 from regard.text.chat import encode_chat
 from regard.text.tokenizer import Tokenizer
 
@@ -21,7 +22,7 @@ from regard.text.tokenizer import Tokenizer
 class ServedModel:
     name: str
     created: int
-    engine: AsyncEngine
+    engine: AsyncEngine | None  # None: the model generates no text
     tokenizer: Tokenizer
     lens: LensThread | None
     prompt_is_source: bool = False  # for an encoder-decoder
@@ -30,15 +31,32 @@ class ServedModel:
     # One thread for tokenizing: a long prompt must not block the event loop, and a tokenizer is not thread-safe.
     _tokenizer_thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "regard-tokenizer"))
 
+    context: int = 1 << 20  # tokens, without an engine
+    encoder_thread: WorkerThread = field(default_factory=lambda: WorkerThread("encoder"))
+
+    @property
+    def generator(self) -> AsyncEngine:
+        """The engine; 404 if there is none."""
+        if self.engine is None:
+            raise ApiError(404, "this model generates no text; use /v1/embeddings", code="no_generation")
+        return self.engine
+
+    @property
+    def alive(self) -> bool:
+        return self.engine is None or self.engine.alive
+
     @property
     def capacity(self) -> int:
-        return self.engine.engine.capacity
+        return self.context if self.engine is None else self.engine.engine.capacity
 
     async def start(self) -> None:
-        self.engine.start()
+        if self.engine is not None:
+            self.engine.start()
 
     async def stop(self) -> None:
-        await self.engine.stop()
+        if self.engine is not None:
+            await self.engine.stop()
+        self.encoder_thread.stop()
         if self.lens is not None:
             self.lens.stop()
         self._tokenizer_thread.shutdown()
@@ -50,14 +68,22 @@ class ServedModel:
 
     def check_length(self, characters: int) -> None:
         """Refuse a text before it is tokenized if it cannot fit even with the longest tokens of the vocabulary."""
-        capacity = self.engine.engine.source_capacity if self.prompt_is_source else self.capacity
+        capacity = self.generator.engine.source_capacity if self.prompt_is_source else self.capacity
         if characters > capacity * self.tokenizer.max_token_length:
             message = f"{characters} characters cannot fit into the {capacity} tokens of this model; shorten the text"
             raise ApiError(400, message, code="context_length_exceeded")
 
-    async def encode(self, text: str) -> list[int]:
+    async def encode(self, text: str, special_tokens: bool = True) -> list[int]:
         self.check_length(len(text))
-        return await self._in_tokenizer_thread(self._encode, text)
+        return await self._in_tokenizer_thread(self._encode if special_tokens else self.tokenizer.encode, text)
+
+    async def encode_with_special_tokens(self, text: str) -> list[int]:
+        """The ids as an encoder reads them."""
+        self.check_length(len(text))
+        return await self._in_tokenizer_thread(self.tokenizer.encode_with_special_tokens, text)
+
+    async def decode(self, ids: list[int]) -> str:
+        return await self._in_tokenizer_thread(lambda: self.tokenizer.decode(ids, special=True))
 
     async def encode_chat(self, messages: list[Message], add_generation_prompt: bool) -> list[int]:
         """The ids of the conversation in the model's chat template; the generation prompt starts the next answer."""
@@ -90,7 +116,7 @@ class ServedModel:
             body, prompts, lengths, self.capacity, self.tokenizer.stop_ids, top_logprobs, default_max_tokens
         )
         continues = continues_prompt and not self.prompt_is_source
-        generation = GenerationTask(self.engine, self.tokenizer, requests, body.stops, continues, self.metrics)
+        generation = GenerationTask(self.generator, self.tokenizer, requests, body.stops, continues, self.metrics)
         await generation.submit()
         return generation
 
@@ -99,7 +125,7 @@ class ServedModel:
             return self.tokenizer.encode_with_special_tokens(text)
         return [*self.tokenizer.prefix_ids, *self.tokenizer.encode(text)]
 
-    async def _in_tokenizer_thread(self, function: Callable[..., list], *args: Any) -> list:
+    async def _in_tokenizer_thread(self, function: Callable, *args: Any) -> Any:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._tokenizer_thread, function, *args)
         except ValueError as error:  # a character outside the vocabulary, or messages that the template rejects

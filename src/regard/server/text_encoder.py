@@ -1,0 +1,188 @@
+"""POST /v1/embeddings and /v1/rerank: vectors of texts, and documents ordered by their relevance to a query.
+
+Embeddings have OpenAI's format. Rerank has the format of Jina, Cohere and vLLM: the relevance is the score of a
+cross-encoder, or else the cosine of the embeddings of query and document. A thread computes them in batches.
+"""
+
+import base64
+import secrets
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Literal, NamedTuple
+
+from fastapi import APIRouter, Request
+from pydantic import Field, model_validator
+from starlette.responses import JSONResponse, Response
+from torch import Tensor
+
+from regard.server.errors import ApiError
+from regard.server.response_schema import ResponseBody
+from regard.server.responses import CLIENT_CLOSED_REQUEST, run_until_disconnect
+from regard.server.schema import Name, RequestBody, Text, at_most
+from regard.server.served_model import ServedModel
+
+MAX_TEXTS = 2048  # OpenAI's
+BATCH = 32  # texts per part of the work
+
+NonEmpty = Annotated[Text, Field(min_length=1)]
+Texts = Annotated[list[NonEmpty], Field(min_length=1, max_length=MAX_TEXTS, fail_fast=True), at_most(MAX_TEXTS)]
+
+
+class TextEncoder(NamedTuple):
+    """`embed(texts)` returns unit vectors (N, D), `score(pairs)` the relevance of each second text to the first.
+
+    At least one of them is set. A text, or a pair, has at most `context` tokens (None: any number).
+    """
+
+    embed: Callable[[Sequence[str]], Tensor] | None = None
+    score: Callable[[Sequence[tuple[str, str]]], Sequence[float]] | None = None
+    context: int | None = None
+
+
+class EmbeddingBody(RequestBody):
+    model: Name
+    input: NonEmpty | Texts
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Annotated[int, Field(ge=1)] | None = None
+    user: Name | None = None
+
+
+class Document(RequestBody):
+    text: NonEmpty
+
+
+class RerankBody(RequestBody):
+    model: Name
+    query: NonEmpty
+    documents: (
+        Texts | Annotated[list[Document], Field(min_length=1, max_length=MAX_TEXTS, fail_fast=True), at_most(MAX_TEXTS)]
+    )
+    top_n: Annotated[int, Field(ge=1)] | None = None
+    return_documents: bool | None = None
+
+    @model_validator(mode="after")
+    def check_top_n(self) -> "RerankBody":
+        if self.top_n is not None and self.top_n > len(self.documents):
+            raise ValueError(f"top_n={self.top_n} exceeds the {len(self.documents)} documents; lower it or omit it")
+        return self
+
+    @property
+    def texts(self) -> list[str]:
+        return [document if isinstance(document, str) else document.text for document in self.documents]
+
+
+class Embedding(ResponseBody):
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str  # base64: little-endian float32
+
+
+class EmbeddingUsage(ResponseBody):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Embeddings(ResponseBody):
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
+
+
+class RankedDocument(ResponseBody):
+    index: int
+    relevance_score: float
+    document: dict[str, str] | None
+
+
+class Ranking(ResponseBody):
+    id: str
+    model: str
+    results: list[RankedDocument]
+    usage: EmbeddingUsage
+
+
+def router(served: ServedModel, encoder: TextEncoder | None) -> APIRouter:
+    routes, thread = APIRouter(prefix="/v1"), served.encoder_thread
+
+    async def compute(request: Request, work: Callable[[list], Any], items: list) -> list | None:
+        """The results of `work` on batches of the items; None if the client disconnected."""
+        results: list = []
+
+        async def run() -> None:
+            with thread.request():
+                for start in range(0, len(items), BATCH):
+                    results.extend(await thread.run(work, items[start : start + BATCH]))
+
+        try:
+            return results if await run_until_disconnect(request, run()) else None
+        except ValueError as error:
+            raise ApiError(400, str(error), code="invalid_value") from error
+
+    async def count_tokens(texts: list[str], context: int | None) -> int:
+        total = 0
+        for text in texts:
+            count = len(await served.encode_with_special_tokens(text))
+            if context is not None and count > context:
+                message = f"a text has {count} tokens, but this model reads at most {context}; split it"
+                raise ApiError(400, message, code="context_length_exceeded")
+            total += count
+        return total
+
+    @routes.post("/embeddings", responses={200: {"model": Embeddings}})
+    async def embeddings(body: EmbeddingBody, request: Request) -> Response:
+        served.check_name(body.model)
+        if encoder is None or encoder.embed is None:
+            raise ApiError(404, "this model has no embeddings; serve an encoder", code="no_embeddings")
+        texts = [body.input] if isinstance(body.input, str) else body.input
+        tokens = await count_tokens(texts, encoder.context)
+        embed, as_base64 = encoder.embed, body.encoding_format == "base64"
+
+        def work(batch: list[str]) -> list:
+            vectors = embed(batch).float().cpu()
+            if body.dimensions not in (None, vectors.shape[-1]):
+                rule = f"dimensions={body.dimensions}, but the vectors of this model have {vectors.shape[-1]}; omit it"
+                raise ApiError(400, rule, code="invalid_value", param="dimensions")
+            if not as_base64:
+                return vectors.tolist()
+            return [base64.b64encode(vector.numpy().astype("<f4").tobytes()).decode() for vector in vectors]
+
+        vectors = await compute(request, work, texts)
+        if vectors is None:
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        data = [{"object": "embedding", "index": i, "embedding": vector} for i, vector in enumerate(vectors)]
+        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+        return JSONResponse({"object": "list", "data": data, "model": served.name, "usage": usage})
+
+    @routes.post("/rerank", responses={200: {"model": Ranking}})
+    async def rerank(body: RerankBody, request: Request) -> Response:
+        served.check_name(body.model)
+        if encoder is None:
+            raise ApiError(404, "this model cannot rank documents; serve an encoder", code="no_embeddings")
+        texts = body.texts
+        query_tokens = await count_tokens([body.query], encoder.context)
+        if (score := encoder.score) is not None:
+            context = None if encoder.context is None else encoder.context - query_tokens
+            tokens = await count_tokens(texts, context) + query_tokens * len(texts)
+            scores = await compute(request, score, [(body.query, text) for text in texts])
+        else:
+            embed = encoder.embed
+            assert embed is not None, "a text encoder has embed or score"
+            tokens = await count_tokens(texts, encoder.context) + query_tokens
+            vectors = await compute(request, lambda batch: list(embed(batch).float()), [body.query, *texts])
+            scores = None if vectors is None else [float(vectors[0] @ vector) for vector in vectors[1:]]
+        if scores is None:
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        order = sorted(range(len(texts)), key=lambda i: (-scores[i], i))[: body.top_n]
+        results = [
+            {
+                "index": i,
+                "relevance_score": scores[i],
+                "document": {"text": texts[i]} if body.return_documents else None,
+            }
+            for i in order
+        ]
+        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+        id = f"rerank-{secrets.token_hex(12)}"
+        return JSONResponse({"id": id, "model": served.name, "results": results, "usage": usage})
+
+    return routes

@@ -1,0 +1,62 @@
+"""`regard serve` with encoders: embeddings, or the scores of a cross-encoder."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import regard
+from regard.kernels.attention.mask import Full
+from regard.language_model import LanguageModel
+from regard.models.encoder import Encoder
+from regard.models.heads import Classification, Head, MaskedLM
+from regard.models.stack import Repeat
+from regard.parts.attention import Attention
+from regard.parts.block import Block, Sublayer
+from regard.parts.feedforward import SwiGLU
+from regard.parts.input import Tokens
+from regard.text.train import byte
+from tests.cli.conftest import regard as run
+
+
+def save_encoder(folder: Path, head: Head | None) -> Path:
+    block = Block((Sublayer(Attention(heads=2, mask=Full())), Sublayer(SwiGLU(16))))
+    spec = Encoder(Tokens(261), 16, (Repeat((block,), 2),), head=head, context=50)
+    regard.save(LanguageModel(spec.build(seed=0), byte()), folder)
+    return folder
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, dict]]:
+    """The engine and the options of the servers that are started."""
+    calls: list[tuple[Any, dict]] = []
+    monkeypatch.setattr("regard.server.run_server.serve", lambda engine, *_, **options: calls.append((engine, options)))
+    return calls
+
+
+def test_an_encoder_without_a_head_embeds(tmp_path: Path, served: list) -> None:
+    folder = save_encoder(tmp_path / "encoder", None)
+    assert run("serve", folder).exit_code == 0
+    engine, options = served[0]
+    encoder = options["encoder"]
+    assert engine is None and encoder.score is None and encoder.context == 50
+    torch.testing.assert_close(encoder.embed(["Mira"]), regard.load(folder).embed(["Mira"]))
+
+
+def test_a_head_with_one_output_scores_pairs(tmp_path: Path, served: list) -> None:
+    folder = save_encoder(tmp_path / "encoder", Classification(1, pool="mean"))
+    assert run("serve", folder, "--context", "40").exit_code == 0
+    encoder = served[0][1]["encoder"]
+    assert encoder.embed is None and encoder.context == 40
+    pairs = [("where", "in the garden"), ("where", "x")]
+    values = torch.tensor([prediction.value for prediction in regard.load(folder).classify(pairs)])
+    torch.testing.assert_close(torch.tensor(encoder.score(pairs)), values.sigmoid())
+
+
+def test_other_heads_are_refused(tmp_path: Path, served: list) -> None:
+    for head in (MaskedLM(), Classification(3)):
+        folder = save_encoder(tmp_path / head.kind, head)
+        result = run("serve", folder)
+        assert result.exit_code != 0 and "regard predict" in str(result.exception)
+    assert not served
