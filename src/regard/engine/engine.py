@@ -21,11 +21,12 @@ import torch
 from torch import Tensor, nn
 
 from regard.compat import COMPILE_OPTIONS, cannot_compile
+from regard.engine.beam import Beam, Beams, BeamSearch
 from regard.engine.inputs import (
     CAPACITY,
-    check_sequence,
+    check_sampled_ids,
     check_size,
-    checked_ids,
+    checked_prompt,
     checked_source,
     checked_store,
     decoder_of,
@@ -138,31 +139,27 @@ class Engine:
         source: ids that the encoder of an encoder-decoder reads. embeddings: (len(ids), D) replace those of the prompt.
         salt: the request shares cached prefixes only with requests of the same salt.
         """
-        ids = self.checked_prompt(ids)
-        source = checked_source(self.encoder_decoder, source, self.source_capacity)
-        if embeddings is not None and embeddings.shape != (len(ids), self.model.spec.width):
-            expected = (len(ids), self.model.spec.width)
-            raise ValueError(f"the embeddings have shape {tuple(embeddings.shape)}; this prompt needs {expected}")
-        largest = max(sampling.constrained_ids, default=0)
-        if largest >= self.model.spec.vocab:
-            raise ValueError(
-                f"id {largest} cannot be biased, suppressed or forced; the ids are 0 to {self.model.spec.vocab - 1}"
-            )
-        if sampling.grammar is not None and sampling.grammar.vocab != self.model.spec.vocab:
-            compiled, vocab = sampling.grammar.vocab, self.model.spec.vocab
-            raise ValueError(
-                f"the grammar is compiled for {compiled} ids, but the model has {vocab}; compile it with vocab={vocab}"
-            )
+        request = self.checked_request(ids, sampling, source, embeddings, salt)
         if len(self.scheduler.running) + len(self.scheduler.waiting) >= self.max_requests:
             raise QueueFull(f"{self.queue} requests are waiting already; try again later")
-        request = Request(ids, sampling, source, embeddings, salt=salt, arrival=next(self.arrivals))
+        request.arrival = next(self.arrivals)
+        request.leader = self.scheduler.find_leader(request)
+        self.scheduler.waiting.append(request)
+        self.counts["prompt_tokens"] += len(request.source) or len(request.ids)
+        return request
+
+    def checked_request(
+        self, ids: TokenIds, sampling: Sampling, source: TokenIds | None, embeddings: Tensor | None, salt: str = ""
+    ) -> Request:
+        """A request that is not submitted. ValueError if it can never run."""
+        ids = checked_prompt(ids, self.model.spec, self.capacity, embeddings)
+        check_sampled_ids(sampling, self.model.spec.vocab)
+        source = checked_source(self.encoder_decoder, source, self.source_capacity)
+        request = Request(ids, sampling, source, embeddings, salt=salt)
         if sampling.penalizes:
             request.history = TokenHistory(ids, self.model.spec.vocab, self.device)
         if sampling.grammar is not None:
             request.matcher = sampling.grammar.matcher(sampling.stop_ids)
-        request.leader = self.scheduler.find_leader(request)
-        self.scheduler.waiting.append(request)
-        self.counts["prompt_tokens"] += len(source) or len(ids)
         return request
 
     def submit_n(
@@ -229,6 +226,19 @@ class Engine:
         if request.error is not None:
             raise GenerationError(request.error)
         return request.new
+
+    @torch.inference_mode()
+    def beam_search(
+        self,
+        ids: TokenIds,
+        beams: Beams,
+        sampling: Sampling,
+        source: TokenIds | None = None,
+        embeddings: Tensor | None = None,
+    ) -> list[Beam]:
+        """The best sequences, best first. Other requests do not advance meanwhile. Arguments as for `submit`."""
+        first = self.checked_request(ids, sampling, source, embeddings)
+        return BeamSearch(self.scheduler, self.forward, self.model.spec.vocab, self.capacity).run(first, beams)
 
     @property
     def max_requests(self) -> int:
@@ -336,14 +346,6 @@ class Engine:
         request.finish, request.error = finish, error
         self.counts[finish] += 1
         self.scheduler.remove(request)
-
-    def checked_prompt(self, ids: TokenIds) -> tuple[int, ...]:
-        check_sequence("prompt", ids)
-        if len(ids) >= self.capacity:
-            raise ValueError(
-                f"the prompt has {len(ids)} tokens, but prompt and new tokens must fit into {self.capacity}; shorten it"
-            )
-        return checked_ids("prompt", ids, self.model.spec.vocab)
 
 
 def batch_inputs(batch: ScheduledBatch, store: Store, device: torch.device) -> tuple[Tensor, TokenLayout, int]:

@@ -7,10 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.engine.request import Sampling
 from regard.engine.stores import STORES
 from regard.engine.stores.base import OpenStore
 from regard.layout import TokenLayout
-from regard.models.decoder import DecoderModule
+from regard.models.decoder import Decoder, DecoderModule
 from regard.models.encoder_decoder import EncoderDecoderModule
 from regard.models.interleaved import InterleavedModule
 from regard.parts.input import Tokens
@@ -81,6 +82,34 @@ def checked_ids(name: str, ids: Sequence[int], vocab: int) -> tuple[int, ...]:
     if not 0 <= extreme < vocab:
         raise ValueError(f"the {name} has id {extreme}; the model's ids are 0 to {vocab - 1}; use its own tokenizer")
     return ids
+
+
+def checked_prompt(
+    ids: Sequence[int], spec: Decoder, capacity: int, embeddings: Tensor | None = None
+) -> tuple[int, ...]:
+    """The ids of a prompt as a tuple; ValueError if they, or its embeddings, do not fit."""
+    check_sequence("prompt", ids)
+    if len(ids) >= capacity:
+        raise ValueError(
+            f"the prompt has {len(ids)} tokens, but prompt and new tokens must fit into {capacity}; shorten it"
+        )
+    ids = checked_ids("prompt", ids, spec.vocab)
+    if embeddings is not None and embeddings.shape != (len(ids), spec.width):
+        expected = (len(ids), spec.width)
+        raise ValueError(f"the embeddings have shape {tuple(embeddings.shape)}; this prompt needs {expected}")
+    return ids
+
+
+def check_sampled_ids(sampling: Sampling, vocab: int) -> None:
+    """Raise ValueError if the settings name ids that the model does not have."""
+    largest = max(sampling.constrained_ids, default=0)
+    if largest >= vocab:
+        raise ValueError(f"id {largest} cannot be biased, suppressed or forced; the ids are 0 to {vocab - 1}")
+    if sampling.grammar is not None and sampling.grammar.vocab != vocab:
+        compiled = sampling.grammar.vocab
+        raise ValueError(
+            f"the grammar is compiled for {compiled} ids, but the model has {vocab}; compile it with vocab={vocab}"
+        )
 
 
 def check_sequence(name: str, ids: Sequence[int]) -> None:
