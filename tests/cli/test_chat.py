@@ -163,8 +163,9 @@ def test_the_oldest_turns_are_dropped_when_the_context_is_full(llm: LanguageMode
 
 def test_a_message_that_does_not_fit_is_refused_and_the_conversation_kept(llm: LanguageModel) -> None:
     conversation, script = talk(llm, "Anna", "long " * 100, "/retry")
-    assert "must fit into 60; shorten it" in script.notices[-1] and "conversation is kept" in script.notices[-1]
-    assert roles(conversation) == ["user", "assistant"] and len(script.answers) == 3
+    assert "must fit into 60; shorten it" in script.notices[0] and "conversation is kept" in script.notices[0]
+    assert len(script.notices) == 1 and conversation.first == 0
+    assert roles(conversation) == ["user", "assistant"] and len(script.answers) == 2
 
 
 @pytest.mark.parametrize(

@@ -116,14 +116,19 @@ class Conversation:
     def drop_oldest_turns(self) -> None:
         """Let the model read fewer turns if the prompt would leave little room for an answer.
 
-        The newest message is always read. If it does not fit alone, the engine refuses it.
+        Raises ValueError if the newest message does not fit alone.
         """
         capacity = self.llm.engine.capacity
         room = min(self.options.get("max_new", 1), capacity // 4)
         turns = [i for i, message in enumerate(self.messages) if message["role"] == "user" and i > self.first]
-        dropped = 0
-        while turns and len(self.llm.encode_chat(self.visible)) + room > capacity:
+        before, dropped = self.first, 0
+        while (length := len(self.llm.encode_chat(self.visible))) + room > capacity and turns:
             self.first, dropped = turns.pop(0), dropped + 1
+        if length >= capacity:
+            self.first = before
+            raise ValueError(
+                f"the message has {length} tokens, but message and answer must fit into {capacity}; shorten it"
+            )
         if dropped:
             self.terminal.notice(
                 f"The conversation exceeds the context of {capacity} tokens: the model no longer reads the oldest "
