@@ -48,6 +48,10 @@ def test_request_fields_are_frozen(start_server):
         "RerankBody": "documents model query return_documents top_n",
         "TokenizeBody": "add_generation_prompt add_special_tokens messages model prompt return_token_strs",
         "DetokenizeBody": "model tokens",
+        "ResponsesBody": "access_programs background context_management conversation image include input instructions"
+        " max_output_tokens max_tool_calls metadata model moderation parallel_tool_calls previous_response_id prompt"
+        " prompt_cache_key prompt_cache_options prompt_cache_retention reasoning safety_identifier service_tier store"
+        " stream stream_options temperature text tool_choice tools top_logprobs top_p truncation user",
         "PassageBody": "messages text",
         "AttentionBody": "head layer messages text",
         "ErrorBody": "error",

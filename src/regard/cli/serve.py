@@ -43,8 +43,8 @@ def serve(
     For an encoder-decoder, the prompt of /v1/completions is the source and the completion is its output. An encoder
     has /v1/embeddings and /v1/rerank instead.
 
-    Routes: /v1/chat/completions, /v1/completions, /v1/embeddings, /v1/rerank, /v1/models, /tokenize, /detokenize,
-    /health, /ready, /metrics, and for inspection /regard/model, /regard/tokenize, /regard/attention.
+    Routes: /v1/chat/completions, /v1/completions, /v1/responses, /v1/embeddings, /v1/rerank, /v1/models, /tokenize,
+    /detokenize, /health, /ready, /metrics, and for inspection /regard/model, /regard/tokenize, /regard/attention.
 
     \b
     Examples:

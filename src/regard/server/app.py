@@ -14,7 +14,7 @@ from starlette.staticfiles import StaticFiles
 
 from regard.engine.async_engine import AsyncEngine, Submit
 from regard.engine.engine import Engine
-from regard.server import chat, completions, errors, inspection, text_encoder, tokenization
+from regard.server import chat, completions, errors, inspection, responses_api, text_encoder, tokenization
 from regard.server.errors import ApiError
 from regard.server.lens_thread import Lens, LensThread
 from regard.server.middleware import (
@@ -101,7 +101,7 @@ def create_app(
     app.state.served = served
     errors.install_handlers(app)
     app.include_router(monitoring_routes(served))
-    for routes in (completions, chat, tokenization, inspection):
+    for routes in (completions, chat, responses_api, tokenization, inspection):
         app.include_router(routes.router(served))
     app.include_router(text_encoder.router(served, encoder))
 

@@ -11,7 +11,7 @@ from regard.server.chat_schema import ChatBody
 from regard.server.generation import GenerationTask, TextDelta
 from regard.server.logprobs import chat_logprobs
 from regard.server.response_schema import ChatCompletion, or_stream
-from regard.server.responses import respond
+from regard.server.responses import data_events, respond
 from regard.server.served_model import ServedModel
 
 
@@ -53,6 +53,9 @@ class ChatResponse:
             for choice in self.generation.choices
         ]
         return self.header | {"choices": choices, "usage": self.generation.usage()}
+
+    def events(self) -> AsyncIterator[str]:
+        return data_events(self.chunks())
 
     async def chunks(self) -> AsyncIterator[dict]:
         for choice in self.generation.choices:

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from regard.server.generation import GenerationTask, TextDelta
 from regard.server.logprobs import completion_logprobs
 from regard.server.response_schema import Completion, or_stream
-from regard.server.responses import respond
+from regard.server.responses import data_events, respond
 from regard.server.schema import CompletionBody
 from regard.server.served_model import ServedModel
 
@@ -53,6 +53,9 @@ class CompletionResponse:
             for choice in self.generation.choices
         ]
         return self.header | {"choices": choices, "usage": self.generation.usage()}
+
+    def events(self) -> AsyncIterator[str]:
+        return data_events(self.chunks())
 
     async def chunks(self) -> AsyncIterator[dict]:
         if self.request.echo:

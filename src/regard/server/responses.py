@@ -1,6 +1,6 @@
 """The response to a generation request: one JSON body, or server-sent events.
 
-A stream is a series of `data: JSON` events that ends with `data: [DONE]`. A failure after the first event is sent as an
+A failure after the first event is sent as an
 event with an `error`, because the status 200 has already been sent. If the client disconnects, its generation is
 cancelled.
 """
@@ -25,7 +25,7 @@ class ResponseFormat(Protocol):
 
     generation: GenerationTask
 
-    def chunks(self) -> AsyncIterator[dict]:
+    def events(self) -> AsyncIterator[str]:
         """The events of a stream."""
         ...
 
@@ -40,7 +40,7 @@ async def respond(request: Request, stream: bool | None, response: ResponseForma
         request.state.usage = response.generation.usage()  # for the access log
 
     if stream:
-        return EventStream(response.chunks(), on_close=close)
+        return EventStream(response.events(), on_close=close)
     try:
         finished = await run_until_disconnect(request, response.generation.wait())
     finally:
@@ -53,8 +53,8 @@ class EventStream(StreamingResponse):
 
     media_type = "text/event-stream"
 
-    def __init__(self, chunks: AsyncIterator[dict], on_close: Callable[[], None]):
-        super().__init__(events(chunks), headers={"cache-control": "no-store", "x-accel-buffering": "no"})
+    def __init__(self, events: AsyncIterator[str], on_close: Callable[[], None]):
+        super().__init__(events, headers={"cache-control": "no-store", "x-accel-buffering": "no"})
         self.on_close = on_close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -64,7 +64,8 @@ class EventStream(StreamingResponse):
             self.on_close()
 
 
-async def events(chunks: AsyncIterator[dict]) -> AsyncIterator[str]:
+async def data_events(chunks: AsyncIterator[dict]) -> AsyncIterator[str]:
+    """The events of completions and chat: `data: JSON`, at the end `data: [DONE]`."""
     try:
         async for chunk in chunks:
             yield event(chunk)

@@ -1,0 +1,170 @@
+"""The JSON bodies of OpenAI's Responses API."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from regard.server.chat_schema import MAX_MESSAGES, MAX_PARTS, Empty, Message, Metadata, TextFormat, limit_parts
+from regard.server.response_schema import ResponseBody, TokenLogprobs
+from regard.server.schema import MAX_LOGPROBS, Count, Name, RequestBody, Text, at_most
+
+LOGPROBS = "message.output_text.logprobs"
+
+
+class InputPart(RequestBody):
+    """Text of a user, or a part of an earlier response."""
+
+    type: Literal["input_text", "output_text"]
+    text: Text
+    annotations: Empty | None = None
+    logprobs: Annotated[list[Any], at_most(1 << 16)] | None = None
+
+
+class InputItem(RequestBody):
+    """A message, or an item of an earlier response's output."""
+
+    type: Literal["message"] | None = None
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Text | Annotated[list[InputPart], Field(max_length=MAX_PARTS, fail_fast=True)]
+    id: Name | None = None
+    status: Literal["in_progress", "completed", "incomplete"] | None = None
+    phase: Literal["commentary", "final_answer"] | None = None
+
+    def message(self) -> Message:
+        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        return Message(role=self.role, content=text)
+
+
+class TextConfig(RequestBody):
+    format: TextFormat | None = None
+    verbosity: Literal["medium"] | None = None
+
+
+class Reasoning(RequestBody):
+    effort: Literal["none"] | None = None
+    summary: None = None
+
+
+class ResponsesStreamOptions(RequestBody):
+    include_obfuscation: Literal[False] | None = None
+
+
+class ResponsesBody(RequestBody):
+    model: Name
+    input: (
+        Text
+        | Annotated[
+            list[InputItem],
+            Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True),
+            BeforeValidator(limit_parts),
+        ]
+    )
+    instructions: Text | None = None
+    max_output_tokens: Count | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    include: Annotated[list[Literal["message.output_text.logprobs"]], Field(max_length=1, fail_fast=True)] | None = None
+    stream: bool | None = None
+
+    # Accepted only with a value that asks for nothing
+    stream_options: ResponsesStreamOptions | None = None
+    text: TextConfig | None = None
+    reasoning: Reasoning | None = None
+    tools: Empty | None = None
+    tool_choice: Literal["none", "auto"] | None = None
+    truncation: Literal["disabled"] | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    store: Literal[False] | None = None
+    background: Literal[False] | None = None
+    prompt_cache_retention: Literal["in_memory"] | None = None
+    previous_response_id: None = None
+    conversation: None = None
+    prompt: None = None
+    moderation: None = None
+    context_management: None = None
+    prompt_cache_options: None = None
+    access_programs: None = None
+    image: None = None
+
+    # Labels and hints, which never change a response
+    metadata: Metadata | None = None
+    max_tool_calls: Count | None = None
+    parallel_tool_calls: bool | None = None
+    safety_identifier: Name | None = None
+    prompt_cache_key: Name | None = None
+    user: Name | None = None
+
+    @model_validator(mode="after")
+    def check_logprobs(self) -> "ResponsesBody":
+        if self.top_logprobs and not self.include:
+            raise ValueError(f"top_logprobs requires include=[{LOGPROBS!r}]; set it, or omit top_logprobs")
+        return self
+
+    @property
+    def messages(self) -> list[Message]:
+        start = [] if self.instructions is None else [Message(role="system", content=self.instructions)]
+        if isinstance(self.input, str):
+            return [*start, Message(role="user", content=self.input)]
+        return [*start, *(item.message() for item in self.input)]
+
+
+class OutputText(ResponseBody):
+    type: Literal["output_text"]
+    text: str
+    annotations: list[None]
+    logprobs: list[TokenLogprobs]
+
+
+class OutputMessage(ResponseBody):
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    status: Literal["in_progress", "completed", "incomplete"]
+    content: list[OutputText]
+
+
+class InputTokensDetails(ResponseBody):
+    cached_tokens: int
+
+
+class OutputTokensDetails(ResponseBody):
+    reasoning_tokens: int
+
+
+class ResponsesUsage(ResponseBody):
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+
+class IncompleteDetails(ResponseBody):
+    reason: Literal["max_output_tokens"]
+
+
+class ResponsesResponse(ResponseBody):
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: Literal["completed", "incomplete"]
+    error: None
+    incomplete_details: IncompleteDetails | None
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: dict[str, str]
+    model: str
+    output: list[OutputMessage]
+    parallel_tool_calls: bool
+    previous_response_id: None
+    store: Literal[False]
+    temperature: float
+    text: dict[str, dict[str, str]]
+    tool_choice: str
+    tools: list[None]
+    top_logprobs: int
+    top_p: float
+    truncation: Literal["disabled"]
+    usage: ResponsesUsage
+    user: str | None
