@@ -9,8 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
+from regard.language_model import load
 from tests.cli.conftest import regard
+from tests.cli.test_open_encoder import save_encoder
 
 GREEDY = {"max_tokens": 4, "temperature": 0}
 CHAT = {"messages": [{"role": "user", "content": "Where is Anna?"}], **GREEDY}
@@ -64,6 +67,19 @@ def test_every_request_gets_its_response(demo_run: Path, tmp_path: Path) -> None
     assert found["completion"]["response"]["body"]["choices"][0]["text"] == text
     assert len(found["sampled"]["response"]["body"]["choices"]) == 3
     assert "/v1/embeddings" in found["route"]["response"]["body"]["error"]["message"]
+
+
+def test_embeddings_of_an_encoder(tmp_path: Path) -> None:
+    folder = save_encoder(tmp_path / "encoder", None)
+    texts = ["a cat", "a kitten", "the barn"]
+    requests = [line(text, {"input": text}, "/v1/embeddings") for text in texts] + [line("chat")]
+    assert regard("batch", folder, write(tmp_path / "in.jsonl", requests), tmp_path / "out.jsonl").exit_code == 0
+    found = read(tmp_path / "out.jsonl")
+    llm = load(folder, device="cpu")
+    for text in texts:
+        vector = torch.tensor(found[text]["response"]["body"]["data"][0]["embedding"])
+        assert (vector - llm.embed(text)).abs().max() < 1e-5
+    assert 400 <= found["chat"]["response"]["status_code"] < 500
 
 
 def test_a_killed_batch_is_continued_without_duplicates(demo_run: Path, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 URLS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
 MAX_BODY = 1 << 26  # bytes
+ENCODER_REQUESTS = 8  # at a time
 RETRY = 0.05  # seconds until a request that found the queue full is sent again
 
 
@@ -60,18 +61,24 @@ def batch(
             console.print(f"{out} has {len(output.done)} of {len(entries)} results already")
         if not missing:
             return
+        from regard.cli.open_encoder import open_text_encoder
         from regard.cli.open_engine import open_engine
         from regard.models.encoder_decoder import EncoderDecoderModule
         from regard.server.app import create_app
 
-        llm = open_engine(
-            model, console, device=device, context=context, adapter=adapter, dtype=dtype, rows=rows,
-            queue=256, compile=compile,
-        )  # fmt: skip
+        engine, encoder, source, at_once = None, None, None, ENCODER_REQUESTS
+        if (opened := open_text_encoder(model, device, context, adapter, dtype)) is not None:
+            llm, encoder = opened
+        else:
+            llm = open_engine(
+                model, console, device=device, context=context, adapter=adapter, dtype=dtype, rows=rows, queue=256,
+                compile=compile,
+            )  # fmt: skip
+            engine, at_once = llm.engine, 2 * llm.rows
+            source = llm.submit_source if isinstance(llm.model, EncoderDecoderModule) else None
         name = name or os.path.basename(os.path.abspath(model))
-        source = llm.submit_source if isinstance(llm.model, EncoderDecoderModule) else None
-        app = create_app(llm.engine, llm.tokenizer, name, submit_source=source, max_body=MAX_BODY)
-        failed = asyncio.run(answer_all(missing, app, name, output, 2 * llm.rows, console))
+        app = create_app(engine, llm.tokenizer, name, encoder=encoder, submit_source=source, max_body=MAX_BODY)
+        failed = asyncio.run(answer_all(missing, app, name, output, at_once, console))
     if failed:
         console.print(f"{failed} of {len(missing)} requests failed; the reasons are in {out}")
 
