@@ -1,0 +1,103 @@
+"""Tool calls are found in every style; what is no call of an offered tool stays text; streams equal the whole."""
+
+import json
+import random
+
+import pytest
+
+from regard.text.tools import STYLES, ToolCall, ToolStream, parse_tool_calls, tool_style
+
+TOOLS = ("add", "find weather", "now")
+ADD = ToolCall("add", '{"a": 1, "b": [2, "x"]}')
+NOW = ToolCall("now", "{}")
+HERMES = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": [2, "x"]}}\n</tool_call>'
+HERMES_NOW = '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
+LLAMA = '{"name": "add", "parameters": {"a": 1, "b": [2, "x"]}}'
+CASES = [
+    ("hermes", HERMES, "", [ADD]),
+    ("hermes", f"I add.\n\n{HERMES}\n{HERMES_NOW}\n", "I add.", [ADD, NOW]),
+    ("hermes", f"First {HERMES} then {HERMES_NOW}.", "First then.", [ADD, NOW]),
+    ("hermes", HERMES.removesuffix("\n</tool_call>"), "", [ADD]),  # the model forgot the end
+    ("hermes", "a < b, <tool> and <tool_call", "a < b, <tool> and <tool_call", []),
+    ("hermes", "<tool_call>not JSON</tool_call> x", "<tool_call>not JSON</tool_call> x", []),
+    ("hermes", '<tool_call>{"name": "rm"}</tool_call>', '<tool_call>{"name": "rm"}</tool_call>', []),  # not offered
+    ("hermes", '<tool_call>["add"]</tool_call>', '<tool_call>["add"]</tool_call>', []),
+    ("hermes", '<tool_call>{"name": "now", "arguments": 3}', '<tool_call>{"name": "now", "arguments": 3}', []),
+    ("hermes", '<tool_call>{"name": "add", "arguments": "{\\"a\\": 1}"}', "", [ToolCall("add", '{"a": 1}')]),
+    ("hermes", "  plain text \n", "  plain text \n", []),
+    ("llama3", LLAMA, "", [ADD]),
+    ("llama3", f"\n<|python_tag|>{LLAMA}; " + '{"name": "now", "parameters": {}}', "", [ADD, NOW]),
+    ("llama3", '{"name": "Bob", "age": 3}', '{"name": "Bob", "age": 3}', []),
+    ("llama3", f"{LLAMA} and more", f"{LLAMA} and more", []),
+    ("llama3", f"I answer: {LLAMA}", f"I answer: {LLAMA}", []),
+    ("llama3", "{" * 100_000, "{" * 100_000, []),
+    ("mistral", '[TOOL_CALLS][{"name": "add", "arguments": {"a": 1, "b": [2, "x"]}}, {"name": "now"}]', "", [ADD, NOW]),
+    ("mistral", '[{"name": "now", "arguments": {}}]', "", [NOW]),  # the marker is a special token, not decoded
+    ("mistral", 'Wait. [TOOL_CALLS]now[ARGS]{}[TOOL_CALLS]add[ARGS]{"a": 1, "b": [2, "x"]}', "Wait.", [NOW, ADD]),
+    ("mistral", "[TOOL_CALLS]now{}", "[TOOL_CALLS]now{}", []),
+    ("mistral", "[1, 2] is a list [TOOL", "[1, 2] is a list [TOOL", []),
+    ("mistral", "", "", []),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("style", "text", "expected", "calls"), CASES, ids=lambda value: str(value)[:30])
+def test_calls_are_separated_from_text(style: str, text: str, expected: str, calls: list[ToolCall]) -> None:
+    found = parse_tool_calls(text, style, TOOLS)
+    assert found.text == expected and list(found.calls) == calls
+    assert all(isinstance(json.loads(call.arguments), dict) for call in found.calls)
+
+
+@pytest.mark.parametrize(("style", "text", "expected", "calls"), CASES, ids=lambda value: str(value)[:30])
+def test_a_stream_equals_the_whole(style: str, text: str, expected: str, calls: list[ToolCall]) -> None:
+    rng = random.Random(0)
+    for size in (1, 2, 3, 7) if len(text) < 1000 else (5000,):
+        stream, deltas, position = ToolStream(style, TOOLS), [], 0
+        while position < len(text):
+            length = rng.randint(1, size)
+            deltas.append(stream.push(text[position : position + length]))
+            position += length
+        deltas.append(stream.finish())
+        assert "".join(delta.text for delta in deltas) == expected
+        assert [call for delta in deltas for call in delta.calls] == calls
+
+
+def test_text_is_returned_as_soon_as_it_cannot_be_a_call() -> None:
+    stream = ToolStream("hermes", TOOLS)
+    assert [stream.push(piece).text for piece in ("Hello", " ", "wor", "ld <", "b> <tool")] == [
+        "Hello", "", " wor", "ld", " <b>",
+    ]  # fmt: skip
+    assert stream.push(HERMES.removeprefix("<tool")).calls == (ADD,)  # at once, not at the end of the output
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_random_text_is_never_lost(style: str) -> None:
+    rng = random.Random(3)
+    pieces = [
+        "<tool_call>",
+        "</tool_call>",
+        "[TOOL_CALLS]",
+        "[ARGS]",
+        "{",
+        "}",
+        '[{"',
+        '"name"',
+        " ",
+        "\n",
+        "x",
+        ";",
+        LLAMA,
+    ]
+    for _ in range(2000):
+        text = "".join(rng.choices(pieces, k=rng.randint(0, 9)))
+        found, stream = parse_tool_calls(text, style, TOOLS), ToolStream(style, TOOLS)
+        deltas = [*map(stream.push, text), stream.finish()]
+        assert "".join(delta.text for delta in deltas) == found.text
+        if not found.calls:
+            assert found.text == text
+
+
+def test_the_style_is_found_in_the_chat_template() -> None:
+    assert tool_style("… <tool_call>\n{{ tool_call }} …") == "hermes"
+    assert tool_style('{"name": function name, "parameters": …}') == "llama3"
+    assert tool_style("[TOOL_CALLS]") == "mistral"
+    assert tool_style("{{ messages }}") is tool_style(None) is None
