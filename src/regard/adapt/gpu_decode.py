@@ -1,0 +1,208 @@
+"""Sublayers whose decode step on a GPU takes two or three kernels instead of a dozen.
+
+    attention       norm, W_q, W_k, W_v  →  rotation, append, attention  →  W_o, residual
+    gated unit      norm, W_gate, W_up, activation, product  →  W_down, residual
+
+Matrices that read the same input are stacked into one tensor, and the parameters of the model become views of it, so no
+weight is kept twice and checkpoints do not change. What is not a decode step of a few rows, such as a prompt, runs the
+original modules. This is for inference: it works on a copy of the modules that shares all tensors.
+"""
+
+from copy import deepcopy
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from regard.adapt.replace_modules import replace_modules
+from regard.compat import HAS_TRITON
+from regard.kernels.attention.mask import Causal
+from regard.kernels.attention.patterns.window import Window
+from regard.layout import TokenLayout
+from regard.parts.attention import AttentionModule, NoGate
+from regard.parts.block import Losses, SublayerModule
+from regard.parts.feedforward import ACTIVATIONS, GatedModule
+from regard.parts.norm import RMSNormModule
+from regard.parts.position.base import PositionModule
+from regard.parts.position.rope import RopeModule, rotations
+from regard.parts.state import State
+
+MAX_COLUMNS = 32768  # of a matrix; one row of it is in the registers of a program
+MAX_ROWS = 32  # for more, cuBLAS reads the weights as fast
+HEAD_DIMS = (32, 64, 128, 256)
+FUSED_ACTIVATIONS = {ACTIVATIONS[name]: name for name in ("silu", "gelu", "gelu_tanh")}
+AnyModule = TypeVar("AnyModule", bound=nn.Module)
+
+
+class DecodeAttention(nn.Module):
+    def __init__(self, sublayer: SublayerModule, packed: "Packed"):
+        super().__init__()
+        self.sublayer, body = sublayer, attention_of(sublayer)
+        assert body is not None
+        self.qkv, self.bias = packed.stack(body.q_proj, body.k_proj, body.v_proj)
+        self.before = body.mask.size - 1 if isinstance(body.mask, Window) else -1
+
+    def forward(self, x: Tensor, layout: TokenLayout, state: State) -> tuple[Tensor, Losses]:
+        if not is_decode_step(x) or not hasattr(state, "pages") or layout.inputs.bias is not None:
+            return self.sublayer(x, layout, state)
+        body: Any = self.sublayer.body
+        x = x[:, 0]  # (B, D)
+        qkv = linear(x, self.qkv, self.sublayer.norm, bias=self.bias)
+        cos = sin = None
+        if isinstance(body.position, RopeModule):
+            angles = layout.derived(rotations, body.position.spec, body.position.dim, x.dtype)
+            cos, sin = (angle[:, 0, 0].expand(len(x), -1) for angle in angles)  # (B, E / 2)
+        q_norm, k_norm = body.q_norm.norm, body.k_norm.norm
+        normed = isinstance(q_norm, RMSNormModule)
+        k, v = state.pages("k", "v")
+        valid = None if layout.valid is None else layout.valid[:, 0]
+        z = attend(
+            qkv, cos, sin, q_norm.weight if normed else None, k_norm.weight if normed else None,
+            q_norm.eps if normed else 0.0, k.pool, v.pool, k.table, k.block, layout.positions[:, 0], valid,
+            body.scale, self.before,
+        )  # fmt: skip
+        y = linear(z, body.o_proj.weight, bias=body.o_proj.bias, residual=x)
+        return y.unsqueeze(1), {}
+
+
+class DecodeGated(nn.Module):
+    def __init__(self, sublayer: SublayerModule, packed: "Packed"):
+        super().__init__()
+        self.sublayer = sublayer
+        body: Any = sublayer.body
+        self.gate_up, self.bias = packed.stack(body.gate_proj, body.up_proj)
+
+    def forward(self, x: Tensor, layout: TokenLayout, state: State) -> tuple[Tensor, Losses]:
+        if not is_decode_step(x):
+            return self.sublayer(x, layout, state)
+        body: Any = self.sublayer.body
+        x = x[:, 0]  # (B, D)
+        activation = FUSED_ACTIVATIONS[body.activation]
+        h = linear(x, self.gate_up, self.sublayer.norm, bias=self.bias, activation=activation)  # (B, F)
+        y = linear(h, body.down_proj.weight, bias=body.down_proj.bias, residual=x)
+        return y.unsqueeze(1), {}
+
+
+class DecodeLinear(nn.Module):
+    def __init__(self, layer: nn.Linear):
+        super().__init__()
+        self.weight, self.bias = layer.weight, layer.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not 1 <= x.numel() // x.shape[-1] <= MAX_ROWS:
+            return nn.functional.linear(x, self.weight, self.bias)
+        return linear(x.reshape(-1, x.shape[-1]), self.weight, bias=self.bias).view(*x.shape[:-1], -1)
+
+
+class Packed:
+    """Linear layers whose weights are stacked in one tensor, of which their parameters are views."""
+
+    def __init__(self) -> None:
+        self.stacks: dict[tuple[int, ...], Tensor] = {}  # layers with tied weights share one
+
+    def stack(self, *layers: Any) -> tuple[Tensor, Tensor | None]:
+        """The stacked weights and biases of these layers."""
+        biases = [layer.bias for layer in layers]
+        return self.join([layer.weight for layer in layers]), None if biases[0] is None else self.join(biases)
+
+    def join(self, parameters: list[nn.Parameter]) -> Tensor:
+        key = tuple(map(id, parameters))
+        if key not in self.stacks:
+            self.stacks[key] = torch.cat([parameter.data for parameter in parameters])
+            for parameter, part in zip(parameters, self.stacks[key].split([len(p) for p in parameters]), strict=True):
+                parameter.data = part
+        return self.stacks[key]
+
+
+def optimize_for_gpu_decode(model: AnyModule) -> AnyModule:
+    """A copy of the model with these sublayers where they apply; all tensors are shared with the original."""
+    copy = deepcopy(model, {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]})
+    if not HAS_TRITON:
+        return copy
+    packed = Packed()
+
+    def fits(_: str, module: nn.Module) -> bool:
+        return attention_of(module) is not None or gated_of(module) is not None or is_plain_linear(module)
+
+    def make(_: str, module: nn.Module) -> nn.Module:
+        if isinstance(module, nn.Linear):
+            return DecodeLinear(module)
+        assert isinstance(module, SublayerModule)
+        return DecodeAttention(module, packed) if attention_of(module) is not None else DecodeGated(module, packed)
+
+    replace_modules(copy, fits, make)
+    return copy
+
+
+def attention_of(module: nn.Module) -> AttentionModule | None:
+    """The attention of a sublayer that DecodeAttention computes."""
+    if not is_plain_sublayer(module) or type(body := module.body) is not AttentionModule:
+        return None
+    head_dim = body.q_proj.weight.shape[0] // body.heads if is_plain_linear(body.q_proj) else 0
+    layers = (body.q_proj, body.k_proj, body.v_proj, body.o_proj)
+    biases = {getattr(layer, "bias", None) is None for layer in layers[:3]}
+    norms = (body.q_norm, body.k_norm)
+    position = body.position
+    rotates = isinstance(position, RopeModule) and position.spec.layout == "half" and position.dim == head_dim
+    plain = (
+        all(map(is_plain_linear, layers))
+        and len(biases) == 1
+        and head_dim in HEAD_DIMS
+        and (rotates or type(position) is PositionModule)
+        and all(type(n.norm) is nn.Identity or (n.heads == 1 and is_plain_norm(n.norm)) for n in norms)
+        and type(body.clip) is nn.Identity
+        and type(body.gate) is NoGate
+        and body.sinks is None
+        and body.softcap is None
+        and (type(body.mask) is Causal or (type(body.mask) is Window and body.mask.causal))
+    )
+    return body if plain else None
+
+
+def gated_of(module: nn.Module) -> GatedModule | None:
+    """The gated unit of a sublayer that DecodeGated computes."""
+    if not is_plain_sublayer(module) or type(body := module.body) is not GatedModule:
+        return None
+    layers = (body.gate_proj, body.up_proj, body.down_proj)
+    plain = all(map(is_plain_linear, layers)) and body.limit is None and not body.offset
+    return body if plain and body.activation in FUSED_ACTIVATIONS else None
+
+
+def is_plain_sublayer(module: nn.Module) -> bool:
+    return (
+        type(module) is SublayerModule
+        and module.pre
+        and module.keep == module.share == 1.0
+        and module.scale is None
+        and type(module.after) is nn.Identity
+        and is_plain_norm(module.norm)
+    )
+
+
+def is_plain_norm(norm: nn.Module) -> bool:
+    return type(norm) is RMSNormModule and norm.weight is not None and not norm.around_one
+
+
+def is_plain_linear(module: nn.Module) -> bool:
+    return type(module) is nn.Linear and module.out_features >= 16 and 16 <= module.in_features <= MAX_COLUMNS
+
+
+def is_decode_step(x: Tensor) -> bool:
+    return x.shape[1] == 1 and len(x) <= MAX_ROWS
+
+
+def linear(
+    x: Tensor, weight: Tensor, norm: nn.Module | None = None, *, bias: Tensor | None = None,
+    residual: Tensor | None = None, activation: str | None = None,
+) -> Tensor:  # fmt: skip
+    from regard.kernels.triton_decode_linear import decode_linear, launch
+
+    run = decode_linear if torch.compiler.is_compiling() else launch
+    scale, eps = (norm.weight, norm.eps) if isinstance(norm, RMSNormModule) else (None, 0.0)
+    return run(x.contiguous(), weight, scale, eps, bias, residual, activation)
+
+
+def attend(*arguments) -> Tensor:
+    from regard.kernels.attention.triton.decode_token import decode_token, launch
+
+    return (decode_token if torch.compiler.is_compiling() else launch)(*arguments)

@@ -1,0 +1,91 @@
+"""The linear layer of a decode step equals its parts computed in float64, for one token and for several."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from regard.parts.feedforward import ACTIVATIONS
+from tests.kernels.triton_device import DEVICE
+
+OUTPUTS, COLUMNS, EPS = 72, 200, 1e-5
+
+
+def compute(
+    x: Tensor, weight: Tensor, norm: Tensor | None, bias: Tensor | None, residual: Tensor | None, act: str | None
+) -> Tensor:
+    """The layer in plain torch, in the dtype of its arguments."""
+    if norm is not None:
+        x = F.rms_norm(x, x.shape[-1:], norm, EPS)
+    y = F.linear(x, weight, bias)
+    if act is not None:
+        gate, up = y.chunk(2, -1)
+        y = ACTIVATIONS[act](gate) * up
+    return y if residual is None else y + residual
+
+
+def draw(
+    tokens: int,
+    act: str | None,
+    options: tuple[bool, bool, bool],
+    dtype: torch.dtype,
+    outputs: int = OUTPUTS,
+    columns: int = COLUMNS,
+) -> list:
+    """x, weight, and those of norm, bias and residual that the options select."""
+    torch.manual_seed(0)
+    rows = outputs if act is None else 2 * outputs
+    tensors = (torch.rand(columns) + 0.5, torch.randn(rows), torch.randn(tokens, outputs))
+    chosen = [tensor if use else None for tensor, use in zip(tensors, options, strict=True)]
+    drawn = [torch.randn(tokens, columns), torch.randn(rows, columns) / columns**0.5, *chosen]
+    return [None if tensor is None else tensor.to(DEVICE, dtype) for tensor in drawn]
+
+
+@pytest.mark.parametrize("options", [(False,) * 3, (True, False, False), (False, True, True), (True,) * 3], ids=str)
+@pytest.mark.parametrize("tokens, splits", [(1, 1), (3, 1), (17, 2), (32, 4)])
+def test_norm_bias_and_residual(tokens: int, splits: int, options: tuple[bool, bool, bool]) -> None:
+    from regard.kernels.triton_decode_linear import Tiles, launch
+
+    x, weight, norm, bias, residual = draw(tokens, None, options, torch.float32)
+    tiles = Tiles(2, 256, 4, programs=5) if tokens == 1 else Tiles(64, 32, 4, 2, splits)
+    exact = compute(*(None if t is None else t.double() for t in (x, weight, norm, bias, residual)), None)
+    for _ in range(2):  # the first launch resets its counters
+        assert (launch(x, weight, norm, EPS, bias, residual, None, tiles) - exact).abs().max() <= 1e-5
+
+
+@pytest.mark.parametrize("act", ["silu", "gelu", "gelu_tanh"])
+@pytest.mark.parametrize("tokens, splits", [(1, 1), (5, 2)])
+def test_gated_units(tokens: int, splits: int, act: str) -> None:
+    from regard.kernels.triton_decode_linear import Tiles, launch
+
+    x, weight, norm, bias, residual = draw(tokens, act, (True, True, True), torch.float32)
+    tiles = Tiles(1, 256, 4, programs=5) if tokens == 1 else Tiles(64, 32, 4, 2, splits)
+    exact = compute(*(t.double() for t in (x, weight, norm, bias, residual)), act)
+    assert (launch(x, weight, norm, EPS, bias, residual, act, tiles) - exact).abs().max() <= 1e-5
+
+
+@pytest.mark.parametrize("columns", [256, 1000, 4096, 14336, 28672])
+def test_the_chosen_tiles_fit_and_occupy_the_device(columns: int) -> None:
+    from regard.kernels.triton_decode_linear import choose_tiles
+
+    one = choose_tiles(1, 4096, columns, False, 132)
+    assert one.columns >= columns and one.columns & (one.columns - 1) == 0 and one.programs >= 132
+    for tokens, outputs in ((2, 1024), (16, 4096), (32, 128256)):
+        several = choose_tiles(tokens, outputs, columns, False, 132)
+        assert several.outputs * several.columns * several.stages * 2 <= 200_000  # bytes of shared memory
+        assert several.splits in (1, 2, 4)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("act", [None, "silu"])
+@pytest.mark.parametrize("tokens", [1, 2, 16, 32])
+@pytest.mark.parametrize("outputs, columns", [(1024, 1024), (1000, 1544), (4096, 14336)])
+def test_bfloat16_on_a_gpu_is_as_exact_as_torch(outputs: int, columns: int, tokens: int, act: str | None) -> None:
+    from regard.kernels.triton_decode_linear import launch
+
+    arguments = draw(tokens, act, (True, False, True), torch.bfloat16, outputs, columns)
+    exact = compute(*(None if t is None else t.double() for t in arguments), act)
+    x, weight, norm, bias, residual = arguments
+    kernel = launch(x, weight, norm, EPS, bias, residual, act)
+    errors = [(y - exact).abs().max() for y in (kernel, compute(*arguments, act))]
+    assert errors[0] <= 2 * errors[1] + torch.finfo(torch.bfloat16).eps
