@@ -47,17 +47,19 @@ def test_every_request_gets_its_response(demo_run: Path, tmp_path: Path) -> None
         line("get", method="GET"),
         line("route", url="/metrics"),
         line("body", body=[1]),
+        line("NaN", CHAT | {"temperature": float("nan")}),
+        line("surrogate", {"prompt": "\ud800", **GREEDY}, "/v1/completions"),
     ]
     out = tmp_path / "out.jsonl"
     result = regard("batch", demo_run, write(tmp_path / "in.jsonl", requests), out, "--rows", 2)
     assert result.exit_code == 0, result.output
-    assert "7 of 10 requests failed; the reasons are in" in result.stderr
+    assert "9 of 12 requests failed; the reasons are in" in result.stderr
     found = read(out)
     assert found.keys() == {request["custom_id"] for request in requests}
     statuses = {name: entry["response"]["status_code"] for name, entry in found.items()}
     assert statuses == {
         "chat": 200, "completion": 200, "sampled": 200, "no prompt": 400, "other model": 404, "too long": 400,
-        "stream": 400, "get": 400, "route": 400, "body": 400,
+        "stream": 400, "get": 400, "route": 400, "body": 400, "NaN": 400, "surrogate": 400,
     }  # fmt: skip
     for entry in found.values():
         assert entry["id"].startswith("batch_req_") and entry["error"] is None

@@ -1,7 +1,9 @@
 """`regard batch`: answer a file of requests in the format of OpenAI's Batch API."""
 
 import asyncio
+import json
 import os
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -90,7 +92,7 @@ async def answer_all(
     import httpx
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    failed = tokens = 0
+    start, failed, tokens = time.perf_counter(), 0, 0
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"), TimeElapsedColumn())
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     waiting = iter(requests)
@@ -109,8 +111,8 @@ async def answer_all(
                     failed += status != 200
                     usage = body.get("usage") if isinstance(body, dict) else None
                     tokens += (usage or {}).get("completion_tokens", 0)
-                    seconds = progress.tasks[0].elapsed or 1e-9
-                    progress.update(task, advance=1, rate=f"{tokens / seconds:,.1f} tokens/s")
+                    rate = tokens / (time.perf_counter() - start)
+                    progress.update(task, advance=1, rate=f"{rate:,.1f} tokens/s")
 
             workers = [asyncio.create_task(work()) for _ in range(min(at_once, len(requests)))]
             try:
@@ -118,6 +120,7 @@ async def answer_all(
             finally:
                 for worker in workers:
                     worker.cancel()
+        console.print(f"{len(requests)} requests, {tokens / (time.perf_counter() - start):,.1f} new tokens/s")
     return failed
 
 
@@ -126,8 +129,10 @@ async def send(client: Any, request: BatchRequest, name: str) -> tuple[int, str 
     if reason := refusal(request):
         error = {"message": reason, "type": "invalid_request_error", "param": None, "code": "invalid_request"}
         return 400, None, {"error": error}
+    # json.dumps, unlike httpx, encodes NaN and lone surrogates, which the server refuses
+    content, headers = json.dumps({"model": name} | request.body), {"content-type": "application/json"}
     while True:
-        response = await client.post(request.url, json={"model": name} | request.body)
+        response = await client.post(request.url, content=content, headers=headers)
         if response.status_code != 429:
             break
         await asyncio.sleep(RETRY)  # other requests of this batch fill the queue
