@@ -9,16 +9,12 @@ inference only: it works on a copy of the modules, and checkpoints are not affec
 """
 
 import platform
-from copy import deepcopy
-from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.adapt.replace_modules import replace_modules
-
-AnyModule = TypeVar("AnyModule", bound=nn.Module)
+from regard.adapt.replace_modules import AnyModule, copy_modules, replace_modules
 
 
 class TransposedLinear(nn.Module):
@@ -46,7 +42,7 @@ class TwoStreamLinear(nn.Module):
 
 def optimize_for_cpu_decode(model: AnyModule) -> AnyModule:
     """A copy of the model with these linear layers; all other weights are shared with the original."""
-    copy = deepcopy(model, {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]})
+    copy = copy_modules(model)
     linear_type = TwoStreamLinear if platform.machine() in ("aarch64", "arm64") else TransposedLinear
 
     def make(_: str, module: nn.Module) -> nn.Module:

@@ -8,13 +8,12 @@ weight is kept twice and checkpoints do not change. What is not a decode step of
 original modules. This is for inference: it works on a copy of the modules that shares all tensors.
 """
 
-from copy import deepcopy
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from regard.adapt.replace_modules import replace_modules
+from regard.adapt.replace_modules import AnyModule, copy_modules, replace_modules
 from regard.compat import HAS_TRITON
 from regard.kernels.attention.mask import Causal
 from regard.kernels.attention.patterns.window import Window
@@ -31,15 +30,14 @@ MAX_COLUMNS = 32768  # of a matrix; one row of it is in the registers of a progr
 MAX_ROWS = 32  # for more, cuBLAS reads the weights as fast
 HEAD_DIMS = (32, 64, 128, 256)
 FUSED_ACTIVATIONS = {ACTIVATIONS[name]: name for name in ("silu", "gelu", "gelu_tanh")}
-AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
 
 class DecodeAttention(nn.Module):
-    def __init__(self, sublayer: SublayerModule, packed: "Packed"):
+    def __init__(self, sublayer: SublayerModule, stacked: "StackedWeights"):
         super().__init__()
         self.sublayer, body = sublayer, attention_of(sublayer)
         assert body is not None
-        self.qkv, self.bias = packed.stack(body.q_proj, body.k_proj, body.v_proj)
+        self.qkv, self.bias = stacked.stack(body.q_proj, body.k_proj, body.v_proj)
         self.before = body.mask.size - 1 if isinstance(body.mask, Window) else -1
 
     def forward(self, x: Tensor, layout: TokenLayout, state: State) -> tuple[Tensor, Losses]:
@@ -66,11 +64,11 @@ class DecodeAttention(nn.Module):
 
 
 class DecodeGated(nn.Module):
-    def __init__(self, sublayer: SublayerModule, packed: "Packed"):
+    def __init__(self, sublayer: SublayerModule, stacked: "StackedWeights"):
         super().__init__()
         self.sublayer = sublayer
         body: Any = sublayer.body
-        self.gate_up, self.bias = packed.stack(body.gate_proj, body.up_proj)
+        self.gate_up, self.bias = stacked.stack(body.gate_proj, body.up_proj)
 
     def forward(self, x: Tensor, layout: TokenLayout, state: State) -> tuple[Tensor, Losses]:
         if not is_decode_step(x):
@@ -94,7 +92,7 @@ class DecodeLinear(nn.Module):
         return linear(x.reshape(-1, x.shape[-1]), self.weight, bias=self.bias).view(*x.shape[:-1], -1)
 
 
-class Packed:
+class StackedWeights:
     """Linear layers whose weights are stacked in one tensor, of which their parameters are views."""
 
     def __init__(self) -> None:
@@ -116,10 +114,10 @@ class Packed:
 
 def optimize_for_gpu_decode(model: AnyModule) -> AnyModule:
     """A copy of the model with these sublayers where they apply; all tensors are shared with the original."""
-    copy = deepcopy(model, {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]})
+    copy = copy_modules(model)
     if not HAS_TRITON:
         return copy
-    packed = Packed()
+    stacked = StackedWeights()
 
     def fits(_: str, module: nn.Module) -> bool:
         return attention_of(module) is not None or gated_of(module) is not None or is_plain_linear(module)
@@ -128,7 +126,7 @@ def optimize_for_gpu_decode(model: AnyModule) -> AnyModule:
         if isinstance(module, nn.Linear):
             return DecodeLinear(module)
         assert isinstance(module, SublayerModule)
-        return DecodeAttention(module, packed) if attention_of(module) is not None else DecodeGated(module, packed)
+        return DecodeAttention(module, stacked) if attention_of(module) is not None else DecodeGated(module, stacked)
 
     replace_modules(copy, fits, make)
     return copy

@@ -1,8 +1,17 @@
 """Replace modules of a built model, for example linear layers by adapted or quantized ones."""
 
 from collections.abc import Callable
+from copy import deepcopy
+from typing import TypeVar
 
 from torch import nn
+
+AnyModule = TypeVar("AnyModule", bound=nn.Module)
+
+
+def copy_modules(model: AnyModule) -> AnyModule:
+    """A copy of the modules of a model that shares all its tensors."""
+    return deepcopy(model, {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]})
 
 
 def replace_modules(
