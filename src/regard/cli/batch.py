@@ -25,7 +25,7 @@ RETRY = 0.05  # seconds until a request that found the queue full is sent again
 
 def batch(
     model: ModelArgument,
-    requests: Annotated[Path, typer.Argument(metavar="IN", help="A .jsonl file of requests.", exists=True)],
+    requests: Annotated[Path, typer.Argument(metavar="IN", help="A .jsonl file of requests.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The .jsonl file of results; it is continued.")],
     name: Annotated[str | None, typer.Option(help="The model's name in requests; by default the folder's.")] = None,
     rows: RowsOption = None,
