@@ -57,6 +57,8 @@ class FakeEngine:
 
     def token(self, request: Request) -> Token:
         step = len(request.new)
+        if step == 0 and (count := request.sampling.prompt_logprobs) is not None:
+            request.prompt_logprobs = [Token(id, -0.5, ((id, -0.5),) * min(count, 1), None) for id in request.ids[1:]]
         end = step == len(self.script) and not self.repeat
         id = self.eos if end else self.script[step % len(self.script)]
         alternatives = [(other * 7 + 11 * step) % 256 + 5 for other in range(request.sampling.top_logprobs)]

@@ -60,9 +60,10 @@ def test_sampling_settings_reach_the_engine(start_server, tokenizer):
         "presence_penalty": 1,
         "frequency_penalty": -1,
     }
-    settings |= {"repetition_penalty": 1.5, "seed": 2**63 - 1}
-    post(server, **settings, max_tokens=4, logprobs=3)
+    settings |= {"repetition_penalty": 1.5, "seed": 2**63 - 1, "typical_p": 0.7}
+    post(server, **settings, max_tokens=4, logprobs=3, logit_bias={"7": -100, "0": 2.5}, min_tokens=2)
     sampling = server.engine.submitted[-1].sampling
+    assert sampling.logit_bias == {7: -100, 0: 2.5} and sampling.min_new == 2
     assert {key: getattr(sampling, key) for key in settings} == settings
     assert (sampling.max_new, sampling.top_logprobs, sampling.stop_ids) == (4, 3, (tokenizer.eos,))
 
@@ -90,6 +91,30 @@ def test_a_continuation_begins_with_its_space():
 def test_echo_repeats_the_prompt(start_server):
     choice = post(start_server(), prompt="Mira put", echo=True, max_tokens=1)["choices"][0]
     assert choice["text"].startswith("Mira put The")
+
+
+def test_the_engine_may_ignore_the_stop_token(start_server):
+    server = start_server()
+    assert post(server, ignore_eos=True, max_tokens=100)["usage"]["completion_tokens"] == 100
+    assert server.engine.submitted[-1].sampling.stop_ids == ()
+
+
+def test_echo_with_logprobs_has_those_of_the_prompt(start_server, tokenizer):
+    server = start_server()
+    choice = post(server, prompt="Mira put the lamp", echo=True, logprobs=1, max_tokens=3)["choices"][0]
+    logprobs, length = choice["logprobs"], len(tokenizer.encode("Mira put the lamp"))
+    assert "".join(logprobs["tokens"]) == choice["text"] and len(logprobs["tokens"]) == length + 3
+    assert logprobs["token_logprobs"][0] is None and logprobs["top_logprobs"][0] is None
+    assert logprobs["token_logprobs"][1:length] == [-0.5] * (length - 1)
+    for token, offset in zip(logprobs["tokens"], logprobs["text_offset"], strict=True):
+        assert choice["text"][offset : offset + len(token)] == token
+    options = {"prompt": "Mira put the lamp", "echo": True, "logprobs": 1, "max_tokens": 3, "n": 2}
+    chunks = [chunk["choices"][0] for chunk in stream(server, "/v1/completions", **options)]
+    for index in (0, 1):
+        parts = [chunk for chunk in chunks if chunk["index"] == index]
+        assert "".join(part["text"] for part in parts) == choice["text"]
+        for key in logprobs:
+            assert [value for part in parts for value in part["logprobs"][key]] == logprobs[key]
 
 
 def test_logprobs_are_parallel_lists(start_server):

@@ -57,6 +57,41 @@ def test_greedy_text_over_http_equals_that_of_the_engine(client, model):
         torch.testing.assert_close(torch.tensor(choice["logprobs"]["token_logprobs"]), expected)
 
 
+def test_logprobs_of_an_echoed_prompt_equal_those_of_the_model(client, model):
+    ids = byte().encode("the red lamp")
+    body = {"model": "small", "prompt": "the red lamp", "echo": True, "logprobs": 2, "max_tokens": 1}
+    logprobs = client.post("/v1/completions", json=body).json()["choices"][0]["logprobs"]
+    with torch.no_grad():
+        expected = model(torch.tensor([ids])).log_softmax(-1)[0, :-1]  # (L - 1, V)
+    found = torch.tensor(logprobs["token_logprobs"][1 : len(ids)]).double()
+    torch.testing.assert_close(found, expected[range(len(ids) - 1), ids[1:]], atol=1e-6, rtol=0)
+    best = torch.tensor([max(top.values()) for top in logprobs["top_logprobs"][1 : len(ids)]]).double()
+    torch.testing.assert_close(best, expected.amax(-1), atol=1e-6, rtol=0)
+
+
+def test_the_best_samples_have_the_largest_mean_logprob(client):
+    body = {"model": "small", "prompt": ["Mira", "the lamp"], "max_tokens": 6, "seed": 3, "logprobs": 0}
+    response = client.post("/v1/completions", json=body | {"n": 4}).json()
+    best = client.post("/v1/completions", json=body | {"n": 2, "best_of": 4}).json()
+    expected = []
+    for samples in (response["choices"][:4], response["choices"][4:]):
+        means = [sum(c["logprobs"]["token_logprobs"]) / len(c["logprobs"]["token_logprobs"]) for c in samples]
+        order = sorted(range(4), key=lambda i: -means[i])
+        assert order[:2] != [0, 1]  # else this test would show nothing
+        expected += [samples[i] for i in order[:2]]
+    assert [choice["text"] for choice in best["choices"]] == [choice["text"] for choice in expected]
+    assert [choice["index"] for choice in best["choices"]] == [0, 1, 2, 3]
+    assert best["usage"] == response["usage"]
+
+
+def test_a_bias_excludes_and_forces_tokens(client):
+    body = {"model": "small", "prompt": "Mira", "max_tokens": 8}
+    assert client.post("/v1/completions", json=body | {"logit_bias": {"70": 100}}).json()["choices"][0]["text"] == (
+        byte().decode([70] * 8)
+    )
+    assert client.post("/v1/completions", json=body | {"logit_bias": {"261": 1}}).status_code == 400
+
+
 def test_a_seeded_stream_equals_the_whole_response(client):
     body = {"model": "small", "messages": [{"role": "user", "content": "where?"}], "seed": 5, "max_tokens": 20}
     whole = client.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]["content"]

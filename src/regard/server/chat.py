@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from regard.server.chat_schema import ChatBody
-from regard.server.generation import GenerationTask, TextDelta
+from regard.server.generation import GenerationTask, RouteOptions, TextDelta
 from regard.server.logprobs import chat_logprobs
 from regard.server.response_schema import ChatCompletion, or_stream
 from regard.server.responses import data_events, respond
@@ -23,7 +23,7 @@ def router(served: ServedModel) -> APIRouter:
         served.check_name(body.model)
         body.max_tokens = body.max_completion_tokens or body.max_tokens
         ids = await served.encode_chat(body.messages, add_generation_prompt=True)
-        generation = await served.generate(body, [ids], body.top_logprobs or 0)
+        generation = await served.generate(body, [ids], RouteOptions(body.top_logprobs or 0))
         return await respond(request, body.stream, ChatResponse(body, generation, served))
 
     return routes

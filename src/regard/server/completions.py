@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from regard.server.generation import GenerationTask, TextDelta
+from regard.server.errors import ApiError
+from regard.server.generation import Choice, GenerationTask, RouteOptions, TextDelta
 from regard.server.logprobs import completion_logprobs
 from regard.server.response_schema import Completion, or_stream
 from regard.server.responses import data_events, respond
@@ -24,7 +25,11 @@ def router(served: ServedModel) -> APIRouter:
     async def completions(body: CompletionBody, request: Request) -> Response:
         served.check_name(body.model)
         prompts = [await served.encode(p) if isinstance(p, str) else p for p in body.prompts]
-        generation = await served.generate(body, prompts, body.logprobs or 0, DEFAULT_MAX_TOKENS, continues_prompt=True)
+        prompt_logprobs = body.logprobs if body.echo else None
+        if served.prompt_is_source and prompt_logprobs is not None:
+            raise ApiError(400, "the source of an encoder-decoder has no log-probabilities; omit echo", param="echo")
+        options = RouteOptions(body.logprobs or 0, prompt_logprobs, DEFAULT_MAX_TOKENS, continues_prompt=True)
+        generation = await served.generate(body, prompts, options)
         return await respond(request, body.stream, CompletionResponse(body, generation, served))
 
     return routes
@@ -33,6 +38,8 @@ def router(served: ServedModel) -> APIRouter:
 class CompletionResponse:
     def __init__(self, body: CompletionBody, generation: GenerationTask, served: ServedModel):
         self.request, self.generation, self.tokenizer = body, generation, served.tokenizer
+        prompts = (choice.prompt for choice in generation.choices)
+        self.echoes = [self.tokenizer.decode(prompt) if body.echo else "" for prompt in prompts]
         self.header = {
             "id": f"cmpl-{secrets.token_hex(12)}",
             "object": "text_completion",
@@ -40,28 +47,42 @@ class CompletionResponse:
             "model": served.name,
         }
 
-    def choice(self, index: int, text: str, deltas: list[TextDelta], finish: str | None = None) -> dict:
-        logprobs = None if self.request.logprobs is None else completion_logprobs(deltas, self.tokenizer)
+    def choice(
+        self, index: int, text: str, deltas: list[TextDelta], finish: str | None = None, prompt: Choice | None = None
+    ) -> dict:
+        """`prompt`: the choice whose prompt precedes the deltas."""
+        logprobs = None
+        if self.request.logprobs is not None:
+            echoed = None if prompt is None else (prompt.prompt, prompt.prompt_logprobs)
+            logprobs = completion_logprobs(deltas, self.tokenizer, echoed, len(self.echoes[index]))
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
 
-    def echo(self, prompt: list[int]) -> str:
-        return self.tokenizer.decode(prompt) if self.request.echo else ""
-
     def body(self) -> dict:
-        choices = [
-            self.choice(choice.index, self.echo(choice.prompt) + choice.text, choice.deltas, choice.finish)
-            for choice in self.generation.choices
-        ]
+        choices = []
+        for index, choice in enumerate(self.best_choices()):
+            text, prompt = self.echoes[choice.index] + choice.text, choice if self.request.echo else None
+            best = self.choice(choice.index, text, choice.deltas, choice.finish, prompt)
+            choices.append(best | {"index": index})
         return self.header | {"choices": choices, "usage": self.generation.usage()}
+
+    def best_choices(self) -> list[Choice]:
+        """For each prompt the n best of its samples, in the order of their mean log-probability."""
+        choices, samples, n = self.generation.choices, self.request.samples, self.request.n or 1
+        if samples == n:
+            return choices
+        groups = [choices[i : i + samples] for i in range(0, len(choices), samples)]
+        return [c for group in groups for c in sorted(group, key=lambda c: -c.mean_logprob)[:n]]
 
     def events(self) -> AsyncIterator[str]:
         return data_events(self.chunks())
 
     async def chunks(self) -> AsyncIterator[dict]:
-        if self.request.echo:
-            for choice in self.generation.choices:
-                yield self.header | {"choices": [self.choice(choice.index, self.echo(choice.prompt), [])]}
+        unechoed = set(range(len(self.generation.choices))) if self.request.echo else set()
         async for delta in self.generation:
+            if delta.index in unechoed:  # only now: the log-probabilities of the prompt are known with the first token
+                unechoed.remove(delta.index)
+                prompt = self.generation.choices[delta.index]
+                yield self.header | {"choices": [self.choice(delta.index, self.echoes[delta.index], [], prompt=prompt)]}
             yield self.header | {"choices": [self.choice(delta.index, delta.text, [delta], delta.finish)]}
         if self.request.include_usage:
             yield self.header | {"choices": [], "usage": self.generation.usage()}

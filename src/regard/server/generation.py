@@ -14,6 +14,7 @@ from functools import partial
 from typing import NamedTuple
 
 from regard.engine.async_engine import AsyncEngine, Failure, RequestHandle
+from regard.engine.grammar import Grammar
 from regard.engine.request import QueueFull, Sampling, Token
 from regard.server.errors import ApiError
 from regard.server.metrics import Metrics
@@ -22,8 +23,19 @@ from regard.text.detokenizer import TextStream
 from regard.text.tokenizer import Tokenizer
 
 SAMPLING_FIELDS = (
-    "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
+    "temperature", "top_p", "top_k", "min_p", "typical_p", "presence_penalty", "frequency_penalty",
+    "repetition_penalty", "ignore_eos",
 )  # fmt: skip
+
+
+class RouteOptions(NamedTuple):
+    """What a route decides beside the body of its request."""
+
+    top_logprobs: int = 0
+    prompt_logprobs: int | None = None
+    default_max_tokens: int | None = None
+    continues_prompt: bool = False  # the text of a choice continues the text of its prompt, unlike an answer in a chat
+    grammar: Grammar | None = None
 
 
 class TextDelta(NamedTuple):
@@ -51,6 +63,17 @@ class Choice:
     @property
     def finish(self) -> str | None:
         return self.stream.finish
+
+    @property
+    def mean_logprob(self) -> float:
+        """Per token, by which the best of several samples is chosen."""
+        logprobs = [token.logprob for delta in self.deltas for token in delta.tokens]
+        return sum(logprobs) / max(1, len(logprobs))
+
+    @property
+    def prompt_logprobs(self) -> list[Token]:
+        """Of the tokens of the prompt after the first; complete once there is a token."""
+        return [] if self.handle.request is None else self.handle.request.prompt_logprobs
 
     def push(self, token: Token) -> TextDelta | None:
         """The delta that this token completes, or None while its text is held back."""
@@ -145,22 +168,26 @@ def engine_requests(
     lengths: list[int],
     capacity: int,
     stop_ids: tuple[int, ...],
-    top_logprobs: int,
-    default_max_tokens: int | None,
+    options: RouteOptions,
 ) -> list[tuple[list[int], Sampling]]:
-    """The ids and sampling of `n` requests per prompt.
+    """The ids and sampling of the requests for each prompt.
 
     If neither max_tokens nor a default is set, a request may fill the capacity. lengths: how many of the engine's
     `capacity` tokens each prompt takes.
     """
     fields = {name: value for name in SAMPLING_FIELDS if (value := getattr(body, name)) is not None}
+    bias = {int(id): value for id, value in (body.logit_bias or {}).items()}
     requests = []
     for ids, length in zip(prompts, lengths, strict=True):
-        max_new = max_new_tokens(length, body.max_tokens, capacity, default_max_tokens)
-        for i in range(body.n or 1):
+        max_new = max_new_tokens(length, body.max_tokens, capacity, options.default_max_tokens)
+        for i in range(body.samples):
             seed = None if body.seed is None else (body.seed + i) % (1 << 63)  # n different choices from one seed
             try:
-                sampling = Sampling(**fields, max_new=max_new, seed=seed, stop_ids=stop_ids, top_logprobs=top_logprobs)
+                sampling = Sampling(
+                    **fields, max_new=max_new, min_new=body.min_tokens or 0, seed=seed, stop_ids=stop_ids,
+                    logit_bias=bias, top_logprobs=options.top_logprobs, prompt_logprobs=options.prompt_logprobs,
+                    grammar=options.grammar,
+                )  # fmt: skip
             except ValueError as error:
                 raise ApiError(400, str(error), code="invalid_value") from error
             requests.append((ids, sampling))

@@ -3,6 +3,7 @@
 JSON has no `-inf`, the log-probability of a token with probability 0; OpenAI writes -9999.
 """
 
+from regard.engine.request import Token
 from regard.server.generation import TextDelta
 from regard.text.tokenizer import Tokenizer
 
@@ -31,20 +32,36 @@ def chat_logprobs(deltas: list[TextDelta], tokenizer: Tokenizer) -> dict:
     }
 
 
-def completion_logprobs(deltas: list[TextDelta], tokenizer: Tokenizer) -> dict:
-    """Parallel lists over tokens. A token that is part of a character has an offset inside its delta, or at its end."""
-    texts, offsets = [], []
+def completion_logprobs(
+    deltas: list[TextDelta],
+    tokenizer: Tokenizer,
+    prompt: tuple[list[int], list[Token]] | None = None,
+    start: int = 0,
+) -> dict:
+    """Parallel lists over tokens. A token that is part of a character has an offset inside its delta, or at its end.
+
+    prompt: ids that precede the deltas, and the tokens of all but the first, which has no log-probability. start: the
+    length of the text before the deltas.
+    """
+    texts, offsets, offset = [], [], 0
+    ids, prompt_tokens = prompt or ([], [])
+    for id in ids:
+        texts.append(tokenizer.decode_token(id))
+        offsets.append(min(offset, start))
+        offset += 0 if id in tokenizer.all_special_ids else len(texts[-1])  # the echoed text has no special tokens
     for delta in deltas:
-        offset = delta.offset
+        offset = start + delta.offset
         for token in delta.tokens:
             texts.append(tokenizer.decode_token(token.id))
-            offsets.append(min(offset, delta.offset + len(delta.text)))
+            offsets.append(min(offset, start + delta.offset + len(delta.text)))
             offset += len(texts[-1])
-    tokens = [token for delta in deltas for token in delta.tokens]
+    tokens = [*prompt_tokens, *(token for delta in deltas for token in delta.tokens)]
+    first = [None] if ids else []
     return {
         "tokens": texts,
-        "token_logprobs": [clamp_logprob(token.logprob) for token in tokens],
-        "top_logprobs": [
+        "token_logprobs": first + [clamp_logprob(token.logprob) for token in tokens],
+        "top_logprobs": first
+        + [
             {tokenizer.decode_token(id): clamp_logprob(logprob) for id, logprob in token.top_logprobs}
             for token in tokens
         ],

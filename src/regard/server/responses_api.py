@@ -19,7 +19,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from regard.server.errors import ApiError
-from regard.server.generation import GenerationTask, TextDelta
+from regard.server.generation import GenerationTask, RouteOptions, TextDelta
 from regard.server.logprobs import chat_logprobs
 from regard.server.response_schema import or_stream
 from regard.server.responses import event, respond
@@ -38,7 +38,7 @@ def router(served: ServedModel) -> APIRouter:
         sampling = SamplingBody(
             model=body.model, max_tokens=body.max_output_tokens, temperature=body.temperature, top_p=body.top_p
         )
-        generation = await served.generate(sampling, [ids], body.top_logprobs or 0)
+        generation = await served.generate(sampling, [ids], RouteOptions(body.top_logprobs or 0))
         return await respond(request, body.stream, ResponsesFormat(body, generation, served))
 
     return routes

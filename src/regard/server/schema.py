@@ -1,7 +1,8 @@
 """The JSON bodies of requests, with all their limits.
 
 Validation is strict: a string is not converted to a number, NaN and infinity are refused, and an unknown field is an
-error. Names and defaults are OpenAI's; `top_k`, `min_p` and `repetition_penalty` are common additions. A field of
+error. Names and defaults are OpenAI's; `top_k`, `min_p`, `typical_p`, `repetition_penalty`, `min_tokens` and
+`ignore_eos` are common additions. A field of
 OpenAI's API that is not supported accepts the values that ask for nothing, which clients send as defaults.
 
 A body may have a million items, and pydantic reports every violation, so validation of it could take seconds in the
@@ -18,6 +19,7 @@ MAX_TOKENS = 1 << 20
 MAX_CHOICES = 16  # n times the number of prompts
 MAX_STOPS = 16
 MAX_LOGPROBS = 20
+MAX_BIASES = 1024
 MAX_PROMPT = 1 << 20  # ids or characters
 
 
@@ -39,6 +41,10 @@ StopString = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 Id = Annotated[int, Field(ge=0, lt=1 << 31)]
 Ids = Annotated[list[Id], Field(fail_fast=True, min_length=1, max_length=MAX_PROMPT)]
 Count = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
+IdString = Annotated[str, StringConstraints(pattern=r"^(0|[1-9][0-9]{0,8})$")]  # keys of JSON objects are strings
+LogitBias = Annotated[
+    dict[IdString, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=MAX_BIASES), at_most(MAX_BIASES)
+]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 
 
@@ -77,7 +83,10 @@ class SamplingBody(RequestBody):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: Name | None = None
-    logit_bias: Annotated[dict[str, float], at_most(0), Field(max_length=0)] | None = None
+    logit_bias: LogitBias | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
+    ignore_eos: bool | None = None
+    typical_p: Annotated[float, Field(gt=0, le=1)] | None = None
 
     @model_validator(mode="after")
     def check_stream_options(self) -> "SamplingBody":
@@ -88,6 +97,11 @@ class SamplingBody(RequestBody):
     @property
     def stops(self) -> list[str]:
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
+
+    @property
+    def samples(self) -> int:
+        """The number of choices that are generated for each prompt."""
+        return self.n or 1
 
     @property
     def include_usage(self) -> bool:
@@ -108,13 +122,18 @@ class CompletionBody(SamplingBody):
 
     @model_validator(mode="after")
     def check_combinations(self) -> "CompletionBody":
-        if self.echo and self.logprobs is not None:
-            raise ValueError("echo together with logprobs is not supported; omit one of them")
-        if self.best_of is not None and self.best_of != (self.n or 1):
-            raise ValueError(f"best_of={self.best_of} is supported only if it equals n={self.n or 1}; omit it")
-        if (self.n or 1) * len(self.prompts) > MAX_CHOICES:
-            raise ValueError(f"n times the number of prompts may be at most {MAX_CHOICES}; send fewer at once")
+        if self.best_of is not None and self.best_of < (self.n or 1):
+            raise ValueError(f"best_of={self.best_of} is smaller than n={self.n or 1}; raise it or omit it")
+        if self.stream and self.samples != (self.n or 1):
+            raise ValueError("the best samples are known only at the end, so best_of has no stream; omit one of them")
+        if self.samples * len(self.prompts) > MAX_CHOICES:
+            rule = f"n, or best_of, times the number of prompts may be at most {MAX_CHOICES}"
+            raise ValueError(f"{rule}; send fewer at once")
         return self
+
+    @property
+    def samples(self) -> int:
+        return self.best_of or self.n or 1
 
     @property
     def prompts(self) -> list[str | list[int]]:

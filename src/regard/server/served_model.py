@@ -9,7 +9,7 @@ from typing import Any
 from regard.engine.async_engine import AsyncEngine
 from regard.server.chat_schema import Message
 from regard.server.errors import ApiError
-from regard.server.generation import GenerationTask, engine_requests
+from regard.server.generation import GenerationTask, RouteOptions, engine_requests
 from regard.server.lens_thread import LensThread
 from regard.server.metrics import Metrics
 from regard.server.schema import SamplingBody
@@ -98,25 +98,14 @@ class ServedModel:
         """A readable string for each id. Not computed in the event loop: a long text takes 0.1 seconds."""
         return await self._in_tokenizer_thread(lambda: [self.tokenizer.decode_token(id) for id in ids])
 
-    async def generate(
-        self,
-        body: SamplingBody,
-        prompts: list[list[int]],
-        top_logprobs: int,
-        default_max_tokens: int | None = None,
-        continues_prompt: bool = False,
-    ) -> GenerationTask:
-        """A generation that the engine has accepted. Raises ApiError if the engine refuses it.
-
-        `continues_prompt`: the text of a choice continues the text of its prompt, in contrast to an answer in a chat.
-        """
+    async def generate(self, body: SamplingBody, prompts: list[list[int]], options: RouteOptions) -> GenerationTask:
+        """A generation that the engine has accepted. Raises ApiError if the engine refuses it."""
+        engine = self.generator
         # The source has its own capacity; in the decoder only the start token counts.
         lengths = [min(len(ids), 1) if self.prompt_is_source else len(ids) for ids in prompts]
-        requests = engine_requests(
-            body, prompts, lengths, self.capacity, self.tokenizer.stop_ids, top_logprobs, default_max_tokens
-        )
-        continues = continues_prompt and not self.prompt_is_source
-        generation = GenerationTask(self.generator, self.tokenizer, requests, body.stops, continues, self.metrics)
+        requests = engine_requests(body, prompts, lengths, self.capacity, self.tokenizer.stop_ids, options)
+        continues = options.continues_prompt and not self.prompt_is_source
+        generation = GenerationTask(engine, self.tokenizer, requests, body.stops, continues, self.metrics)
         await generation.submit()
         return generation
 
