@@ -178,13 +178,13 @@ def test_wrong_settings_are_refused(tiny) -> None:
     greedy = Sampling(max_new=4, temperature=0)
     with pytest.raises(ValueError, match="width=3 needs as many rows, but the engine has 2"):
         engine.beam_search([1], Beams(3), greedy)
-    with pytest.raises(ValueError, match=r"temperature=1.0, but beam search does not sample"):
+    with pytest.raises(ValueError, match=r"temperature=1.0, but a search does not sample"):
         engine.beam_search([1], Beams(2), Sampling())
     for option in ({"top_k": 3}, {"seed": 1}, {"prompt_logprobs": 0}):
-        with pytest.raises(ValueError, match="has no meaning in beam search"):
+        with pytest.raises(ValueError, match="has no meaning in a search"):
             engine.beam_search([1], Beams(2), Sampling(temperature=0, **option))
     small = Engine(tiny(), rows=2, capacity=32, store=partial(Paged, block=4, blocks=8))
     assert small.beam_search([1] * 9, Beams(2), Sampling(max_new=6, temperature=0))
-    with pytest.raises(GenerationError, match="no space for this beam search"):
+    with pytest.raises(GenerationError, match="no space for this search"):
         small.beam_search([1] * 15, Beams(2), Sampling(max_new=16, temperature=0))
     assert len(small.scheduler.free_rows) == 2 and len(small.generate([1] * 9, greedy)) == 4

@@ -11,18 +11,17 @@ A beam is a row of the store. A sequence with two continuations is forked into t
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from regard.engine.logits_processors import process
-from regard.engine.request import GenerationError, Request, Sampling, Token, TokenHistory
+from regard.engine.request import GenerationError, Request, Token, TokenHistory
 from regard.engine.sampling import log_softmax, penalize_rows
 from regard.engine.scheduler import ScheduledBatch, Scheduler
-
-UNUSED = {"top_k", "top_p", "min_p", "typical_p", "seed", "top_logprobs", "prompt_logprobs", "grammar"}
+from regard.engine.search_rows import SearchRows, check_search
 
 
 @dataclass(frozen=True)
@@ -106,29 +105,17 @@ class BeamGroup:
 
 
 class BeamSearch:
-    """Runs one search in rows of a store. Other requests are preempted if their rows or blocks are needed."""
+    """Runs one search in rows of a store."""
 
     def __init__(self, scheduler: Scheduler, forward: Callable[[ScheduledBatch], Tensor], vocab: int, capacity: int):
-        self.scheduler, self.store, self.forward = scheduler, scheduler.store, forward
+        self.rows, self.chunk, self.forward = SearchRows(scheduler), scheduler.chunk, forward
         self.vocab, self.capacity = vocab, capacity
-        self.free: list[int] = []
 
     def run(self, first: Request, beams: Beams) -> list[Beam]:
         """The finished sequences, best first. first: a request that is not submitted."""
-        check_sampling(first.sampling)
-        if beams.width > self.store.rows:
-            raise ValueError(f"width={beams.width} needs as many rows, but the engine has {self.store.rows}")
-        while len(self.scheduler.free_rows) < beams.width:
-            self.scheduler.preempt(self.scheduler.running[-1])
-        rows = sorted(self.scheduler.free_rows)[: beams.width]
-        self.scheduler.free_rows.difference_update(rows)
-        self.free = list(reversed(rows))
-        try:
+        check_search(first.sampling)
+        with self.rows.take("width", beams.width):
             return self.search(first, beams)
-        finally:
-            for row in rows:
-                self.store.release(row)
-            self.scheduler.free_rows.update(rows)
 
     def search(self, first: Request, beams: Beams) -> list[Beam]:
         max_new = min(first.sampling.max_new, self.capacity - len(first.ids))
@@ -152,24 +139,20 @@ class BeamSearch:
         return sorted((beam for group in groups for beam in group.finished), key=lambda beam: -beam.score)
 
     def prefill(self, request: Request) -> dict[int | None, Tensor]:
-        request.row = self.free.pop()
-        while (cached := self.store.admit(request.row, request.tokens)) is None:
-            self.make_space()
-        request.cached = cached
-        while request.pending > self.scheduler.chunk:
-            self.compute([(request, self.scheduler.chunk)])
+        request.row = self.rows.admit(request.tokens)
+        while request.pending > self.chunk:
+            self.compute([(request, self.chunk)])
         return self.compute([(request, request.pending)])
 
     def decode(self, requests: Sequence[Request]) -> dict[int | None, Tensor]:
         for request in requests:
             assert request.row is not None
-            while not self.store.reserve(request.row, len(request.tokens)):
-                self.make_space()
+            self.rows.reserve(request.row, len(request.tokens))
         return self.compute([(request, 1) for request in requests])
 
     def compute(self, batch: ScheduledBatch) -> dict[int | None, Tensor]:
         """Run a forward; (V,) log-probabilities by row, of the requests without pending tokens."""
-        self.store.upload()
+        self.rows.store.upload()
         logits = self.forward(batch)  # in the order of the batch, which the forward sorts
         for request, length in batch:
             request.cached += length
@@ -193,8 +176,7 @@ class BeamSearch:
         dropped = {request for group, _ in continuations for request in group.running} - parents
         for request in sorted(dropped, key=lambda request: request.row or 0):
             assert request.row is not None
-            self.store.release(request.row)
-            self.free.append(request.row)
+            self.rows.release(request.row)
         taken: set[Request] = set()
         for group, kept in continuations:
             running = [self.child(group.running[c.parent], c.id, group.running[c.parent] in taken, taken) for c in kept]
@@ -211,22 +193,5 @@ class BeamSearch:
         taken.add(parent)
         if fork:
             assert parent.row is not None
-            child.row = self.free.pop()
-            while not self.store.fork(parent.row, child.row, self.store.snapshot(parent.row)):
-                self.make_space()
+            child.row = self.rows.fork(self.rows.store.snapshot(parent.row))
         return child
-
-    def make_space(self) -> None:
-        if not self.scheduler.running:
-            raise GenerationError("the store has no space for this beam search; open a larger store, or lower width")
-        self.scheduler.preempt(self.scheduler.running[-1])
-
-
-def check_sampling(sampling: Sampling) -> None:
-    if sampling.temperature != 0:
-        raise ValueError(f"temperature={sampling.temperature}, but beam search does not sample; use temperature=0")
-    for field in fields(sampling):
-        if field.name in UNUSED and getattr(sampling, field.name) != field.default:
-            raise ValueError(
-                f"{field.name}={getattr(sampling, field.name)!r} has no meaning in beam search; leave it out"
-            )

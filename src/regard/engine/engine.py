@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from regard.compat import COMPILE_OPTIONS, cannot_compile
 from regard.engine.beam import Beam, Beams, BeamSearch
+from regard.engine.contrastive import ContrastiveOptions, ContrastiveSearch
 from regard.engine.inputs import (
     CAPACITY,
     check_sampled_ids,
@@ -239,6 +240,14 @@ class Engine:
         """The best sequences, best first. Other requests do not advance meanwhile. Arguments as for `submit`."""
         first = self.checked_request(ids, sampling, source, embeddings)
         return BeamSearch(self.scheduler, self.forward, self.model.spec.vocab, self.capacity).run(first, beams)
+
+    @torch.inference_mode()
+    def contrastive_search(self, ids: TokenIds, settings: ContrastiveOptions, sampling: Sampling) -> list[Token]:
+        """The new tokens of a decoder. Other requests do not advance meanwhile. Arguments as for `submit`."""
+        if self.encoder_decoder is not None:
+            raise ValueError("contrastive search is for decoders; use beam_search with an encoder-decoder")
+        request = self.checked_request(ids, sampling, None, None)
+        return ContrastiveSearch(self.scheduler, self.model, self.device, self.capacity).run(request, settings)
 
     @property
     def max_requests(self) -> int:
