@@ -14,6 +14,7 @@ import torch
 from rich.console import Console
 
 from regard.cli.open_engine import choose_compile, open_engine
+from regard.engine.engine import Engine
 from tests.cli.conftest import regard
 
 QUESTION = "Anna is in the barn. Where is Anna?"
@@ -52,6 +53,16 @@ def test_compilation_is_chosen_by_the_device_and_the_option(
     monkeypatch.setattr("shutil.which", lambda name: name if compiler else None)
     choice = choose_compile(asked, torch.device(device))
     assert choice.value == value and reason in choice.reason
+
+
+def test_a_model_that_cannot_be_compiled_is_said_to_be_decoded_eagerly(
+    demo_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Engine, "compile", lambda self: None)
+    console = Console(file=io.StringIO(), width=200)
+    options = {"device": "cpu", "context": 64, "adapter": None, "rows": 1, "queue": 5, "dtype": "auto"}
+    open_engine(demo_run, console, compile=True, **options)
+    assert re.search(r"compile +off  \(torch cannot compile this model", console.file.getvalue())
 
 
 def test_the_dtype_of_the_weights_is_chosen(demo_run: Path) -> None:

@@ -44,7 +44,7 @@ def bench_serve(
     requests: Annotated[int | None, typer.Option(min=1, help="Requests to send; by default 64.")] = None,
     duration: Annotated[float | None, typer.Option(min=0.1, help="Send requests for this many seconds.")] = None,
     prompt_tokens: Annotated[str, typer.Option(help="Tokens of a random prompt: a number or 100-1024.")] = "128",
-    output_tokens: Annotated[str, typer.Option(help="Largest number of new tokens: a number or a range.")] = "128",
+    output_tokens: Annotated[str, typer.Option(help="New tokens of a request: a number or a range.")] = "128",
     shared_prefix: Annotated[int, typer.Option(min=0, help="First tokens that all random prompts share.")] = 0,
     file: Annotated[
         Path | None, typer.Option(help="A .jsonl file of bodies with prompt or messages, instead of random prompts.")

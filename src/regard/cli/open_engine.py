@@ -64,6 +64,8 @@ def open_engine(
         compile=compiles.value == "on",
     )  # fmt: skip
     llm.engine, llm.rows = engine, engine.store.rows
+    if compiles.value == "on" and engine.compiled is None:
+        compiles = EngineChoice("compile", "off", "torch cannot compile this model; its warning says why")
     stored = "as stored, on a CPU at least float32" if dtype == "auto" else "--dtype"
     choices = [
         EngineChoice("device", str(weight.device), "the GPU if there is one" if device == "auto" else "--device"),
