@@ -52,7 +52,7 @@ def test_a_long_prompt_does_not_block_decoding(tiny) -> None:
     decoding = engine.submit([1, 2], Sampling(max_new=30, temperature=0))
     engine.step()
     prefilling = engine.submit(list(range(40)), GREEDY)
-    for _ in range(9):  # the tenth chunk ends the prompt
+    for _ in range(13):  # one of the four tokens of a step is decoded, so the fourteenth chunk ends the prompt
         assert [request for request, _ in engine.step()] == [decoding]
     assert {id(request) for request, _ in engine.step()} == {id(decoding), id(prefilling)}
 
@@ -68,13 +68,16 @@ def test_logits_are_computed_for_the_last_position_only(tiny) -> None:
     assert all(shape in {(1, 61), (2, 61)} for shape in shapes)
 
 
-def test_requests_finish_in_order_of_arrival(tiny) -> None:
-    engine = Engine(tiny(), rows=2, store=partial(Paged, block=4, blocks=8))
-    requests = [engine.submit([i] * 9, GREEDY) for i in range(6)]
-    finished = []
+def test_requests_start_in_order_of_arrival(tiny) -> None:
+    """Shorter requests that would fit earlier do not overtake longer ones."""
+    engine = Engine(tiny(), rows=2, capacity=32, store=partial(Paged, block=4, blocks=8))
+    lengths = [9, 14, 20, 3, 17, 1]
+    requests = [engine.submit([i] * length, GREEDY) for i, length in enumerate(lengths)]
+    started = []
     while not engine.idle:
-        finished += [request for request, token in engine.step() if token.finish]
-    assert finished == requests
+        engine.step()
+        started += [request for request in requests if request.row is not None and request not in started]
+    assert started == requests and engine.metrics()["length"] == 6
 
 
 def test_the_latest_arrival_is_preempted_and_resumes_first(tiny) -> None:

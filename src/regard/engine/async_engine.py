@@ -177,7 +177,7 @@ class AsyncEngine:
             if handle.started is None and (request.cached or request.new):
                 handle.started = begin
             handle.deliver_new(request)  # also the tokens of steps in other threads
-            if request.finish in ("error", "cancelled"):
+            if request.finish in ("error", "cancelled", "timeout"):
                 log.error("a request failed: %s", request.error or request.finish)
                 handle.deliver(Failure(ENGINE_FAILED))
             if request.finish is not None:

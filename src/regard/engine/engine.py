@@ -25,11 +25,13 @@ from regard.engine.beam import Beam, Beams, BeamSearch
 from regard.engine.contrastive import ContrastiveOptions, ContrastiveSearch
 from regard.engine.inputs import (
     CAPACITY,
+    check_order,
     check_sampled_ids,
     check_size,
     checked_prompt,
     checked_source,
     checked_store,
+    deadline_of,
     decoder_of,
     encoder_capacity,
     pad_ids,
@@ -64,7 +66,7 @@ class Engine:
         capacity: int | None = None,  # prompt and new tokens per request; None: the limit of the model
         source_capacity: int | None = None,  # tokens per source of an encoder-decoder; None: the encoder's context
         store: str | OpenStore = "paged",  # a name, or a constructor, such as partial(Paged, blocks=64)
-        chunk: int = 256,  # prompt tokens per prefill step
+        chunk: int = 256,  # tokens per step; a prompt is computed in chunks, beside the decoding of other requests
         queue: int = 256,  # waiting requests
         prefix_cache: bool = True,  # requests that start with the same tokens share what is computed for them
         compile: bool = False,  # decode by torch.compile: slow to start, then fast
@@ -108,7 +110,7 @@ class Engine:
             else:
                 self.compiled = self.compile()
         self.arrivals = count()
-        self.counts = Counter(steps=0, prompt_tokens=0, new_tokens=0, stop=0, length=0, cancelled=0, error=0)
+        self.counts = Counter(steps=0, prompt_tokens=0, new_tokens=0, stop=0, length=0, cancelled=0, timeout=0, error=0)
 
     @torch.inference_mode()
     def compile(self) -> Callable[..., Tensor] | None:
@@ -134,18 +136,24 @@ class Engine:
         embeddings: Tensor | None = None,
         *,
         salt: str = "",
+        priority: int = 0,
+        tenant: str = "",
+        deadline: float | None = None,
     ) -> Request:
         """Append a request to the queue. ValueError if it can never run, QueueFull if too many requests wait.
 
         source: ids that the encoder of an encoder-decoder reads. embeddings: (len(ids), D) replace those of the prompt.
         salt: the request shares cached prefixes only with requests of the same salt.
+        priority: lower values first. tenant: tenants with waiting requests are served equally.
+        deadline: seconds from now, after which the request ends with finish="timeout", waiting or running.
         """
         request = self.checked_request(ids, sampling, source, embeddings, salt)
+        check_order(priority, tenant)
+        request.priority, request.tenant, request.deadline = priority, tenant, deadline_of(deadline)
         if len(self.scheduler.running) + len(self.scheduler.waiting) >= self.max_requests:
             raise QueueFull(f"{self.queue} requests are waiting already; try again later")
         request.arrival = next(self.arrivals)
-        request.leader = self.scheduler.find_leader(request)
-        self.scheduler.waiting.append(request)
+        self.scheduler.add(request)
         self.counts["prompt_tokens"] += len(request.source) or len(request.ids)
         return request
 
@@ -172,6 +180,9 @@ class Engine:
         embeddings: Tensor | None = None,
         *,
         salt: str = "",
+        priority: int = 0,
+        tenant: str = "",
+        deadline: float | None = None,
     ) -> list[Request]:
         """Submit n requests with the same prompt, all or none; where the store shares prefixes, it is computed once.
 
@@ -181,7 +192,10 @@ class Engine:
         if len(self.scheduler.running) + len(self.scheduler.waiting) + n > self.max_requests:
             raise QueueFull(f"{self.queue} requests may wait, too few for {n} more; try again later")
         settings = [replace(sampling, seed=derived_seed(sampling.seed, i)) for i in range(n)]
-        return [self.submit(ids, each, source, embeddings, salt=salt) for each in settings]
+        return [
+            self.submit(ids, each, source, embeddings, salt=salt, priority=priority, tenant=tenant, deadline=deadline)
+            for each in settings
+        ]
 
     @torch.inference_mode()
     def cancel(self, request: Request) -> None:
@@ -199,9 +213,10 @@ class Engine:
         A request that fails has finish="error" and a message in `error`.
         """
         produced = []
+        for request in self.scheduler.expired():
+            self.end(request, "timeout")
         batches = self.scheduler.plan()
-        if not batches and self.scheduler.waiting:  # all rows are free, so waiting longer cannot help
-            request = self.scheduler.waiting[0]
+        if not batches and (request := self.scheduler.waiting.first()):  # all rows are free: waiting cannot help
             needed = f"the store has no space for the {len(request.tokens)} tokens of this request"
             self.end(request, "error", f"{needed}, although no request is running; open a larger store")
         for batch in batches:

@@ -2,6 +2,7 @@
 
 import operator
 from collections.abc import Sequence
+from time import monotonic
 from typing import Any
 
 import torch
@@ -110,6 +111,20 @@ def check_sampled_ids(sampling: Sampling, vocab: int) -> None:
         raise ValueError(
             f"the grammar is compiled for {compiled} ids, but the model has {vocab}; compile it with vocab={vocab}"
         )
+
+
+def check_order(priority: int, tenant: str) -> None:
+    if not isinstance(priority, int):
+        raise ValueError(f"priority={priority!r} must be an integer; lower values go first")
+    if not isinstance(tenant, str):
+        raise ValueError(f"tenant={tenant!r} must be a string")
+
+
+def deadline_of(seconds: float | None) -> float | None:
+    """The time by `monotonic` that is this many seconds from now."""
+    if seconds is not None and not 0 < seconds < float("inf"):
+        raise ValueError(f"deadline={seconds!r} must be a positive number of seconds, or None for no limit")
+    return None if seconds is None else monotonic() + seconds
 
 
 def check_sequence(name: str, ids: Sequence[int]) -> None:

@@ -154,15 +154,19 @@ class Request:
     source: tuple[int, ...] = ()  # ids that an encoder reads
     embeddings: Tensor | None = None  # (len(ids), D) input of the first block in place of the embeddings of the ids
     salt: str = ""  # cached prefixes are shared only between requests of the same salt
+    priority: int = 0  # lower values first
+    tenant: str = ""  # requests of different tenants are served equally
+    deadline: float | None = None  # in seconds of time.monotonic
     new: list[Token] = field(default_factory=list)
     prompt_logprobs: list[Token] = field(default_factory=list)  # of ids[1:], if Sampling asks for them
-    finish: str | None = None  # "stop", "length", "cancelled" or "error"
+    finish: str | None = None  # "stop", "length", "cancelled", "timeout" or "error"
     error: str | None = None
 
     # Set by the engine
     arrival: int = 0  # order of submission; the latest arrival is preempted first
     row: int | None = None  # in the store, while running
     cached: int = 0  # tokens that the store holds
+    preempted: bool = False  # has lost its row, and waits for another
     isolated: bool = False  # was in a batch that failed; has a batch to itself until its next token
     leader: "Request | None" = None  # has the same prompt; this request waits until that has computed it
     history: "TokenHistory | None" = None  # only with penalties

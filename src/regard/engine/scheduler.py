@@ -1,22 +1,25 @@
-"""The scheduler: continuous batching, first come, first served.
+"""The scheduler: continuous batching with a budget of tokens per step.
 
     waiting ── admit (a free row, and space for all tokens) ──▶ running ── finish
        ▲                                                           │
-       └────── preempt (the latest arrival, if space runs out) ────┘
+       └────── preempt (the last in rank, if space runs out) ──────┘
 
-A step is a decode batch (requests with one pending token) and a prefill batch (at most `chunk` tokens of the others, or
-one whole source), so a long prompt does not block decoding. A preempted request keeps its tokens but not its row:
-source, prompt and new tokens are recomputed later, except for a prefix that the store still has, with the same result.
-Of several requests with the same prompt, the first computes it while the others wait.
+A step is a decode batch (all requests with one pending token) and a prefill batch of the others, or one whole source.
+Together they have at most `chunk` tokens, but a quarter of these is always left for prefill: a long prompt does not
+block decoding, and many decoding requests do not block a prompt. Requests are admitted in the order of waiting.py. The
+rank of running ones is by priority, then by arrival. A preempted request keeps its tokens but not its row: source,
+prompt and new tokens are recomputed later, except for a prefix that the store still has, with the same result. Of
+several requests with the same prompt, the first computes it while the others wait.
 Yu et al. 2022 (Orca), Kwon et al. 2023 (vLLM), Agrawal et al. 2023 (chunked prefill).
 """
 
 from bisect import insort
-from collections import deque
 from collections.abc import Callable
+from time import monotonic
 
 from regard.engine.request import Request
 from regard.engine.stores.base import Store
+from regard.engine.waiting import WaitingQueue
 
 ScheduledBatch = list[tuple[Request, int]]  # requests, and how many tokens of each
 
@@ -26,8 +29,8 @@ class Scheduler:
         """namespace: requests with equal ones may share cached prefixes; None: no request shares any."""
         self.store, self.chunk, self.namespace = store, chunk, namespace or (lambda request: None)
         self.border = store.prompt_border if namespace else 1
-        self.waiting: deque[Request] = deque()  # in order of arrival
-        self.running: list[Request] = []  # in order of arrival
+        self.waiting = WaitingQueue()
+        self.running: list[Request] = []  # in order of rank
         self.free_rows = set(range(store.rows))
         self.preemptions = 0
 
@@ -36,49 +39,61 @@ class Scheduler:
         self.reserve_space()
         self.admit()
         self.store.upload()
-        return [batch for batch in (self.decode_batch(), self.prefill_batch()) if batch]
+        decode = self.decode_batch()
+        prefill = self.prefill_batch(max(self.chunk - len(decode), self.chunk // 4, 1))
+        return [batch for batch in (decode, prefill) if batch]
+
+    def add(self, request: Request) -> None:
+        request.leader = self.find_leader(request)
+        self.waiting.join(request)
+
+    def expired(self) -> list[Request]:
+        """The requests whose deadline has passed."""
+        now = monotonic()
+        requests = (*self.running, *self.waiting)
+        return [request for request in requests if request.deadline is not None and request.deadline <= now]
 
     def reserve_space(self) -> None:
-        """Reserve space for the next token of every running request; preempt the latest arrivals if there is none."""
+        """Reserve space for the next token of every running request; preempt the last in rank if there is none."""
         for request in list(self.running):
             while request.row is not None and not self.store.reserve(request.row, len(request.tokens)):
                 self.preempt(self.running[-1])
 
     def admit(self) -> None:
-        """Admit waiting requests in order of arrival, while there are rows and space."""
-        for request in [request for request in self.waiting if not request.held]:
-            if not self.free_rows:
-                return
+        """Admit waiting requests in their order, while there are rows and space."""
+        while self.free_rows and (request := self.waiting.first()) is not None:
             row = min(self.free_rows)  # low rows first: a batch of rows 0 … B-1 is a slice of the store
             cached = self.store.admit(row, request.tokens, self.namespace(request))
             if cached is None:
                 return
             self.free_rows.remove(row)
             self.waiting.remove(request)
-            request.row, request.cached = row, cached
-            insort(self.running, request, key=arrival)
+            request.row, request.cached, request.preempted = row, cached, False
+            self.waiting.charge(request.tenant, request.pending)
+            insort(self.running, request, key=rank)
 
     def find_leader(self, request: Request) -> Request | None:
         """The first request with the same prompt, if that is not computed yet. Its prefix can be shared then."""
         if not 0 < self.store.shared_block < len(request.ids):
             return None
         queued = (other for other in (*self.running, *self.waiting) if not other.new)
-        leader = next((other for other in queued if other.ids == request.ids), None)
+        alike = (request.ids, request.tenant, request.priority)
+        leader = next((other for other in queued if (other.ids, other.tenant, other.priority) == alike), None)
         namespace = None if leader is None else self.namespace(request)
         return leader if leader is not None and namespace == self.namespace(leader) is not None else None
 
     def decode_batch(self) -> ScheduledBatch:
         return isolate([(r, 1) for r in self.running if r.pending == 1 and not r.pending_source])
 
-    def prefill_batch(self) -> ScheduledBatch:
-        """Requests with several pending tokens or a pending source, as many as fit into `chunk` tokens with padding."""
+    def prefill_batch(self, budget: int) -> ScheduledBatch:
+        """Requests with several pending tokens or a pending source, as many as fit into the budget with padding."""
         batch: ScheduledBatch = []
         longest = 0
         for request in self.running:
             if request.pending > 1 or request.pending_source:
-                length = chunk_length(request, self.chunk, self.border)
+                length = chunk_length(request, budget, self.border)
                 longest = max(longest, length, request.pending_source)
-                if batch and (len(batch) + 1) * longest > self.chunk:
+                if batch and (len(batch) + 1) * longest > budget:
                     break
                 batch.append((request, length))
         return isolate(batch)
@@ -87,21 +102,28 @@ class Scheduler:
         """Record a forward of this batch that has succeeded."""
         for request, length in batch:
             request.cached += length
+            if not request.pending:  # it gets a new token
+                self.waiting.charge(request.tenant, 1)
             assert request.row is not None
             self.store.commit(request.row, request.tokens, request.cached, copy_state=request.pending > 0)
 
     def preempt(self, request: Request) -> None:
-        """Free the request's row and put it back into the queue, in order of arrival."""
-        self.remove(request)
-        request.cached = 0
+        """Free the request's row and put it back into the queue."""
+        self.free_row(request)
+        request.cached, request.preempted = 0, True
         self.preemptions += 1
-        insort(self.waiting, request, key=arrival)
+        self.waiting.push(request)
 
     def remove(self, request: Request) -> None:
         """Remove a running or waiting request, and free its row."""
         if request.row is None:
             self.waiting.remove(request)
-            return
+        else:
+            self.free_row(request)
+        self.waiting.leave(request)
+
+    def free_row(self, request: Request) -> None:
+        assert request.row is not None
         self.running.remove(request)
         if request.error is not None:  # other requests must not inherit keys and values that may be wrong
             self.store.forget(request.row)
@@ -110,8 +132,8 @@ class Scheduler:
         request.row = None
 
 
-def arrival(request: Request) -> int:
-    return request.arrival
+def rank(request: Request) -> tuple[int, int]:
+    return request.priority, request.arrival
 
 
 def chunk_length(request: Request, limit: int, border: int) -> int:

@@ -16,7 +16,7 @@ from regard.engine.async_engine import RequestHandle
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 150, 300, 600)
 PREFIX = "regard_engine_"
-FINISHES = ("stop", "length", "cancelled", "error")
+FINISHES = ("stop", "length", "cancelled", "timeout", "error")
 COUNTERS = {  # of Engine.metrics(): what they count
     "steps": "Steps of the engine.",
     "prompt_tokens": "Tokens of submitted prompts.",
