@@ -61,7 +61,7 @@ class LanguageModel:
         model: nn.Module,
         tokenizer: Tokenizer,
         context: int | None = None,
-        rows: int = 8,
+        rows: int | None = None,
         generation: GenerationConfig | None = None,
         image_processor: ImageProcessor | None = None,
         extra_files: Mapping[str, bytes] | None = None,
@@ -70,8 +70,8 @@ class LanguageModel:
         """context: maximum number of tokens; None: the model's context. It limits the sum of prompt and answer, for an
         encoder-decoder each of the two.
 
-        rows: prompts generated at once. generation: for encoder-decoders. image_processor: for models that read images.
-        extra_files, source_family: written by `regard.save` (checkpoint/model_folder.py).
+        rows: prompts generated at once; None: as the engine chooses. generation: for encoder-decoders. image_processor:
+        for models that read images. extra_files, source_family: written by `regard.save` (checkpoint/model_folder.py).
         """
         if context is not None:
             check_context(context, model)

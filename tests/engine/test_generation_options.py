@@ -193,7 +193,7 @@ def test_a_request_with_any_options_equals_the_request_alone(tiny, kind: str) ->
 @pytest.mark.parametrize("chunk", [5, 64])
 def test_prompt_logprobs_equal_those_of_the_whole_forward(tiny, chunk: int) -> None:
     model, rng = tiny("hybrid"), random.Random(5)
-    engine = Engine(model, rows=3, capacity=60, chunk=chunk, store=partial(Paged, block=4, blocks=26))
+    engine = Engine(model, rows=3, capacity=60, chunk=chunk, store=partial(Paged, block=4, blocks=20))
     prompts = [rng.choices(range(61), k=length) for length in (30, 1, 2, 5, 6, 29, 31)]
     settings = [Sampling(max_new=25, temperature=0, prompt_logprobs=count) for count in (3, 0, 1, 0, 99, None, 2)]
     requests = [engine.submit(*job) for job in zip(prompts, settings, strict=True)]

@@ -76,7 +76,7 @@ def batch(
                 model, console, device=device, context=context, adapter=adapter, dtype=dtype, rows=rows, queue=256,
                 compile=compile,
             )  # fmt: skip
-            engine, at_once = llm.engine, 2 * llm.rows
+            engine, at_once = llm.engine, 2 * llm.engine.store.rows
             source = llm.submit_source if isinstance(llm.model, EncoderDecoderModule) else None
         name = name or os.path.basename(os.path.abspath(model))
         app = create_app(engine, llm.tokenizer, name, encoder=encoder, submit_source=source, max_body=MAX_BODY)

@@ -60,7 +60,7 @@ def open_engine(
     if compiles.value == "on":
         console.print("compiling the decode step …", highlight=False)
     engine = Engine(
-        llm.model, rows=rows or 8, capacity=context, source_capacity=context, queue=queue,
+        llm.model, rows=rows, capacity=context, source_capacity=context, queue=queue,
         compile=compiles.value == "on",
     )  # fmt: skip
     llm.engine, llm.rows = engine, engine.store.rows

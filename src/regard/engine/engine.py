@@ -36,6 +36,7 @@ from regard.engine.inputs import (
     encoder_capacity,
     pad_ids,
 )
+from regard.engine.memory import open_store
 from regard.engine.namespace import namespace_of
 from regard.engine.prompt_logprobs import record_prompt_logprobs
 from regard.engine.request import GenerationError, QueueFull, Request, Sampling, Token, TokenHistory, derived_seed
@@ -62,10 +63,11 @@ class Engine:
         self,
         model: nn.Module,  # a decoder, or a model that has one: an encoder-decoder, or image and text
         *,
-        rows: int = 8,  # requests that are decoded at once
+        rows: int | None = None,  # requests that are decoded at once; None: 32 on a CPU, 256 on a GPU, or what fits
         capacity: int | None = None,  # prompt and new tokens per request; None: the limit of the model
         source_capacity: int | None = None,  # tokens per source of an encoder-decoder; None: the encoder's context
         store: str | OpenStore = "paged",  # a name, or a constructor, such as partial(Paged, blocks=64)
+        memory: float | None = None,  # share of the device's memory for the store; None: 0.25 on a CPU, 0.8 on a GPU
         chunk: int = 256,  # tokens per step; a prompt is computed in chunks, beside the decoding of other requests
         queue: int = 256,  # waiting requests
         prefix_cache: bool = True,  # requests that start with the same tokens share what is computed for them
@@ -74,11 +76,12 @@ class Engine:
         decoder = decoder_of(model)
         self.encoder_decoder = model if isinstance(model, EncoderDecoderModule) else None
         self.source_capacity = encoder_capacity(self.encoder_decoder, source_capacity)
-        context, memory = decoder.spec.context, decoder.spec.memory()
-        exact = exact_cache_limit(memory)
+        context, states = decoder.spec.context, decoder.spec.memory()
+        exact = exact_cache_limit(states)
         if capacity is None:
             capacity = min(limit for limit in (context or CAPACITY, exact) if limit is not None)
-        for name, size in {"rows": rows, "capacity": capacity, "chunk": chunk, "queue": queue}.items():
+        sizes = {"capacity": capacity, "chunk": chunk, "queue": queue} | ({} if rows is None else {"rows": rows})
+        for name, size in sizes.items():
             check_size(name, size)
         if context is not None and capacity > context:
             raise ValueError(f"engine: capacity={capacity} exceeds the model's context={context}; choose at most that")
@@ -98,7 +101,9 @@ class Engine:
                 )
         weight = decoder.embedding.weight
         self.device = weight.device
-        self.store = checked_store(store)(memory, rows, capacity, weight.dtype, self.device, self.source_capacity)
+        self.store = open_store(
+            checked_store(store), states, rows, capacity, weight.dtype, self.device, self.source_capacity, memory
+        )
         model.eval()
         self.model, self.capacity, self.queue = decoder, self.store.max_tokens, queue
         self.scheduler = Scheduler(self.store, chunk, self.namespace if prefix_cache else None)
