@@ -5,6 +5,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import torch
 
@@ -20,6 +21,7 @@ class FakeEngine:
     def __init__(self, tokenizer: Tokenizer, reply: str, repeat: bool = False, queue: int = 8, poison: int = -1):
         self.script = tokenizer.encode(reply)
         self.eos, self.vocab = tokenizer.eos, tokenizer.vocab_size
+        self.model = SimpleNamespace(spec=SimpleNamespace(vocab=self.vocab))
         self.repeat, self.queue, self.poison = repeat, queue, poison
         self.active: list[Request] = []
         self.submitted: list[Request] = []

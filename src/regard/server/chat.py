@@ -13,6 +13,7 @@ from regard.server.logprobs import chat_logprobs
 from regard.server.response_schema import ChatCompletion, or_stream
 from regard.server.responses import data_events, respond
 from regard.server.served_model import ServedModel
+from regard.server.structured_output import outputs_of
 
 
 def router(served: ServedModel) -> APIRouter:
@@ -23,7 +24,8 @@ def router(served: ServedModel) -> APIRouter:
         served.check_name(body.model)
         body.max_tokens = body.max_completion_tokens or body.max_tokens
         ids = await served.encode_chat(body.messages, add_generation_prompt=True)
-        generation = await served.generate(body, [ids], RouteOptions(body.top_logprobs or 0))
+        grammar = await served.grammar(body.structured_outputs or outputs_of(body.response_format))
+        generation = await served.generate(body, [ids], RouteOptions(body.top_logprobs or 0, grammar=grammar))
         return await respond(request, body.stream, ChatResponse(body, generation, served))
 
     return routes

@@ -6,6 +6,7 @@ from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
 from regard.server.schema import MAX_LOGPROBS, Count, Name, RequestBody, SamplingBody, Text, at_most
+from regard.server.structured_output import JsonObjectFormat, JsonSchemaFormat, TextFormat, outputs_of
 
 MAX_MESSAGES = 1024
 MAX_PARTS = 4096  # of all messages together
@@ -63,8 +64,7 @@ Messages = Annotated[
 ]
 
 
-class TextFormat(RequestBody):
-    type: Literal["text"]
+ChatFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
 
 
 class ChatBody(SamplingBody):
@@ -73,8 +73,9 @@ class ChatBody(SamplingBody):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
 
+    response_format: ChatFormat | None = None
+
     # Accepted only with a value that asks for nothing
-    response_format: TextFormat | None = None
     modalities: Annotated[list[Literal["text"]], Field(fail_fast=True, min_length=1, max_length=1)] | None = None
     service_tier: Literal["auto", "default"] | None = None
     store: Literal[False] | None = None
@@ -101,6 +102,8 @@ class ChatBody(SamplingBody):
     def check_logprobs(self) -> "ChatBody":
         if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs requires logprobs=true; set it, or omit top_logprobs")
+        if self.structured_outputs is not None and outputs_of(self.response_format) is not None:
+            raise ValueError("response_format and structured_outputs both constrain the output; omit one of them")
         return self
 
 

@@ -28,7 +28,8 @@ def router(served: ServedModel) -> APIRouter:
         prompt_logprobs = body.logprobs if body.echo else None
         if served.prompt_is_source and prompt_logprobs is not None:
             raise ApiError(400, "the source of an encoder-decoder has no log-probabilities; omit echo", param="echo")
-        options = RouteOptions(body.logprobs or 0, prompt_logprobs, DEFAULT_MAX_TOKENS, continues_prompt=True)
+        grammar = await served.grammar(body.structured_outputs)
+        options = RouteOptions(body.logprobs or 0, prompt_logprobs, DEFAULT_MAX_TOKENS, True, grammar)
         generation = await served.generate(body, prompts, options)
         return await respond(request, body.stream, CompletionResponse(body, generation, served))
 

@@ -26,6 +26,7 @@ from regard.server.responses import event, respond
 from regard.server.responses_schema import ResponsesBody, ResponsesResponse
 from regard.server.schema import SamplingBody
 from regard.server.served_model import ServedModel
+from regard.server.structured_output import outputs_of
 
 
 def router(served: ServedModel) -> APIRouter:
@@ -38,7 +39,8 @@ def router(served: ServedModel) -> APIRouter:
         sampling = SamplingBody(
             model=body.model, max_tokens=body.max_output_tokens, temperature=body.temperature, top_p=body.top_p
         )
-        generation = await served.generate(sampling, [ids], RouteOptions(body.top_logprobs or 0))
+        grammar = await served.grammar(None if body.text is None else outputs_of(body.text.format))
+        generation = await served.generate(sampling, [ids], RouteOptions(body.top_logprobs or 0, grammar=grammar))
         return await respond(request, body.stream, ResponsesFormat(body, generation, served))
 
     return routes
@@ -103,6 +105,8 @@ class ResponsesFormat:
 
     def response(self, status: str, output: list[dict]) -> dict:
         request, usage = self.request, self.generation.usage()
+        asked = None if request.text is None else request.text.format
+        format = {"type": "text"} if asked is None else asked.model_dump(by_alias=True)
         return {
             "id": self.id,
             "object": "response",
@@ -119,7 +123,7 @@ class ResponsesFormat:
             "previous_response_id": None,
             "store": False,
             "temperature": 1.0 if request.temperature is None else request.temperature,
-            "text": {"format": {"type": "text"}},
+            "text": {"format": format},
             "tool_choice": request.tool_choice or "auto",
             "tools": [],
             "top_logprobs": request.top_logprobs or 0,

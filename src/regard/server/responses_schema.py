@@ -4,9 +4,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from regard.server.chat_schema import MAX_MESSAGES, MAX_PARTS, Empty, Message, Metadata, TextFormat, limit_parts
+from regard.server.chat_schema import MAX_MESSAGES, MAX_PARTS, Empty, Message, Metadata, limit_parts
 from regard.server.response_schema import ResponseBody, TokenLogprobs
 from regard.server.schema import MAX_LOGPROBS, Count, Name, RequestBody, Text, at_most
+from regard.server.structured_output import FlatJsonSchemaFormat, JsonObjectFormat, TextFormat
 
 LOGPROBS = "message.output_text.logprobs"
 
@@ -36,7 +37,7 @@ class InputItem(RequestBody):
 
 
 class TextConfig(RequestBody):
-    format: TextFormat | None = None
+    format: Annotated[TextFormat | JsonObjectFormat | FlatJsonSchemaFormat, Field(discriminator="type")] | None = None
     verbosity: Literal["medium"] | None = None
 
 
@@ -67,9 +68,10 @@ class ResponsesBody(RequestBody):
     include: Annotated[list[Literal["message.output_text.logprobs"]], Field(max_length=1, fail_fast=True)] | None = None
     stream: bool | None = None
 
+    text: TextConfig | None = None
+
     # Accepted only with a value that asks for nothing
     stream_options: ResponsesStreamOptions | None = None
-    text: TextConfig | None = None
     reasoning: Reasoning | None = None
     tools: Empty | None = None
     tool_choice: Literal["none", "auto"] | None = None
@@ -160,7 +162,7 @@ class ResponsesResponse(ResponseBody):
     previous_response_id: None
     store: Literal[False]
     temperature: float
-    text: dict[str, dict[str, str]]
+    text: dict[str, dict[str, Any]]
     tool_choice: str
     tools: list[None]
     top_logprobs: int

@@ -65,6 +65,21 @@ class StreamOptions(RequestBody):
     include_obfuscation: Literal[False] | None = None
 
 
+class StructuredOutputs(RequestBody):
+    """Exactly one of them, which the whole output matches."""
+
+    json_schema: dict[str, Any] | None = Field(None, alias="json")
+    regex: Text | None = None
+    choice: Annotated[list[Text], Field(min_length=1, max_length=1024, fail_fast=True)] | None = None
+    grammar: Text | None = None
+
+    @model_validator(mode="after")
+    def check_exactly_one(self) -> "StructuredOutputs":
+        if sum(value is not None for value in (self.json_schema, self.regex, self.choice, self.grammar)) != 1:
+            raise ValueError("structured_outputs needs exactly one of json, regex, choice and grammar")
+        return self
+
+
 class SamplingBody(RequestBody):
     """The fields that /v1/completions and /v1/chat/completions share."""
 
@@ -87,6 +102,7 @@ class SamplingBody(RequestBody):
     min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
     ignore_eos: bool | None = None
     typical_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    structured_outputs: StructuredOutputs | None = None
 
     @model_validator(mode="after")
     def check_stream_options(self) -> "SamplingBody":

@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from regard.engine.async_engine import AsyncEngine
+from regard.engine.grammar import Grammar
 from regard.server.chat_schema import Message
 from regard.server.errors import ApiError
 from regard.server.generation import GenerationTask, RouteOptions, engine_requests
 from regard.server.lens_thread import LensThread
 from regard.server.metrics import Metrics
-from regard.server.schema import SamplingBody
+from regard.server.schema import SamplingBody, StructuredOutputs
+from regard.server.structured_output import GrammarThread
 from regard.server.worker_thread import WorkerThread
 from regard.text.chat import encode_chat
 from regard.text.tokenizer import Tokenizer
@@ -33,6 +35,9 @@ class ServedModel:
 
     context: int = 1 << 20  # tokens, without an engine
     encoder_thread: WorkerThread = field(default_factory=lambda: WorkerThread("encoder"))
+
+    def __post_init__(self) -> None:
+        self._grammars = GrammarThread(self.tokenizer)
 
     @property
     def generator(self) -> AsyncEngine:
@@ -57,6 +62,7 @@ class ServedModel:
         if self.engine is not None:
             await self.engine.stop()
         self.encoder_thread.stop()
+        self._grammars.stop()
         if self.lens is not None:
             self.lens.stop()
         self._tokenizer_thread.shutdown()
@@ -97,6 +103,9 @@ class ServedModel:
     async def token_texts(self, ids: list[int]) -> list[str]:
         """A readable string for each id. Not computed in the event loop: a long text takes 0.1 seconds."""
         return await self._in_tokenizer_thread(lambda: [self.tokenizer.decode_token(id) for id in ids])
+
+    async def grammar(self, outputs: StructuredOutputs | None) -> Grammar | None:
+        return None if outputs is None else await self._grammars.compile(outputs, self.generator.engine)
 
     async def generate(self, body: SamplingBody, prompts: list[list[int]], options: RouteOptions) -> GenerationTask:
         """A generation that the engine has accepted. Raises ApiError if the engine refuses it."""
