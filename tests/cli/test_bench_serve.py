@@ -41,6 +41,12 @@ def test_the_table_and_the_json_have_the_latencies(server: RunningServer) -> Non
     assert "time to first token" in printed and "p99" in printed and "6 of 6 requests" in printed
 
 
+def test_outputs_have_the_lengths_that_were_asked_for(start_server) -> None:  # noqa: F811
+    server = start_server("a short reply")
+    arguments = ("bench", "serve", server.url, "--requests", 3, "--prompt-tokens", 4, "--output-tokens", 50, "--json")
+    assert json.loads(regard(*arguments).stdout)["output_tokens"] == 3 * 50
+
+
 def test_bodies_of_a_file_are_sent_in_turn(server: RunningServer, tmp_path: Path) -> None:
     message = {"messages": [{"role": "user", "content": "Where is the lamp?"}], "max_tokens": 3}
     lines = [message, {"custom_id": "1", "body": {"prompt": "Mira", "max_tokens": 2}}]

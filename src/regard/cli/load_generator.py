@@ -46,7 +46,8 @@ def random_bodies(
 ) -> Iterator[dict[str, Any]]:
     """Bodies for /v1/completions with random ids, or words if the vocabulary is unknown.
 
-    All prompts have the same first `shared` tokens.
+    All prompts have the same first `shared` tokens. Outputs have exact lengths on servers of regard only, because
+    `ignore_eos` is not in OpenAI's API.
     """
     draw = random.Random(seed)
 
@@ -56,11 +57,11 @@ def random_bodies(
     prefix = tokens(shared)
     while True:
         prompt = prefix + tokens(max(1, draw.randint(*prompt_tokens) - shared))
-        body = {
-            "prompt": " ".join(prompt) if vocabulary is None else prompt,
-            "max_tokens": draw.randint(*output_tokens),
-        }
-        yield body | {"temperature": 1.0, "seed": draw.randrange(1 << 31)}
+        settings = {"max_tokens": draw.randint(*output_tokens), "temperature": 1.0, "seed": draw.randrange(1 << 31)}
+        if vocabulary is None:
+            yield {"prompt": " ".join(prompt), **settings}
+        else:
+            yield {"prompt": prompt, "ignore_eos": True, **settings}
 
 
 async def generate_load(
