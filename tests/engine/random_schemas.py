@@ -1,7 +1,10 @@
-"""Random JSON schemas of every keyword that structured output enforces."""
+"""Random JSON schemas of every keyword that structured output enforces, and mutations of them."""
 
+import json
 import random
 from typing import Any
+
+from regard.engine.json_schema import ANNOTATIONS, TYPE_KEYWORDS, VALUE_KEYWORDS
 
 STRINGS = [
     {}, {"minLength": 2, "maxLength": 5}, {"maxLength": 3}, {"pattern": "^[a-f]{1,4}$"}, {"pattern": "x|y+z?"},
@@ -13,6 +16,28 @@ NUMBERS = [
     {"exclusiveMaximum": 5, "minimum": -5}, {"minimum": -1000, "exclusiveMaximum": -10},
 ]  # fmt: skip
 VALUES = ["red", 'a "quote"', "ünïcode\n", 3, -1.5, True, None, [1, "a"], {"k": [None]}]
+
+JUNK = [
+    None, True, False, 0, -1, 3, 2**70, 1e400, -2.5, "", "a", "(", "[", "\\", "^$", "#/nope", "string", "object", [],
+    [[]], ["a"], ["string", {}], [{}], {}, {"a": 1}, {"type": "string"}, {"type": ["null"]}, "\ud800", "é", float("nan"),
+]  # fmt: skip
+KEYWORDS = sorted({*ANNOTATIONS, *VALUE_KEYWORDS, *(name for names in TYPE_KEYWORDS.values() for name in names), "not"})
+
+
+def mutate(rng: random.Random, schema: Any) -> Any:
+    """A copy in which one to three values are replaced or keywords added."""
+    schema = json.loads(json.dumps(schema))
+    nodes = [schema]
+    for node in nodes:  # grows
+        values = node.values() if isinstance(node, dict) else node
+        nodes += [value for value in values if isinstance(value, dict | list)]
+    for _ in range(rng.randint(1, 3)):
+        node = rng.choice(nodes)
+        if isinstance(node, dict):
+            node[rng.choice([*node, *KEYWORDS])] = rng.choice(JUNK)
+        elif node:
+            node[rng.randrange(len(node))] = rng.choice(JUNK)
+    return schema
 
 
 def random_schema(rng: random.Random, depth: int = 3) -> Any:

@@ -1,11 +1,13 @@
 """Structured output: allowed tokens equal those found by brute force, and every complete output matches its grammar."""
 
+import contextlib
 import itertools
 import json
 import random
 import re
 import threading
 from functools import partial
+from typing import Any
 
 import jsonschema_rs
 import pytest
@@ -20,7 +22,7 @@ from regard.models.stack import Repeat
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
 from regard.parts.position.rope import Rope
-from tests.engine.random_schemas import random_schema
+from tests.engine.random_schemas import mutate, random_schema
 
 STOP = 0
 LETTERS = [b"", b"a", b"b", b"c", b"ab", b"ba", b"abc", b"cc", b"", b"aa"]
@@ -129,26 +131,42 @@ def finite_float(digits: str) -> float:
     return max(-1e308, min(float(digits), 1e308))
 
 
+def check_outputs(engine: Engine, compiled: list[tuple[Any, Grammar]]) -> None:
+    """Generate an output for each schema, and validate it."""
+    bias = {BYTES.index(end): 4.0 for end in (b'"', b"}", b"]")}  # keeps the output of an untrained model short
+    requests = [
+        engine.submit([1, 2], Sampling(max_new=1500, stop_ids=(STOP,), grammar=grammar, seed=seed, logit_bias=bias))
+        for seed, (_, grammar) in enumerate(compiled)
+    ]
+    while not engine.idle:
+        engine.step()
+    for (schema, _), request in zip(compiled, requests, strict=True):
+        text = text_of(request)
+        value = json.loads(text, parse_float=finite_float)
+        assert jsonschema_rs.validator_for(schema).is_valid(value), (schema, text)
+
+
 @pytest.mark.ledger("dec.structured")
 def test_output_is_valid_for_a_thousand_random_schemas(engine: Engine, bytes_compiler: GrammarCompiler) -> None:
     rng = random.Random(1)
     schemas = [random_schema(rng) for _ in range(1000)]
-    requests = []
-    for seed, schema in enumerate(schemas):
-        settings = {
-            "temperature": rng.choice([1.0, 1.5]),
-            "logit_bias": {BYTES.index(end): 4.0 for end in (b'"', b"}")},
-        }
-        grammar = bytes_compiler.json_schema(schema)
-        requests.append(
-            engine.submit([1, 2], Sampling(max_new=1500, stop_ids=(STOP,), grammar=grammar, seed=seed, **settings))
-        )
-    while not engine.idle:
-        engine.step()
-    for schema, request in zip(schemas, requests, strict=True):
-        text = text_of(request)
-        value = json.loads(text, parse_float=finite_float)
-        assert jsonschema_rs.validator_for(schema).is_valid(value), (schema, text)
+    check_outputs(engine, [(schema, bytes_compiler.json_schema(schema)) for schema in schemas])
+
+
+def test_a_mutated_schema_is_refused_or_enforced(engine: Engine, bytes_compiler: GrammarCompiler) -> None:
+    rng, compiled, refused = random.Random(2), [], 0
+    for _ in range(3000):
+        schema = mutate(rng, random_schema(rng, depth=2))
+        try:
+            grammar = bytes_compiler.json_schema(schema)
+        except ValueError:
+            refused += 1
+            continue
+        with contextlib.suppress(jsonschema_rs.ValidationError, ValueError):  # not a schema, such as {"title": 3}
+            jsonschema_rs.validator_for(schema)
+            compiled.append((schema, grammar))
+    assert refused > 1000 and len(compiled) > 200
+    check_outputs(engine, compiled)
 
 
 def test_a_json_object_parses(engine: Engine, bytes_compiler: GrammarCompiler) -> None:
@@ -189,6 +207,10 @@ REFUSED = [
     ("ebnf", 'first ::= "a"', 'root rule with name "root" is not found'),
     ("json_schema", "{", "the schema is not JSON"),
     ("json_schema", "[" * 50_000, "the schema is not JSON"),
+    ("json_schema", {"type": "integer", "minimum": float("nan")}, "the schema is not JSON"),
+    ("json_schema", '{"const": NaN}', "NaN is not a JSON number"),
+    ("json_schema", {"const": 2**60}, "is beyond 2.*53, which floats do not hold exactly"),
+    ("json_schema", {1, 2}, "the schema is not JSON"),
     ("json_schema", False, "cannot accept any value"),
     ("json_schema", {"$ref": "#"}, "no output of this vocabulary matches the schema"),
 ]

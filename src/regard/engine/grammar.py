@@ -56,11 +56,11 @@ class GrammarCompiler:
 
     def json_schema(self, schema: dict[str, Any] | bool | str) -> "Grammar":
         """JSON that is valid for a schema, in its order of properties. Keywords that cannot be enforced are refused."""
-        text = schema if isinstance(schema, str) else json.dumps(schema)
-        check_length("schema", text)
         try:
-            parsed = json.loads(text)
-        except (ValueError, RecursionError) as error:
+            text = schema if isinstance(schema, str) else json.dumps(schema, allow_nan=False)
+            check_length("schema", text)
+            parsed = json.loads(text, parse_constant=refuse_constant, parse_int=exact_int)
+        except (TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"the schema is not JSON: {error}") from None
         check_schema(parsed)
         enforced = json.dumps(enforced_schema(parsed))
@@ -168,6 +168,17 @@ def allowed_tokens(masks: Sequence[Tensor], vocab: int, device: torch.device) ->
     """(n, V) bool from the bits of n matchers"""
     bits = torch.stack(list(masks)).to(device).unsqueeze(-1) >> torch.arange(32, dtype=torch.int32, device=device)
     return (bits & 1).bool().flatten(1)[:, :vocab]
+
+
+def exact_int(digits: str) -> int:
+    value = int(digits) if len(digits) < 20 else 2**60
+    if abs(value) > 2**53:
+        raise ValueError(f"{digits[:40]} is beyond 2**53, which floats do not hold exactly")
+    return value
+
+
+def refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def check_length(name: str, text: str) -> None:

@@ -37,6 +37,38 @@ PYTHON_TYPES: dict[str, type | tuple[type, ...]] = {
     "null": type(None),
 }  # fmt: skip
 
+RANGES = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
+SHAPES = {  # keywords: whether a value has the right type, and what it must be
+    ("properties", "patternProperties", "$defs", "definitions"): (lambda value: isinstance(value, dict), "an object"),
+    ("enum", "anyOf", "oneOf", "allOf", "prefixItems"): (
+        lambda value: isinstance(value, list) and bool(value),
+        "an array of at least one element",
+    ),
+    ("required",): (lambda value: is_strings(value), "an array of names"),
+    ("type",): (lambda value: isinstance(value, str) or is_strings(value), "a string or an array of strings"),
+    ("items",): (lambda value: isinstance(value, dict | bool), "one schema; use prefixItems for an array of schemas"),
+    ("pattern", "format", "$ref"): (lambda value: isinstance(value, str), "a string"),
+    tuple(sorted(RANGES)): (
+        lambda value: has_type(value, "number") and abs(value) <= 2**53,
+        "a number of at most 2**53",
+    ),
+    tuple(sorted(COUNTS)): (
+        lambda value: has_type(value, "integer") and 0 <= value <= MAX_COUNT,
+        f"an integer from 0 to {MAX_COUNT}",
+    ),
+}
+
+
+def check_shapes(schema: dict[str, Any], path: str) -> None:
+    for names, (has_shape, expected) in SHAPES.items():
+        for name in names:
+            if name in schema and not has_shape(schema[name]):
+                raise ValueError(f"{path}: {name}={json.dumps(schema[name])[:80]} must be {expected}")
+
+
+def is_strings(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)
+
 
 def check_schema(schema: Any, path: str = "schema", depth: int = 0) -> None:
     """Raise ValueError if a schema, or one inside it, has keywords that cannot be enforced together."""
@@ -46,6 +78,9 @@ def check_schema(schema: Any, path: str = "schema", depth: int = 0) -> None:
         raise ValueError(f"{path} must be an object, true or false, not {json.dumps(schema)[:80]}")
     if depth > MAX_DEPTH:
         raise ValueError(f"{path} is nested deeper than {MAX_DEPTH} levels; simplify the schema, or use $ref")
+    check_shapes(schema, path)
+    for name, part in parts(schema):
+        check_schema(part, f"{path}.{name}", depth + 1)
     keywords = schema.keys() - ANNOTATIONS
     chosen = [name for name in VALUE_KEYWORDS if name in schema]
     if len(chosen) > 1:
@@ -61,8 +96,6 @@ def check_schema(schema: Any, path: str = "schema", depth: int = 0) -> None:
     if others:
         beside = f" beside {chosen[0]}" if chosen else "" if "type" in schema else " without type"
         raise ValueError(f"{path}: {min(others)} cannot be enforced{beside}; remove it, or write the schema without it")
-    for name, part in parts(schema):
-        check_schema(part, f"{path}.{name}", depth + 1)
 
 
 def enforced_schema(schema: Any) -> Any:
@@ -90,12 +123,8 @@ def parts(schema: dict[str, Any]) -> list[tuple[str, Any]]:
     """The schemas inside a schema, with their names."""
     found = [(name, schema[name]) for name in ("items", "additionalProperties") if name in schema]
     for name in ("$defs", "definitions", "properties", "patternProperties"):
-        if not isinstance(schema.get(name, {}), dict):
-            raise ValueError(f"{name} must be an object")
         found += [(f"{name}.{key}", part) for key, part in schema.get(name, {}).items()]
     for name in ("anyOf", "oneOf", "allOf", "prefixItems"):
-        if not isinstance(schema.get(name, []), list):
-            raise ValueError(f"{name} must be an array")
         found += [(f"{name}[{i}]", part) for i, part in enumerate(schema.get(name, []))]
     return found
 
@@ -105,28 +134,20 @@ def types_of(schema: dict[str, Any], path: str) -> list[str]:
     kinds = kinds if isinstance(kinds, list) else [kinds]
     if unknown := [kind for kind in kinds if kind not in TYPE_KEYWORDS]:
         raise ValueError(f"{path}: there is no type {unknown[0]!r}; the types are {', '.join(TYPE_KEYWORDS)}")
-    for name in COUNTS & schema.keys():
-        count = schema[name]
-        if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count <= MAX_COUNT:
-            raise ValueError(f"{path}: {name}={count!r} must be an integer from 0 to {MAX_COUNT}")
     return kinds
 
 
 def check_value_keyword(schema: dict[str, Any], name: str, path: str) -> None:
     value = schema[name]
     if name == "$ref":
-        if not isinstance(value, str) or not value.startswith("#"):
+        if not value.startswith("#"):
             raise ValueError(f"{path}: $ref={value!r} must refer to a part of this schema, such as #/$defs/name")
     elif name in ("const", "enum"):
         values = [value] if name == "const" else value
         kinds = types_of(schema, path)
-        if not isinstance(values, list) or not values:
-            raise ValueError(f"{path}: enum must be an array of at least one value")
         for each in values:
             if kinds and not any(has_type(each, kind) for kind in kinds):
                 raise ValueError(f"{path}: {json.dumps(each)} is not of type {' or '.join(kinds)}; remove it")
-    elif not isinstance(value, list) or not value:
-        raise ValueError(f"{path}: {name} must be an array of at least one schema")
     elif name == "allOf" and len(value) > 1:
         raise ValueError(f"{path}: allOf with several schemas cannot be enforced; merge them into one schema")
     elif name == "oneOf" and not all(exclusive(*pair) for pair in combinations(value, 2)):
@@ -169,8 +190,6 @@ def has_type(value: Any, kind: str) -> bool:
 
 
 def check_string(schema: dict[str, Any], path: str) -> None:
-    if not isinstance(schema.get("pattern", ""), str):
-        raise ValueError(f"{path}: pattern={schema['pattern']!r} must be a regular expression")
     groups = [name for name in ("pattern", "format") if name in schema]
     groups += [name for name in ("minLength", "maxLength") if name in schema][:1]
     if len(groups) > 1:
@@ -183,8 +202,6 @@ def check_string(schema: dict[str, Any], path: str) -> None:
 
 def check_object(schema: dict[str, Any], path: str) -> None:
     properties, required = schema.get("properties", {}), schema.get("required", [])
-    if not isinstance(properties, dict) or not isinstance(required, list):
-        raise ValueError(f"{path}: properties must be an object, and required an array of names")
     if missing := [name for name in required if name not in properties]:
         raise ValueError(f"{path}: {missing[0]!r} is required but not in properties; describe it there")
     patterns = schema.get("patternProperties", {})
@@ -195,9 +212,4 @@ def check_object(schema: dict[str, Any], path: str) -> None:
         raise ValueError(f"{path}: minProperties can be enforced only if the names of all properties are listed")
 
 
-def check_array(schema: dict[str, Any], path: str) -> None:
-    if isinstance(schema.get("items"), list):
-        raise ValueError(f"{path}: items must be one schema; use prefixItems for an array of schemas")
-
-
-TYPE_CHECKS = {"string": check_string, "object": check_object, "array": check_array}
+TYPE_CHECKS = {"string": check_string, "object": check_object}
