@@ -19,7 +19,8 @@ VALUES = ["red", 'a "quote"', "ünïcode\n", 3, -1.5, True, None, [1, "a"], {"k"
 
 JUNK = [
     None, True, False, 0, -1, 3, 2**70, 1e400, -2.5, "", "a", "(", "[", "\\", "^$", "#/nope", "string", "object", [],
-    [[]], ["a"], ["string", {}], [{}], {}, {"a": 1}, {"type": "string"}, {"type": ["null"]}, "\ud800", "é", float("nan"),
+    [[]], ["a"], ["string", {}], [{}], {}, {"a": 1}, {"type": "string"}, {"type": ["null"]}, "\ud800", "é",
+    float("nan"),
 ]  # fmt: skip
 KEYWORDS = sorted({*ANNOTATIONS, *VALUE_KEYWORDS, *(name for names in TYPE_KEYWORDS.values() for name in names), "not"})
 
