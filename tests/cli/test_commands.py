@@ -257,9 +257,18 @@ def test_flags_are_frozen() -> None:
         "--choice",
     }
     assert flags["serve"] >= {"--host", "--port", "--key", "--name", "--rows", "--context", "--device"}
-    assert flags["serve"] >= {"--queue", "--max-body", "--dtype", "--compile", "--no-compile", "--adapter"}
+    assert flags["serve"] >= {"--memory", "--queue", "--max-body", "--dtype", "--compile", "--no-compile", "--adapter"}
     assert flags["serve"] >= {"--allow-host", "--allow-origin", "--access-log"}
-    assert flags["batch"] >= {"--name", "--rows", "--context", "--device", "--adapter", "--dtype", "--compile"}
+    assert flags["batch"] >= {
+        "--memory",
+        "--name",
+        "--rows",
+        "--context",
+        "--device",
+        "--adapter",
+        "--dtype",
+        "--compile",
+    }
     assert flags["bench serve"] >= {"--concurrency", "--rate", "--requests", "--duration", "--file", "--json", "--key"}
     assert flags["bench serve"] >= {"--prompt-tokens", "--output-tokens", "--shared-prefix", "--name", "--seed"}
     assert flags["train"] >= {"--out", "--resume", "--device"}

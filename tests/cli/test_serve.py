@@ -60,18 +60,38 @@ def test_a_model_that_cannot_be_compiled_is_said_to_be_decoded_eagerly(
 ) -> None:
     monkeypatch.setattr(Engine, "compile", lambda self: None)
     console = Console(file=io.StringIO(), width=200)
-    options = {"device": "cpu", "context": 64, "adapter": None, "rows": 1, "queue": 5, "dtype": "auto"}
+    options = {"device": "cpu", "context": 64, "adapter": None, "rows": 1, "memory": None, "queue": 5, "dtype": "auto"}
     open_engine(demo_run, console, compile=True, **options)
     assert re.search(r"compile +off  \(torch cannot compile this model", console.file.getvalue())
 
 
 def test_the_dtype_of_the_weights_is_chosen(demo_run: Path) -> None:
-    options = {"device": "cpu", "context": 64, "adapter": None, "rows": None, "queue": 5, "compile": False}
+    options = {
+        "device": "cpu",
+        "context": 64,
+        "adapter": None,
+        "rows": None,
+        "memory": 0.001,
+        "queue": 5,
+        "compile": False,
+    }
     console = Console(file=io.StringIO(), width=200)
     llm = open_engine(demo_run, console, dtype="float16", **options)
     assert llm.model.embedding.weight.dtype == torch.float16 and llm.engine.queue == 5
     printed = console.file.getvalue()
-    assert "float16  (--dtype)" in printed and "64 tokens  (--context)" in printed and "off  (--no-compile)" in printed
+    assert (
+        "GB  (--memory 0.001)" in printed
+        and "float16  (--dtype)" in printed
+        and "64 tokens  (--context)" in printed
+        and "off  (--no-compile)" in printed
+    )
+
+
+def test_a_context_that_the_memory_limits_is_said_to_be_smaller(demo_run: Path) -> None:
+    options = {"device": "cpu", "context": 200, "adapter": None, "queue": 5, "dtype": "auto", "compile": False}
+    console = Console(file=io.StringIO(), width=200)
+    llm = open_engine(demo_run, console, rows=2, memory=1e-9, **options)
+    assert llm.engine.capacity < 200 and f"{llm.engine.capacity} tokens  (what the store" in console.file.getvalue()
 
 
 def test_the_options_of_the_server_are_passed_on(demo_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from regard.cli.batch_files import BatchOutput, BatchRequest, read_requests
-from regard.cli.open_engine import CompileOption, DtypeOption, RowsOption
+from regard.cli.open_engine import CompileOption, DtypeOption, MemoryOption, RowsOption
 from regard.cli.open_model import AdapterOption, ContextOption, DeviceOption, ModelArgument
 from regard.find_model import find_model
 
@@ -29,6 +29,7 @@ def batch(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The .jsonl file of results; it is continued.")],
     name: Annotated[str | None, typer.Option(help="The model's name in requests; by default the folder's.")] = None,
     rows: RowsOption = None,
+    memory: MemoryOption = None,
     context: ContextOption = None,
     adapter: AdapterOption = None,
     dtype: DtypeOption = "auto",
@@ -73,8 +74,8 @@ def batch(
             llm, encoder = opened
         else:
             llm = open_engine(
-                model, console, device=device, context=context, adapter=adapter, dtype=dtype, rows=rows, queue=256,
-                compile=compile,
+                model, console, device=device, context=context, adapter=adapter, dtype=dtype, rows=rows, memory=memory,
+                queue=256, compile=compile,
             )  # fmt: skip
             engine, at_once = llm.engine, 2 * llm.engine.store.rows
             source = llm.submit_source if isinstance(llm.model, EncoderDecoderModule) else None

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 RowsOption = Annotated[
     int | None, typer.Option(min=1, help="Requests that are decoded at once; by default chosen by the engine.")
 ]
+MemoryOption = Annotated[
+    float | None,
+    typer.Option(help="Share of the memory for keys and values; by default 0.25 on a CPU, 0.8 on a GPU."),
+]
 QueueOption = Annotated[int, typer.Option(min=1, help="Requests that may wait; more are refused with 429.")]
 DtypeOption = Annotated[
     Literal["auto", "float32", "bfloat16", "float16"],
@@ -47,6 +51,7 @@ def open_engine(
     adapter: Path | None,
     dtype: str,
     rows: int | None,
+    memory: float | None,
     queue: int,
     compile: bool | None,
 ) -> "LanguageModel":
@@ -54,25 +59,32 @@ def open_engine(
     llm = open_model(model, device, context, adapter, dtype)
     from regard.engine.engine import Engine
     from regard.engine.inputs import decoder_of
+    from regard.engine.memory import SHARES, bytes_of
 
-    weight = decoder_of(llm.model).embedding.weight
+    decoder = decoder_of(llm.model)
+    weight = decoder.embedding.weight
     compiles = choose_compile(compile, weight.device)
     if compiles.value == "on":
         console.print("compiling the decode step …", highlight=False)
     engine = Engine(
-        llm.model, rows=rows, capacity=context, source_capacity=context, queue=queue,
+        llm.model, rows=rows, capacity=context, source_capacity=context, memory=memory, queue=queue,
         compile=compiles.value == "on",
     )  # fmt: skip
     llm.engine, llm.rows = engine, engine.store.rows
     if compiles.value == "on" and engine.compiled is None:
         compiles = EngineChoice("compile", "off", "torch cannot compile this model; its warning says why")
     stored = "as stored, on a CPU at least float32" if dtype == "auto" else "--dtype"
+    available = "the memory" if weight.device.type == "cpu" else "the free memory of the GPU"
+    share = f"--memory {memory}" if memory else f"at most {SHARES.get(weight.device.type, 0.25)} of {available}"
+    reason = "the model's" if context is None else "--context"
+    if engine.capacity < (context or decoder.spec.context or 0):
+        reason = "what the store holds"
     choices = [
         EngineChoice("device", str(weight.device), "the GPU if there is one" if device == "auto" else "--device"),
         EngineChoice("dtype", str(weight.dtype).removeprefix("torch."), stored),
-        EngineChoice("context", f"{engine.capacity} tokens", "the model's" if context is None else "--context"),
-        EngineChoice("rows", str(engine.store.rows), "the engine's default" if rows is None else "--rows"),
-        EngineChoice("store", store_size(engine.store.metrics()), type(engine.store).__name__.lower()),
+        EngineChoice("context", f"{engine.capacity} tokens", reason),
+        EngineChoice("rows", str(engine.store.rows), "what this device decodes at once" if rows is None else "--rows"),
+        EngineChoice("store", store_size(engine.store.metrics(), bytes_of(engine.store)), share),
         EngineChoice("queue", str(engine.queue), "more requests are refused with 429"),
         compiles,
     ]
@@ -94,5 +106,6 @@ def choose_compile(asked: bool | None, device: "torch.device") -> EngineChoice:
     return EngineChoice("compile", "on", "--compile" if asked else "this device decodes faster with it")
 
 
-def store_size(metrics: dict[str, int]) -> str:
-    return f"{metrics['blocks']} blocks" if "blocks" in metrics else "one row per request"
+def store_size(metrics: dict[str, int], size: int) -> str:
+    blocks = f"{metrics['blocks']:,} blocks, " if "blocks" in metrics else ""
+    return f"{blocks}at most {size / 1e9:,.2f} GB"

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from regard.cli.open_engine import CompileOption, DtypeOption, QueueOption, RowsOption
+from regard.cli.open_engine import CompileOption, DtypeOption, MemoryOption, QueueOption, RowsOption
 from regard.cli.open_model import AdapterOption, ContextOption, DeviceOption, ModelArgument
 from regard.find_model import find_model
 
@@ -22,6 +22,7 @@ def serve(
     ] = None,
     name: Annotated[str | None, typer.Option(help="The model's name in the API; by default the folder's.")] = None,
     rows: RowsOption = None,
+    memory: MemoryOption = None,
     queue: QueueOption = 256,
     max_body: Annotated[int, typer.Option(min=1024, help="Largest body of a request in bytes.")] = 1 << 20,
     allow_host: Annotated[
@@ -78,8 +79,8 @@ def serve(
         llm, encoder = opened
     else:
         llm = open_engine(
-            model, console, device=device, context=context, adapter=adapter, dtype=dtype, rows=rows, queue=queue,
-            compile=compile,
+            model, console, device=device, context=context, adapter=adapter, dtype=dtype, rows=rows,
+            memory=memory, queue=queue, compile=compile,
         )  # fmt: skip
         engine = llm.engine
         if isinstance(llm.model, EncoderDecoderModule):
