@@ -59,7 +59,7 @@ def test_a_step_that_torch_cannot_compile_runs_eagerly(monkeypatch: pytest.Monke
         raise FailOnRecompileLimitHit("recompile_limit reached\nand more")
 
     monkeypatch.setattr(torch, "compile", lambda *step, **options: fail)
-    monkeypatch.setattr("regard.engine.engine.cannot_compile", lambda device: None)
+    monkeypatch.setattr("regard.engine.runner.cannot_compile", lambda device: None)
     with pytest.warns(UserWarning, match=r"step \(recompile_limit reached\); decoding eagerly"):
         engine = Engine(build(MODELS["multi-head"]), capacity=64, compile=True)
-    assert engine.compiled is None
+    assert engine.runner.compiled is None

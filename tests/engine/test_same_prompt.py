@@ -7,6 +7,7 @@ import pytest
 
 from regard.engine.engine import Engine
 from regard.engine.request import QueueFull, Request, Sampling, derived_seed
+from regard.engine.runner import Runner
 from regard.engine.stores.paged import Paged
 
 PROMPT = list(range(30))
@@ -25,13 +26,13 @@ def drain(engine: Engine) -> None:
 @pytest.fixture
 def count_tokens(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of tokens of every forward. Not a forward hook: with one, no prefix is shared."""
-    counts, forward = [], Engine.forward
+    counts, forward = [], Runner.forward
 
     def counted(self, batch):
         counts.append(sum(length for _, length in batch))
         return forward(self, batch)
 
-    monkeypatch.setattr(Engine, "forward", counted)
+    monkeypatch.setattr(Runner, "forward", counted)
     return counts
 
 

@@ -132,6 +132,13 @@ def optimize_for_gpu_decode(model: AnyModule) -> AnyModule:
     return copy
 
 
+def is_optimized(model: nn.Module) -> bool:
+    """Whether all sublayers of a copy by `optimize_for_gpu_decode` are optimized."""
+    modules = list(model.modules())
+    optimized = {module.sublayer for module in modules if isinstance(module, DecodeAttention | DecodeGated)}
+    return optimized == {module for module in modules if isinstance(module, SublayerModule)} != set()
+
+
 def attention_of(module: nn.Module) -> AttentionModule | None:
     """The attention of a sublayer that DecodeAttention computes."""
     if not is_plain_sublayer(module) or type(body := module.body) is not AttentionModule:

@@ -10,17 +10,14 @@ ids only. A request to an encoder-decoder has a source too. The sources of a bat
 in the forward of the first target tokens. The engine is not thread-safe: use it from one thread.
 """
 
-import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from regard.compat import COMPILE_OPTIONS, cannot_compile
 from regard.engine.beam import Beam, Beams, BeamSearch
 from regard.engine.contrastive import ContrastiveOptions, ContrastiveSearch
 from regard.engine.inputs import (
@@ -34,28 +31,18 @@ from regard.engine.inputs import (
     deadline_of,
     decoder_of,
     encoder_capacity,
-    pad_ids,
 )
 from regard.engine.memory import open_store
 from regard.engine.namespace import namespace_of
-from regard.engine.prompt_logprobs import record_prompt_logprobs
 from regard.engine.request import GenerationError, QueueFull, Request, Sampling, Token, TokenHistory, derived_seed
+from regard.engine.runner import Runner
 from regard.engine.sampling import sample
 from regard.engine.scheduler import ScheduledBatch, Scheduler
-from regard.engine.stores.base import OpenStore, Store
-from regard.layout import TokenLayout
+from regard.engine.stores.base import OpenStore
 from regard.models.encoder_decoder import EncoderDecoderModule
 from regard.parts.state import PerSource, declarations, exact_cache_limit
 
-# For torch.compile on a CPU: an input of several sums is computed once, not in each; at most two sums share a loop,
-# since two streams read memory fastest; sizes that guards have checked are not asserted again.
-CPU_COMPILE_OPTIONS: dict[str, Any] = {
-    "realize_reads_threshold": 0,
-    "cpp.max_horizontal_fusion_size": 2,
-    "size_asserts": False,
-}
 TokenIds = Sequence[int]
-SPAN = 64  # slots are read in multiples of this, so that shapes rarely change
 
 
 class Engine:
@@ -106,32 +93,12 @@ class Engine:
         )
         model.eval()
         self.model, self.capacity, self.queue = decoder, self.store.max_tokens, queue
-        self.scheduler = Scheduler(self.store, chunk, self.namespace if prefix_cache else None)
-        self.compiled = None
+        self.runner = Runner(decoder, self.encoder_decoder, self.store)
         if compile:
-            reason = cannot_compile(self.device)
-            if reason is not None:
-                warnings.warn(reason, stacklevel=2)
-            else:
-                self.compiled = self.compile()
+            self.runner.compile()
+        self.scheduler = Scheduler(self.store, chunk, self.namespace if prefix_cache else None)
         self.arrivals = count()
         self.counts = Counter(steps=0, prompt_tokens=0, new_tokens=0, stop=0, length=0, cancelled=0, timeout=0, error=0)
-
-    @torch.inference_mode()
-    def compile(self) -> Callable[..., Tensor] | None:
-        """The compiled decode step, run once on empty rows; None, with a warning, if torch cannot compile it."""
-        from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException  # seconds to import
-        from torch._inductor.exc import InductorError
-
-        options = CPU_COMPILE_OPTIONS if self.device.type == "cpu" else None
-        compiled = torch.compile(self.decode_step, fullgraph=True, options=options, **COMPILE_OPTIONS)
-        try:
-            self.decode([], compiled)
-        except (TorchDynamoException, FailOnRecompileLimitHit, InductorError) as error:
-            reason = str(error).partition("\n")[0]
-            warnings.warn(f"torch.compile cannot compile the decode step ({reason}); decoding eagerly", stacklevel=4)
-            return None
-        return compiled
 
     def submit(
         self,
@@ -226,7 +193,7 @@ class Engine:
             self.end(request, "error", f"{needed}, although no request is running; open a larger store")
         for batch in batches:
             try:
-                logits = self.forward(batch)
+                logits = self.runner.forward(batch)
             except (RuntimeError, IndexError) as error:
                 self.handle_failure(batch, error)
             else:
@@ -259,7 +226,7 @@ class Engine:
     ) -> list[Beam]:
         """The best sequences, best first. Other requests do not advance meanwhile. Arguments as for `submit`."""
         first = self.checked_request(ids, sampling, source, embeddings)
-        return BeamSearch(self.scheduler, self.forward, self.model.spec.vocab, self.capacity).run(first, beams)
+        return BeamSearch(self.scheduler, self.runner.forward, self.model.spec.vocab, self.capacity).run(first, beams)
 
     @torch.inference_mode()
     def contrastive_search(self, ids: TokenIds, settings: ContrastiveOptions, sampling: Sampling) -> list[Token]:
@@ -287,57 +254,12 @@ class Engine:
         """Drop all cached prefixes. Needed only if weights have changed in a way that torch does not record."""
         self.store.forget()
 
+    def warm_up(self, progress: Callable[[int, int], None] = lambda done, total: None) -> None:
+        """Prepare decode steps of all batch sizes now instead of when they are needed; progress(done, all)."""
+        self.runner.warm_up(progress)
+
     def namespace(self, request: Request) -> object:
         return namespace_of(request, self.model)
-
-    def forward(self, batch: ScheduledBatch) -> Tensor:
-        """Run a batch; returns the logits (N, V) of the N requests that have no pending tokens after it."""
-        batch.sort(key=lambda pair: pair[0].row)
-        reads_source = any(request.pending_source for request, _ in batch)
-        embeds = any(request.embeddings is not None and request.cached < len(request.ids) for request, _ in batch)
-        if self.compiled is not None and all(length == 1 for _, length in batch) and not (reads_source or embeds):
-            return self.decode(batch, self.compiled)
-        tokens, layout, span = batch_inputs(batch, self.store, self.device)
-        states = self.store.begin_forward(layout, span, check=False)  # the scheduler has reserved the space
-        if self.encoder_decoder is not None and reads_source:
-            # every row of the batch is encoded; a request past its first chunk gets the same keys a second time
-            source, source_layout = pad_ids([request.source for request, _ in batch], self.device)
-            layout, states, _ = self.encoder_decoder.condition(source, source_layout, layout, states)
-        embeddings = self.embed(batch, tokens) if embeds else None
-        hidden = self.model.hidden(tokens, layout, states, embeddings)  # (B, L, D)
-        record_prompt_logprobs(self.model, hidden, batch)
-        ends = [(b, length - 1) for b, (request, length) in enumerate(batch) if request.pending == length]
-        if tokens.shape[1] > 1 or len(ends) < len(batch):
-            hidden = hidden[tuple(zip(*ends, strict=True))] if ends else hidden[:0, 0]  # (N, D)
-        else:
-            hidden = hidden[:, 0]  # (N, D)
-        return self.model.logits(hidden)
-
-    def embed(self, batch: ScheduledBatch, tokens: Tensor) -> Tensor:
-        """(B, L, D) embeddings: those of the model, replaced by those submitted with the requests."""
-        x = self.model.embed(tokens)
-        for b, (request, length) in enumerate(batch):
-            if request.embeddings is not None:
-                submitted = request.embeddings[request.cached : request.cached + length]
-                x[b, : len(submitted)] = submitted.to(x)
-        return x
-
-    def decode(self, batch: ScheduledBatch, step: Callable[..., Tensor]) -> Tensor:
-        """Decode by the compiled step, which computes all rows of the store so that shapes rarely change."""
-        pending = [(request.row, request.tokens[request.cached], request.cached) for request, _ in batch]
-        rows, last, cached = torch.tensor(pending, dtype=torch.long, device=self.device).view(-1, 3).unbind(1)
-        tokens, positions = torch.zeros(2, self.store.rows, 1, dtype=torch.long, device=self.device)
-        tokens[rows, 0], positions[rows, 0] = last, cached
-        valid = torch.zeros_like(tokens, dtype=torch.bool).index_fill_(0, rows, True)
-        slots = max((request.cached for request, _ in batch), default=0) + 1
-        span = min(max(256, 1 << (slots - 1).bit_length()), self.store.capacity)
-        return step(tokens, positions, valid, span)[rows]
-
-    def decode_step(self, tokens: Tensor, positions: Tensor, valid: Tensor, span: int) -> Tensor:
-        """(B, 1) one token per row of the store -> (B, V) logits"""
-        layout = TokenLayout(positions, valid=valid)
-        states = self.store.begin_forward(layout, span, check=False)
-        return self.model.logits(self.model.hidden(tokens, layout, states)[:, 0])
 
     def advance(self, batch: ScheduledBatch, logits: Tensor) -> list[tuple[Request, Token]]:
         """Sample the next token of every request of the batch that has no pending tokens left."""
@@ -375,28 +297,3 @@ class Engine:
         request.finish, request.error = finish, error
         self.counts[finish] += 1
         self.scheduler.remove(request)
-
-
-def batch_inputs(batch: ScheduledBatch, store: Store, device: torch.device) -> tuple[Tensor, TokenLayout, int]:
-    """Tokens (B, L), their layout, and how many slots of each row are read.
-
-    Padding repeats the first token of its row, so it adds no NaN and no larger position.
-    """
-    lengths = [length for _, length in batch]
-    longest = max(lengths)
-    slots = max(request.cached + length for request, length in batch)
-    rows = [request.row for request, _ in batch]
-    ids = [pad_row(request.tokens[request.cached : request.cached + n], longest) for request, n in batch]
-    offsets = [pad_row(list(range(request.cached, request.cached + n)), longest) for request, n in batch]
-    tokens, positions = torch.tensor([ids, offsets], device=device).unbind()  # (B, L) each, in one copy
-    valid = [[True] * n + [False] * (longest - n) for n in lengths] if min(lengths) < longest else None
-    layout = TokenLayout(
-        positions,
-        valid=None if valid is None else torch.tensor(valid, device=device),
-        rows=None if rows == list(range(len(rows))) else torch.tensor(rows, device=device),
-    )
-    return tokens, layout, min(-(-slots // SPAN) * SPAN, store.capacity)
-
-
-def pad_row(row: list[int], length: int) -> list[int]:
-    return row + row[:1] * (length - len(row))

@@ -22,6 +22,8 @@ class Placement(NamedTuple):
 
 
 class Contiguous:
+    in_place = False
+
     def __init__(
         self, memory: ModelMemory, rows: int, capacity: int, dtype: torch.dtype, device: torch.device | str = "cpu",
         source: int = 0, slack: int = SLACK,

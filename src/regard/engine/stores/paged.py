@@ -64,6 +64,7 @@ class Paged:
             lambda declared: PagedStorage(declared, self, dtype),
         )  # fmt: skip
         self.per_token = [storage for storage in self.storages if isinstance(storage, PagedStorage)]
+        self.in_place = all(storage.as_pages for storage in self.per_token)
         self.shared_block = block
         self.prompt_border = block if self.table.overwriting else 1
         self.prefix_queries = self.prefix_hits = 0

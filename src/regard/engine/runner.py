@@ -1,0 +1,176 @@
+"""The runner: forwards of the engine's batches, eagerly, compiled, or by CUDA graphs.
+
+A decode batch, one token per request, can be prepared: on a CPU by torch.compile for all rows of the store, on a GPU by
+CUDA graphs of a few sizes (decode_graphs.py). All other batches, which read prompts, run eagerly.
+"""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.adapt.gpu_decode import MAX_ROWS, is_optimized, optimize_for_gpu_decode
+from regard.compat import COMPILE_OPTIONS, cannot_compile
+from regard.engine.decode_graphs import DecodeGraphs, Step
+from regard.engine.inputs import pad_ids
+from regard.engine.prompt_logprobs import record_prompt_logprobs
+from regard.engine.scheduler import ScheduledBatch
+from regard.engine.stores.base import Store
+from regard.layout import TokenLayout
+from regard.models.decoder import DecoderModule
+from regard.models.encoder_decoder import EncoderDecoderModule
+
+# For torch.compile on a CPU: an input of several sums is computed once, not in each; at most two sums share a loop,
+# since two streams read memory fastest; sizes that guards have checked are not asserted again.
+CPU_COMPILE_OPTIONS: dict[str, Any] = {
+    "realize_reads_threshold": 0,
+    "cpp.max_horizontal_fusion_size": 2,
+    "size_asserts": False,
+}
+SPAN = 64  # slots are read in multiples of this, so that shapes rarely change
+
+
+class Runner:
+    def __init__(self, model: DecoderModule, encoder_decoder: EncoderDecoderModule | None, store: Store):
+        self.model, self.encoder_decoder, self.store = model, encoder_decoder, store
+        self.device = model.embedding.weight.device
+        self.compiled: Step | None = None
+        self.graphs: DecodeGraphs | None = None
+
+    def compile(self) -> None:
+        """Prepare decode batches. Where that is impossible, they run eagerly, and a warning gives the reason."""
+        reason = cannot_compile(self.device)
+        if reason is not None:
+            warnings.warn(reason, stacklevel=3)
+        elif self.device.type == "cuda":
+            if self.model.embedding.weight.dtype in (torch.bfloat16, torch.float16):
+                self.model = optimize_for_gpu_decode(self.model)
+            self.graphs = DecodeGraphs(self.step_to_capture, self.store.rows, self.device)
+        else:
+            self.compiled = self.compile_step()
+
+    @torch.inference_mode()
+    def compile_step(self) -> Callable[..., Tensor] | None:
+        """The compiled decode step, run once on empty rows; None, with a warning, if torch cannot compile it."""
+        from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException  # seconds to import
+        from torch._inductor.exc import InductorError
+
+        options = CPU_COMPILE_OPTIONS if self.device.type == "cpu" else None
+        compiled = torch.compile(self.decode_step, fullgraph=True, options=options, **COMPILE_OPTIONS)
+        try:
+            self.decode([], compiled)
+        except (TorchDynamoException, FailOnRecompileLimitHit, InductorError) as error:
+            reason = str(error).partition("\n")[0]
+            warnings.warn(f"torch.compile cannot compile the decode step ({reason}); decoding eagerly", stacklevel=4)
+            return None
+        return compiled
+
+    def forward(self, batch: ScheduledBatch) -> Tensor:
+        """Run a batch; returns the logits (N, V) of the N requests that have no pending tokens after it."""
+        batch.sort(key=lambda pair: pair[0].row)
+        reads_source = any(request.pending_source for request, _ in batch)
+        embeds = any(request.embeddings is not None and request.cached < len(request.ids) for request, _ in batch)
+        if all(length == 1 for _, length in batch) and not (reads_source or embeds):
+            if self.graphs is not None:
+                return self.replay(batch, self.graphs)
+            if self.compiled is not None:
+                return self.decode(batch, self.compiled)
+        tokens, layout, span = batch_inputs(batch, self.store, self.device)
+        states = self.store.begin_forward(layout, span, check=False)  # the scheduler has reserved the space
+        if self.encoder_decoder is not None and reads_source:
+            # every row of the batch is encoded; a request past its first chunk gets the same keys a second time
+            source, source_layout = pad_ids([request.source for request, _ in batch], self.device)
+            layout, states, _ = self.encoder_decoder.condition(source, source_layout, layout, states)
+        embeddings = self.embed(batch, tokens) if embeds else None
+        hidden = self.model.hidden(tokens, layout, states, embeddings)  # (B, L, D)
+        record_prompt_logprobs(self.model, hidden, batch)
+        ends = [(b, length - 1) for b, (request, length) in enumerate(batch) if request.pending == length]
+        if tokens.shape[1] > 1 or len(ends) < len(batch):
+            hidden = hidden[tuple(zip(*ends, strict=True))] if ends else hidden[:0, 0]  # (N, D)
+        else:
+            hidden = hidden[:, 0]  # (N, D)
+        return self.model.logits(hidden)
+
+    def embed(self, batch: ScheduledBatch, tokens: Tensor) -> Tensor:
+        """(B, L, D) embeddings: those of the model, replaced by those submitted with the requests."""
+        x = self.model.embed(tokens)
+        for b, (request, length) in enumerate(batch):
+            if request.embeddings is not None:
+                submitted = request.embeddings[request.cached : request.cached + length]
+                x[b, : len(submitted)] = submitted.to(x)
+        return x
+
+    def decode(self, batch: ScheduledBatch, step: Callable[..., Tensor]) -> Tensor:
+        """Decode by the compiled step, which computes all rows of the store so that shapes rarely change."""
+        pending = [(request.row, request.tokens[request.cached], request.cached) for request, _ in batch]
+        rows, last, cached = torch.tensor(pending, dtype=torch.long, device=self.device).view(-1, 3).unbind(1)
+        tokens, positions = torch.zeros(2, self.store.rows, 1, dtype=torch.long, device=self.device)
+        tokens[rows, 0], positions[rows, 0] = last, cached
+        valid = torch.zeros_like(tokens, dtype=torch.bool).index_fill_(0, rows, True)
+        slots = max((request.cached for request, _ in batch), default=0) + 1
+        return step(tokens, positions, valid, self.span(slots))[rows]
+
+    def replay(self, batch: ScheduledBatch, graphs: DecodeGraphs) -> Tensor:
+        """Decode by a CUDA graph."""
+        self.store.upload()
+        longest = max(request.cached for request, _ in batch) + 1
+        span = self.store.capacity if self.store.in_place else self.span(longest)
+        requests = [request for request, _ in batch]  # sorted by row
+        rows = [request.row for request in requests if request.row is not None]
+        return graphs.run(rows, [r.tokens[r.cached] for r in requests], [r.cached for r in requests], span)
+
+    def step_to_capture(self, rows: int) -> Step:
+        """The function that a graph of this many rows is captured from: few kernels, or those that torch generates."""
+        if rows <= MAX_ROWS and is_optimized(self.model):
+            return self.decode_step
+        if self.compiled is None:
+            self.compiled = torch.compile(self.decode_step, fullgraph=True, **COMPILE_OPTIONS)
+        return self.compiled
+
+    @torch.inference_mode()
+    def warm_up(self, progress: Callable[[int, int], None] = lambda done, total: None) -> None:
+        """Capture the CUDA graphs of all sizes now instead of when they are needed; progress(graphs done, all)."""
+        if self.graphs is None:
+            return
+        span = self.store.capacity if self.store.in_place else self.span(1)
+        for done, rows in enumerate(sizes := self.graphs.sizes[::-1]):
+            progress(done, len(sizes))
+            self.graphs.capture(rows, span)
+        progress(len(sizes), len(sizes))
+
+    def span(self, slots: int) -> int:
+        """How many slots of each row a step reads: a power of two, so that shapes rarely change."""
+        return min(max(256, 1 << (slots - 1).bit_length()), self.store.capacity)
+
+    def decode_step(self, tokens: Tensor, positions: Tensor, valid: Tensor, span: int) -> Tensor:
+        """(B, 1) one token per row of the store -> (B, V) logits"""
+        layout = TokenLayout(positions, valid=valid)
+        states = self.store.begin_forward(layout, span, check=False)
+        return self.model.logits(self.model.hidden(tokens, layout, states)[:, 0])
+
+
+def batch_inputs(batch: ScheduledBatch, store: Store, device: torch.device) -> tuple[Tensor, TokenLayout, int]:
+    """Tokens (B, L), their layout, and how many slots of each row are read.
+
+    Padding repeats the first token of its row, so it adds no NaN and no larger position.
+    """
+    lengths = [length for _, length in batch]
+    longest = max(lengths)
+    slots = max(request.cached + length for request, length in batch)
+    rows = [request.row for request, _ in batch]
+    ids = [pad_row(request.tokens[request.cached : request.cached + n], longest) for request, n in batch]
+    offsets = [pad_row(list(range(request.cached, request.cached + n)), longest) for request, n in batch]
+    tokens, positions = torch.tensor([ids, offsets], device=device).unbind()  # (B, L) each, in one copy
+    valid = [[True] * n + [False] * (longest - n) for n in lengths] if min(lengths) < longest else None
+    layout = TokenLayout(
+        positions,
+        valid=None if valid is None else torch.tensor(valid, device=device),
+        rows=None if rows == list(range(len(rows))) else torch.tensor(rows, device=device),
+    )
+    return tokens, layout, min(-(-slots // SPAN) * SPAN, store.capacity)
+
+
+def pad_row(row: list[int], length: int) -> list[int]:
+    return row + row[:1] * (length - len(row))

@@ -1,0 +1,116 @@
+"""Decoding by CUDA graphs generates what eager decoding does."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from regard.engine.decode_graphs import DecodeGraphs
+from regard.engine.engine import Engine
+from regard.engine.request import Request, Sampling
+from regard.kernels.attention.patterns.window import Window
+from regard.models.decoder import Decoder, DecoderModule
+from regard.models.stack import Repeat
+from regard.parts.attention import Attention
+from regard.parts.block import Block, Sublayer
+from regard.parts.feedforward import SwiGLU
+from regard.parts.latent_attention import LatentAttention
+from regard.parts.norm import RMSNorm
+from regard.parts.position.rope import Rope
+from regard.parts.ssm.mamba2 import Mamba2
+
+MIXERS: dict[str, tuple[Any, ...]] = {
+    "attention": (Attention(4, kv_heads=2, head_dim=32, position=Rope(), qk_norm=RMSNorm()),),
+    "window": (Attention(2, head_dim=32, position=Rope(), mask=Window(5)), Attention(2, head_dim=32)),
+    "latent": (LatentAttention(2, rank=16, nope_dim=16, rope_dim=16, v_dim=16, position=Rope()),),
+    "mamba": (Mamba2(head_dim=32, state=8),),
+    "hybrid": (Mamba2(head_dim=32, state=8), Attention(4, kv_heads=2, head_dim=32, position=Rope())),
+}
+
+
+def build(name: str, device: str, dtype: torch.dtype) -> DecoderModule:
+    blocks = tuple(Block((Sublayer(mixer), Sublayer(SwiGLU(128)))) for mixer in MIXERS[name])
+    with torch.device(device):
+        model = Decoder(96, 64, (Repeat(blocks, 2),)).build(seed=1)
+    return model.to(dtype).eval().requires_grad_(False)
+
+
+def generate(engine: Engine) -> list[tuple[list[int], str | None]]:
+    """Requests of several lengths that join and leave, so that the rows of the batches change."""
+    generator = torch.Generator().manual_seed(0)
+    requests: list[Request] = []
+    for i in range(14):
+        prompt = torch.randint(96, (1 + 5 * i % 17,), generator=generator).tolist()
+        sampling = Sampling(max_new=3 + 7 * i % 12, temperature=0.0 if i % 3 else 1.0, seed=i)
+        requests.append(engine.submit(prompt, sampling))
+        for _ in range(i % 4):
+            engine.step()
+    engine.cancel(requests[7])
+    while not engine.idle:
+        engine.step()
+    return [([token.id for token in request.new], request.finish) for request in requests]
+
+
+class RepeatedStep:
+    """In place of a CUDA graph where there is no GPU: it runs the step again, with the tensors of the capture."""
+
+    def __init__(self, step: Callable[[], Tensor]):
+        self.step, self.logits = step, step()
+
+    def replay(self) -> None:
+        self.logits.copy_(self.step())
+
+
+def repeat_step(graphs: DecodeGraphs, rows: int, span: int) -> tuple[Any, Tensor]:
+    graphs.inputs.zero_()
+    tokens, positions, valid = graphs.inputs[:, :rows]
+    repeated = RepeatedStep(lambda: graphs.step(rows)(tokens, positions, valid.bool(), span))
+    graphs.graphs[rows, span] = repeated, repeated.logits  # type: ignore[assignment]
+    return graphs.graphs[rows, span]
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_steps_with_kept_inputs_equal_eager_steps(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DecodeGraphs, "capture", repeat_step)
+    model = build(name, "cpu", torch.float64)
+    eager, prepared = Engine(model, rows=5, capacity=64), Engine(model, rows=5, capacity=64)
+    prepared.runner.graphs = DecodeGraphs(lambda rows: prepared.runner.decode_step, 5, torch.device("cpu"))
+    assert generate(prepared) == generate(eager)
+    assert {rows for rows, _ in prepared.runner.graphs.graphs} == {1, 2, 4, 5}
+
+
+def test_sizes_are_powers_of_two_and_all_rows() -> None:
+    graphs = DecodeGraphs(lambda rows: lambda *arguments: torch.zeros(rows, 1), 12, torch.device("cpu"))
+    assert graphs.sizes == [1, 2, 4, 8, 12]
+    assert [graphs.size(rows) for rows in (1, 3, 8, 9, 12)] == [1, 4, 8, 12, 12]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", MIXERS)
+def test_graphs_equal_eager_steps_on_a_gpu(name: str) -> None:
+    model = build(name, "cuda", torch.float32)
+    prepared = Engine(model, rows=5, capacity=64, compile=True)
+    done: list[tuple[int, int]] = []
+    prepared.warm_up(lambda count, total: done.append((count, total)))
+    assert done[0] == (0, 4) and done[-1] == (4, 4)
+    assert generate(prepared) == generate(Engine(model, rows=5, capacity=64))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", MIXERS)
+def test_graphs_in_bfloat16_are_as_close_to_float64_as_eager_steps(name: str) -> None:
+    model, exact = build(name, "cuda", torch.bfloat16), build(name, "cuda", torch.float64)
+    exact.load_state_dict(model.state_dict())
+    prompt, errors = list(range(9)), []
+    for compile in (True, False):
+        tokens = Engine(model, rows=2, capacity=64, compile=compile).generate(
+            prompt, Sampling(max_new=20, temperature=0)
+        )
+        ids = torch.tensor([[*prompt, *(token.id for token in tokens)]], device="cuda")
+        with torch.inference_mode():
+            logprobs = exact(ids)[0, len(prompt) - 1 : -1].log_softmax(-1)
+        expected = logprobs[range(20), ids[0, len(prompt) :]]
+        errors.append((torch.tensor([token.logprob for token in tokens], device="cuda") - expected).abs().max())
+    assert errors[0] <= 2 * errors[1] + 0.01
