@@ -6,10 +6,12 @@ import runpy
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 from regard.cli import app, main
+from regard.engine.engine import Engine
 from regard.engine.request import GenerationError
 from tests.cli.conftest import regard
 
@@ -42,6 +44,22 @@ def test_generate_draws_n_texts_in_one_batch_with_the_seeds_after_the_first(demo
     assert texts == [json.loads(regard(*arguments, "--seed", seed).stdout)["text"] for seed in (7, 8, 9)]
     printed = regard(*arguments[:-1], "--n", 3, "--seed", 7).stdout
     assert printed == "\n".join(f"Anna is in{text}\n" for text in texts)
+
+
+def test_generate_and_chat_reserve_memory_for_their_requests_only(
+    demo_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows: list[int] = []
+
+    class Recorded(Engine):
+        def __init__(self, *args: Any, **options: Any):
+            super().__init__(*args, **options)
+            rows.append(self.store.rows)
+
+    monkeypatch.setattr("regard.language_model.Engine", Recorded)
+    assert regard("generate", demo_run, "--prompt", "Anna", "--max-new", 2, "--n", 3).exit_code == 0
+    assert regard("chat", demo_run, "--max-new", 2, stdin="Where?\n").exit_code == 0
+    assert rows == [3, 1]
 
 
 def test_generate_prints_the_most_likely_tokens(demo_run: Path) -> None:

@@ -37,6 +37,7 @@ def chat(
     llm = open_model(model, device, context, adapter)
     if llm.tokenizer.chat_template is None:
         raise ValueError(f"{model} has no chat template, so it cannot chat; use `regard generate`")
+    llm.rows = 1  # the engine reserves memory for one request
     terminal = open_terminal()
     conversation = Conversation(
         llm, terminal, system, max_new=max_new, temperature=temperature, top_p=top_p, seed=seed

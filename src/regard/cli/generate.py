@@ -80,6 +80,7 @@ def generate(
 
     text = sys.stdin.read() if prompt == "-" else prompt
     llm = load(model, device, context=context, adapter=adapter)
+    llm.rows = n  # the engine reserves memory for these
     options: dict[str, Any] = {
         "max_new": max_new, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
         "repetition_penalty": repetition_penalty, "top_logprobs": logprobs,
