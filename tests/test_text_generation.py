@@ -127,7 +127,7 @@ def test_a_failed_request_raises_its_reason_and_the_others_are_cancelled(monkeyp
 
     with pytest.raises(ValueError, match="shorten it"):
         asyncio.run(llm.agenerate(["Ben", "long " * 100]))
-    monkeypatch.setattr(llm.engine, "forward", fail)
+    monkeypatch.setattr(llm.engine.runner, "forward", fail)
     for generate in (lambda: llm.generate(["Ben", "a"]), lambda: asyncio.run(llm.agenerate(["Ben", "a"]))):
         with pytest.raises(GenerationError, match="the model failed on this request: no memory"):
             generate()

@@ -14,7 +14,7 @@ import torch
 from rich.console import Console
 
 from regard.cli.open_engine import choose_compile, open_engine
-from regard.engine.engine import Engine
+from regard.engine.runner import Runner
 from tests.cli.conftest import regard
 
 QUESTION = "Anna is in the barn. Where is Anna?"
@@ -58,11 +58,19 @@ def test_compilation_is_chosen_by_the_device_and_the_option(
 def test_a_model_that_cannot_be_compiled_is_said_to_be_decoded_eagerly(
     demo_run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Engine, "compile", lambda self: None)
+    monkeypatch.setattr(Runner, "compile_step", lambda self: None)
     console = Console(file=io.StringIO(), width=200)
     options = {"device": "cpu", "context": 64, "adapter": None, "rows": 1, "memory": None, "queue": 5, "dtype": "auto"}
     open_engine(demo_run, console, compile=True, **options)
     assert re.search(r"compile +off  \(torch cannot compile this model", console.file.getvalue())
+
+
+def test_decode_steps_are_prepared_before_the_first_request(demo_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Runner, "warm_up", lambda self, progress: [progress(done, 2) for done in range(3)])
+    console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    options = {"device": "cpu", "context": 64, "adapter": None, "rows": 1, "memory": None, "queue": 5, "dtype": "auto"}
+    open_engine(demo_run, console, compile=False, **options)
+    assert "preparing decode steps" in console.file.getvalue() and "2/2" in console.file.getvalue()
 
 
 def test_the_dtype_of_the_weights_is_chosen(demo_run: Path) -> None:

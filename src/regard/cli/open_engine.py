@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import torch
     from rich.console import Console
 
+    from regard.engine.engine import Engine
     from regard.language_model import LanguageModel
 
 RowsOption = Annotated[
@@ -71,7 +72,8 @@ def open_engine(
         compile=compiles.value == "on",
     )  # fmt: skip
     llm.engine, llm.rows = engine, engine.store.rows
-    if compiles.value == "on" and engine.compiled is None:
+    warm_up(engine, console)
+    if compiles.value == "on" and engine.runner.compiled is None and engine.runner.graphs is None:
         compiles = EngineChoice("compile", "off", "torch cannot compile this model; its warning says why")
     stored = "as stored, on a CPU at least float32" if dtype == "auto" else "--dtype"
     available = "the memory" if weight.device.type == "cpu" else "the free memory of the GPU"
@@ -91,6 +93,16 @@ def open_engine(
     for name, value, reason in choices:
         console.print(f"  {name:<8} {value}  [dim]({reason})[/]", highlight=False)
     return llm
+
+
+def warm_up(engine: "Engine", console: "Console") -> None:
+    """Prepare the decode steps before the first request arrives, with a bar."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (TextColumn("preparing decode steps"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("", total=None)
+        engine.warm_up(lambda done, total: progress.update(task, completed=done, total=total))
 
 
 def choose_compile(asked: bool | None, device: "torch.device") -> EngineChoice:
