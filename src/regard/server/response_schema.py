@@ -94,5 +94,7 @@ class ChatCompletion(ResponseBody):
 
 def or_stream(body: type[ResponseBody]) -> dict[int | str, dict[str, Any]]:
     """For a route that answers with this body, or with a stream of events if the request sets `stream`."""
-    events = {"schema": {"type": "string", "description": "Events of the form `data: JSON`."}}
+    text = {"type": "string"}
+    fields = {"data": text | {"description": "JSON, or [DONE]"}, "event": text}
+    events = {"schema": {"type": "object", "properties": fields, "required": ["data"], "description": "One event"}}
     return {200: {"model": body, "content": {"text/event-stream": events}}}
