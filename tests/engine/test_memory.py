@@ -60,7 +60,7 @@ def test_blocks_fill_the_budget(available) -> None:
     assert Engine(model, capacity=2048, memory=0.5).metrics()["blocks"] == 128
     assert Engine(model, capacity=2048, memory=0.5).capacity == 2048
     assert Engine(model, capacity=2048).capacity == 1024  # 64 blocks
-    assert Engine(model, capacity=16, rows=3).metrics()["blocks"] == 3  # not more than the rows can fill
+    assert Engine(model, capacity=16, rows=3).metrics()["blocks"] == 6  # twice what the rows can fill
 
 
 def test_large_states_leave_fewer_rows(available) -> None:

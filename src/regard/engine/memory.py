@@ -1,7 +1,7 @@
 """The number of rows and blocks of an engine's store, from the memory of its device.
 
     rows     32 on a CPU, 256 on a GPU; fewer if what a store keeps per row would need more than half of the budget
-    blocks   as many as the rest of the budget holds, at most all rows at full capacity
+    blocks   as many as the rest of the budget holds, at most twice all rows at full capacity: the rest keeps prefixes
 
 The budget is a share of the memory: on a GPU of what is free beside the weights, and the pool is allocated at once; on
 a CPU of all of it, and memory is used only as blocks are written (stores/arrays.py).
@@ -44,7 +44,7 @@ def open_store(
     )  # and block 0
     per_row = (1 + STATES) * (bytes_of(sample) - 2 * per_block)
     rows = rows or clamp(budget // 2 // max(per_row, 1), most)
-    blocks = clamp((budget - rows * per_row) // max(per_block, 1), rows * -(-capacity // BLOCK))
+    blocks = clamp((budget - rows * per_row) // max(per_block, 1), 2 * rows * -(-capacity // BLOCK))
     return Paged(states, rows, capacity, dtype, device, source, blocks=blocks, states=STATES * rows)
 
 
