@@ -85,13 +85,15 @@ class Paged:
 
     def upload(self) -> None:
         if self.changed:
-            entries = torch.tensor([list(self.changed), list(self.changed.values())])
-            if self.block_table.is_cuda:  # pinned, so that the host does not wait for the device
-                entries = entries.pin_memory().to(self.block_table.device, non_blocking=True)
-            elif self.block_table.device.type != "cpu":
-                entries = entries.to(self.block_table.device)
+            entries = self.on_device([list(self.changed), list(self.changed.values())])
             self.block_table.view(-1)[entries[0]] = entries[1]
             self.changed.clear()
+
+    def on_device(self, numbers: Sequence) -> Tensor:
+        """The numbers as a tensor; copied from pinned memory, so that the host does not wait for a GPU."""
+        tensor = torch.tensor(numbers)
+        device = self.block_table.device
+        return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
     def check_reserved(self, layout: TokenLayout) -> None:
         valid = torch.ones_like(layout.positions, dtype=torch.bool) if layout.valid is None else layout.valid
@@ -230,7 +232,7 @@ class Paged:
     def clear(self, blocks: Sequence[int], start: int = 0) -> None:
         """Zero these blocks from slot `start` of each on: masked slots are read too, and 0 · NaN is NaN."""
         if blocks and self.per_token:
-            slots = self.slots(torch.tensor(blocks, device=self.block_table.device))[start:]
+            slots = self.slots(self.on_device(blocks))[start:]
             for storage in self.per_token:
                 storage.clear(slots)
 
@@ -238,7 +240,7 @@ class Paged:
         """Give a copy of the first tokens of a block to a row."""
         self.take(row, 1)
         new = self.owned[row][-1]
-        old, to = self.slots(torch.tensor([[block], [new]], device=self.block_table.device))[:, :tokens]
+        old, to = self.slots(self.on_device([[block], [new]]))[:, :tokens]
         for storage in self.per_token:
             storage.copy(old, to)
 
