@@ -126,7 +126,7 @@ class Runner:
         if rows <= MAX_ROWS and is_optimized(self.model):
             return self.decode_step
         if self.compiled is None:
-            self.compiled = torch.compile(self.decode_step, fullgraph=True, **COMPILE_OPTIONS)
+            self.compiled = torch.compile(self.decode_step, fullgraph=True, dynamic=True, **COMPILE_OPTIONS)
         return self.compiled
 
     @torch.inference_mode()

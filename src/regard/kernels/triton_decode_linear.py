@@ -261,11 +261,9 @@ def choose_tiles(tokens: int, outputs: int, columns: int, gated: bool, processor
     groups, splits = -(-outputs // 64), 1
     while splits < 4 and 2 * splits * groups <= 2 * processors:
         splits *= 2
-    if groups <= processors:  # one tile per multiprocessor: it may take all the shared memory
-        return (
-            Tiles(64, 256, 4, 3, splits) if columns % 256 == 0 and splits == 1 else Tiles(64, 128, 4, 6, min(splits, 2))
-        )
-    return Tiles(64, 128, 4, 4, 1)
+    if gated or groups > processors:  # several programs, or two tiles of weights, share a multiprocessor's memory
+        return Tiles(64, 128, 4, 4, splits)
+    return Tiles(64, 128, 4, 6, min(splits, 2)) if splits > 1 else Tiles(64, 256, 4, 3)
 
 
 @lru_cache
