@@ -49,9 +49,8 @@ def prefixes(trial: Trial) -> Outcome:
         return not_applicable("requests with a source share no prefix")
     if trial.length < 2 * BLOCK + 2:
         return not_applicable(f"sequences of {trial.length} tokens are too short to share two blocks")
-    engine = Engine(
-        trial.model, rows=1, capacity=trial.length, store=partial(Paged, block=BLOCK, blocks=64), chunk=BLOCK
-    )
+    store = partial(Paged, block=BLOCK, blocks=64, states=64)  # space for all of three prompts
+    engine = Engine(trial.model, rows=1, capacity=trial.length, store=store, chunk=BLOCK)
     ids, other = (trial.inputs(trial.length - 1, seed=seed).tolist() for seed in (20, 21))
     half = len(ids) // 2 // BLOCK * BLOCK
     prompts = [ids, ids[:half] + other[half:], ids]
