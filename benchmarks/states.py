@@ -45,6 +45,7 @@ def open_store(kind: str, model: DecoderModule) -> Contiguous | Paged:
         return Contiguous(memory, 1, CAPACITY, DTYPE, DEVICE)
     store = Paged(memory, 1, CAPACITY, DTYPE, DEVICE, blocks=CAPACITY // 16)
     store.reserve(0, CAPACITY)
+    store.upload()  # a compiled step does not
     return store
 
 

@@ -186,6 +186,7 @@ def decoded_and_whole_logits(kind: str, compile: bool) -> tuple[Tensor, Tensor]:
         else Paged(memory, 2, 16, torch.float32, DEVICE, block=4, blocks=8)
     )
     assert all(store.reserve(row, length) for row in range(2))
+    store.upload()  # a compiled step does not
     tokens = torch.randint(50, (2, length), device=DEVICE)
 
     def step(token: Tensor, positions: Tensor) -> Tensor:

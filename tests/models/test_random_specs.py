@@ -58,6 +58,7 @@ NO_SHRINKING = settings(phases=[Phase.generate], suppress_health_check=list(Heal
 MIXED = [law for law in LAWS if LAWS[law].needs in ("memory", "engine", "padding", "packing")]
 
 
+@pytest.mark.timeout(1200)  # the thorough profile has ten times the examples
 @pytest.mark.parametrize("part", range(3))  # so that parallel processes can share the work
 @settings(NO_SHRINKING, max_examples=EXAMPLES // 3)
 @given(random_specs.decoders(), st.integers(0, 99))
