@@ -67,18 +67,43 @@ def repeat_step(graphs: DecodeGraphs, rows: int, span: int) -> tuple[Any, Tensor
     graphs.inputs.zero_()
     tokens, positions, valid = graphs.inputs[:, :rows]
     repeated = RepeatedStep(lambda: graphs.step(rows)(tokens, positions, valid.bool(), span))
-    graphs.graphs[rows, span] = repeated, repeated.logits  # type: ignore[assignment]
-    return graphs.graphs[rows, span]
+    return repeated, repeated.logits
 
 
 @pytest.mark.parametrize("name", MIXERS)
 def test_steps_with_kept_inputs_equal_eager_steps(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(DecodeGraphs, "capture", repeat_step)
+    monkeypatch.setattr(DecodeGraphs, "record", repeat_step)
     model = build(name, "cpu", torch.float64)
     eager, prepared = Engine(model, rows=5, capacity=64), Engine(model, rows=5, capacity=64)
     prepared.runner.graphs = DecodeGraphs(lambda rows: prepared.runner.decode_step, 5, torch.device("cpu"))
     assert generate(prepared) == generate(eager)
     assert {rows for rows, _ in prepared.runner.graphs.graphs} == {1, 2, 4, 5}
+
+
+def test_prompts_in_chunks_of_one_token_are_no_decode_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DecodeGraphs, "record", repeat_step)
+    engine = Engine(build("attention", "cpu", torch.float64), rows=2, capacity=64, chunk=1)
+    engine.runner.graphs = DecodeGraphs(lambda rows: engine.runner.decode_step, 2, torch.device("cpu"))
+    request = engine.submit([5, 6, 7, 8], Sampling(max_new=3, temperature=0, prompt_logprobs=0))
+    while not engine.idle:
+        engine.step()
+    assert request.error is None and len(request.new) == 3 and len(request.prompt_logprobs) == 3
+
+
+@pytest.mark.parametrize("warm", [True, False])
+def test_a_step_that_cannot_be_captured_runs_eagerly(warm: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(graphs: DecodeGraphs, rows: int, span: int) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing\nand more")
+
+    monkeypatch.setattr(DecodeGraphs, "record", fail)
+    model = build("attention", "cpu", torch.float64)
+    engine = Engine(model, rows=5, capacity=64)
+    engine.runner.graphs = DecodeGraphs(lambda rows: engine.runner.decode_step, 5, torch.device("cpu"))
+    with pytest.warns(UserWarning, match=r"not permitted when stream is capturing\); decoding eagerly"):
+        if warm:
+            engine.warm_up()
+        tokens = generate(engine)
+    assert engine.runner.graphs is None and tokens == generate(Engine(model, rows=5, capacity=64))
 
 
 def test_sizes_are_powers_of_two_and_all_rows() -> None:

@@ -14,6 +14,10 @@ from torch import Tensor
 Step = Callable[[Tensor, Tensor, Tensor, int], Tensor]  # tokens, positions, valid (B, 1), span -> logits (B, V)
 
 
+class CannotCapture(RuntimeError):
+    """A decode step cannot be captured, for example because it needs the host to read a tensor."""
+
+
 class DecodeGraphs:
     def __init__(self, step: Callable[[int], Step], rows: int, device: torch.device):
         """step: the function to capture for a number of rows."""
@@ -21,6 +25,7 @@ class DecodeGraphs:
         self.inputs = torch.zeros(3, rows, 1, dtype=torch.int64, device=device)  # tokens, positions, valid
         self.host = torch.zeros(3, rows, 1, dtype=torch.int64, pin_memory=device.type == "cuda")
         self.graphs: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        self.stream: torch.cuda.Stream | None = None
 
     def run(self, rows: Sequence[int], tokens: Sequence[int], positions: Sequence[int], span: int) -> Tensor:
         """The logits of one token per row, in the order of the rows; the next run overwrites them."""
@@ -41,18 +46,25 @@ class DecodeGraphs:
         return sorted({self.size(rows) for rows in range(1, self.rows + 1)})
 
     def capture(self, rows: int, span: int) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+        try:
+            self.graphs[rows, span] = self.record(rows, span)
+        except RuntimeError as error:  # errors of torch.compile and of CUDA
+            reason = str(error).partition("\n")[0]
+            raise CannotCapture(f"the decode step of {rows} rows cannot be captured as a graph ({reason})") from error
+        return self.graphs[rows, span]
+
+    def record(self, rows: int, span: int) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+        """A graph, and the logits that it computes. All graphs share one stream, so their kernels share counters."""
         self.inputs.zero_()
         tokens, positions, valid = self.inputs[:, :rows]
         step = self.step(rows)
-        stream = torch.cuda.Stream(self.device)
-        stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(stream):
+        self.stream = self.stream or torch.cuda.Stream(self.device)
+        self.stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self.stream):
             for _ in range(2):  # kernels are compiled in the first run
                 step(tokens, positions, valid.bool(), span)
-        torch.cuda.current_stream(self.device).wait_stream(stream)
+        torch.cuda.current_stream(self.device).wait_stream(self.stream)
         graph = torch.cuda.CUDAGraph()
         pool = next(iter(self.graphs.values()))[0].pool() if self.graphs else None
-        with torch.cuda.graph(graph, pool, capture_error_mode="thread_local"):
-            logits = step(tokens, positions, valid.bool(), span)
-        self.graphs[rows, span] = graph, logits
-        return graph, logits
+        with torch.cuda.graph(graph, pool, self.stream, capture_error_mode="thread_local"):
+            return graph, step(tokens, positions, valid.bool(), span)

@@ -58,7 +58,7 @@ class Engine:
         chunk: int = 256,  # tokens per step; a prompt is computed in chunks, beside the decoding of other requests
         queue: int = 256,  # waiting requests
         prefix_cache: bool = True,  # requests that start with the same tokens share what is computed for them
-        compile: bool = False,  # decode by torch.compile: slow to start, then fast
+        compile: bool = False,  # prepare decode steps: slow to start, then fast; ignores later hooks and modules
     ):
         decoder = decoder_of(model)
         self.encoder_decoder = model if isinstance(model, EncoderDecoderModule) else None

@@ -1,7 +1,8 @@
 """The runner: forwards of the engine's batches, eagerly, compiled, or by CUDA graphs.
 
 A decode batch, one token per request, can be prepared: on a CPU by torch.compile for all rows of the store, on a GPU by
-CUDA graphs of a few sizes (decode_graphs.py). All other batches, which read prompts, run eagerly.
+CUDA graphs of a few sizes (decode_graphs.py). All other batches, which read prompts, run eagerly. A graph sees weights
+that change in place, but not modules that are replaced or hooks that are added after its capture.
 """
 
 import warnings
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from regard.adapt.gpu_decode import MAX_ROWS, is_optimized, optimize_for_gpu_decode
 from regard.compat import COMPILE_OPTIONS, cannot_compile
-from regard.engine.decode_graphs import DecodeGraphs, Step
+from regard.engine.decode_graphs import CannotCapture, DecodeGraphs, Step
 from regard.engine.inputs import pad_ids
 from regard.engine.prompt_logprobs import record_prompt_logprobs
 from regard.engine.scheduler import ScheduledBatch
@@ -72,9 +73,9 @@ class Runner:
         batch.sort(key=lambda pair: pair[0].row)
         reads_source = any(request.pending_source for request, _ in batch)
         embeds = any(request.embeddings is not None and request.cached < len(request.ids) for request, _ in batch)
-        if all(length == 1 for _, length in batch) and not (reads_source or embeds):
-            if self.graphs is not None:
-                return self.replay(batch, self.graphs)
+        if all(request.pending == 1 for request, _ in batch) and not (reads_source or embeds):
+            if self.graphs is not None and (logits := self.replay(batch, self.graphs)) is not None:
+                return logits
             if self.compiled is not None:
                 return self.decode(batch, self.compiled)
         tokens, layout, span = batch_inputs(batch, self.store, self.device)
@@ -112,14 +113,18 @@ class Runner:
         slots = max((request.cached for request, _ in batch), default=0) + 1
         return step(tokens, positions, valid, self.span(slots))[rows]
 
-    def replay(self, batch: ScheduledBatch, graphs: DecodeGraphs) -> Tensor:
-        """Decode by a CUDA graph."""
+    def replay(self, batch: ScheduledBatch, graphs: DecodeGraphs) -> Tensor | None:
+        """Decode by a CUDA graph; None, with a warning, if the step cannot be captured."""
         self.store.upload()
         longest = max(request.cached for request, _ in batch) + 1
         span = self.store.capacity if self.store.in_place else self.span(longest)
         requests = [request for request, _ in batch]  # sorted by row
         rows = [request.row for request in requests if request.row is not None]
-        return graphs.run(rows, [r.tokens[r.cached] for r in requests], [r.cached for r in requests], span)
+        try:
+            return graphs.run(rows, [r.tokens[r.cached] for r in requests], [r.cached for r in requests], span)
+        except CannotCapture as error:
+            self.drop_graphs(error)
+            return None
 
     def step_to_capture(self, rows: int) -> Step:
         """The function that a graph of this many rows is captured from: few kernels, or those that torch generates."""
@@ -137,8 +142,15 @@ class Runner:
         span = self.store.capacity if self.store.in_place else self.span(1)
         for done, rows in enumerate(sizes := self.graphs.sizes[::-1]):
             progress(done, len(sizes))
-            self.graphs.capture(rows, span)
+            try:
+                self.graphs.capture(rows, span)
+            except CannotCapture as error:
+                return self.drop_graphs(error)
         progress(len(sizes), len(sizes))
+
+    def drop_graphs(self, error: CannotCapture) -> None:
+        warnings.warn(f"{error}; decoding eagerly", stacklevel=5)
+        self.graphs = None
 
     def span(self, slots: int) -> int:
         """How many slots of each row a step reads: a power of two, so that shapes rarely change."""

@@ -266,9 +266,16 @@ def choose_tiles(tokens: int, outputs: int, columns: int, gated: bool, processor
     return Tiles(64, 128, 4, 6, min(splits, 2)) if splits > 1 else Tiles(64, 256, 4, 3)
 
 
-@lru_cache
 def arrival_counters(device: torch.device) -> Tensor:
-    """Zeros by which the programs of a kernel find out which is the last; that one sets them to zero again."""
+    """Zeros by which the programs of a kernel find out which is the last; that one sets them to zero again.
+
+    Kernels of one stream run one after the other, so they share them; those of different streams must not.
+    """
+    return counters_of(device, torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0)
+
+
+@lru_cache
+def counters_of(device: torch.device, stream: int) -> Tensor:
     return torch.zeros(COUNTERS, dtype=torch.int32, device=device)
 
 
