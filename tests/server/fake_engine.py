@@ -32,6 +32,10 @@ class FakeEngine:
         self.rows = 64  # requests that get a token in a step
 
     @property
+    def max_requests(self) -> int:
+        return self.queue
+
+    @property
     def idle(self) -> bool:
         return not self.active
 

@@ -10,6 +10,7 @@ from queue import Queue
 import httpx
 import pytest
 
+from regard.engine.request import Sampling
 from regard.server.app import create_app
 from regard.server.run_server import Server, is_local
 from tests.server.conftest import RunningServer, wait_until
@@ -75,26 +76,31 @@ def test_no_thread_or_file_is_left_after_many_streams(start_server):
 
 
 def test_a_full_queue_refuses_requests_with_429(start_server):
+    """At once, also while the engine is in a step."""
     server = start_server(queue=2)
     server.engine.may_step.clear()
     responses: list[httpx.Response] = []
     first = post_in_background(server, responses)
     wait_until(lambda: server.engine.submitted)
-    waiting = [post_in_background(server, responses) for _ in range(3)]
-    wait_until(lambda: len(server.app.state.served.engine._inbox) == 3)  # the thread is inside its step
+    second = post_in_background(server, responses)
+    wait_until(lambda: len(server.app.state.served.engine._inbox) == 1)  # the thread is inside its step
+    for choices in (1, 3):
+        refused = server.client.post("/v1/completions", json=LONG | {"n": choices})
+        assert refused.status_code == 429 and refused.headers["retry-after"] == "1"
+        assert refused.json()["error"]["type"] == "rate_limit_error"
     server.engine.may_step.set()
-    for thread in [first, *waiting]:
+    for thread in (first, second):
         thread.join()
-    refusals = [response for response in responses if response.status_code == 429]
-    assert len(refusals) in (1, 2) and all(response.headers["retry-after"] == "1" for response in refusals)
-    assert refusals[0].json()["error"]["type"] == "rate_limit_error"
-    assert [response.status_code for response in responses if response not in refusals] == [200] * (4 - len(refusals))
+    assert [response.status_code for response in responses] == [200, 200]
+    assert server.client.post("/v1/completions", json=LONG | {"n": 2}).status_code == 200
 
 
 def test_all_choices_are_submitted_or_none(start_server):
     server = start_server(queue=2)
-    assert server.client.post("/v1/completions", json=LONG | {"n": 3}).status_code == 429
-    wait_until(lambda: server.engine.idle and server.engine.cancelled == 2)
+    server.engine.submit([5], Sampling(max_new=1 << 20))  # by another thread than the server's
+    assert server.client.post("/v1/completions", json=LONG | {"n": 2}).status_code == 429
+    wait_until(lambda: server.engine.cancelled == 1)
+    server.engine.active.clear()
     assert server.client.post("/v1/completions", json=LONG | {"n": 2}).status_code == 200
 
 

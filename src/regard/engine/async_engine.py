@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from regard.engine.engine import Engine
-from regard.engine.request import Request, Sampling, Token
+from regard.engine.request import QueueFull, Request, Sampling, Token
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +74,8 @@ class AsyncEngine:
         self._inbox: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
         self._stopping = self._closed = False
-        self._running: dict[Request, RequestHandle] = {}  # used only in the thread
+        self._running: dict[Request, RequestHandle] = {}  # changed only in the thread
+        self._arriving = 0  # requests that the thread has not submitted yet; used only in asyncio
         self._thread = threading.Thread(target=self._run, name="regard-engine", daemon=True)
 
     # Called from asyncio
@@ -99,8 +100,17 @@ class AsyncEngine:
         return self._thread.is_alive() and not self._stopping
 
     async def submit(self, handles: list[RequestHandle]) -> None:
-        """Submit all requests or none. Raises ValueError or QueueFull, as `Engine.submit` does."""
-        await self.call(self._submit, handles)
+        """Submit all requests or none. Raises ValueError or QueueFull, as `Engine.submit` does.
+
+        A full queue is found out at once, although a step may take seconds.
+        """
+        if len(self._running) + self._arriving + len(handles) > self.engine.max_requests:
+            raise QueueFull("the queue of waiting requests is full; try again later")
+        self._arriving += len(handles)
+        try:
+            await self.call(self._submit, handles)
+        finally:
+            self._arriving -= len(handles)
 
     def cancel(self, handle: RequestHandle) -> None:
         """Cancel a request; no effect if it is finished or was never submitted."""
