@@ -1,7 +1,6 @@
 """`regard serve` with encoders: embeddings, or the scores of a cross-encoder."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,6 +15,7 @@ from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
 from regard.parts.feedforward import SwiGLU
 from regard.parts.input import Tokens
+from regard.server.served_model import ServedModel
 from regard.text.train import byte
 from tests.cli.conftest import regard as run
 
@@ -28,26 +28,25 @@ def save_encoder(folder: Path, head: Head | None) -> Path:
 
 
 @pytest.fixture
-def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, dict]]:
-    """The engine and the options of the servers that are started."""
-    calls: list[tuple[Any, dict]] = []
-    monkeypatch.setattr("regard.server.run_server.serve", lambda engine, *_, **options: calls.append((engine, options)))
+def served(monkeypatch: pytest.MonkeyPatch) -> list[ServedModel]:
+    """The models of the servers that are started."""
+    calls: list[ServedModel] = []
+    monkeypatch.setattr("regard.server.run_server.serve", lambda models, **_: calls.extend(models))
     return calls
 
 
 def test_an_encoder_without_a_head_embeds(tmp_path: Path, served: list) -> None:
     folder = save_encoder(tmp_path / "encoder", None)
     assert run("serve", folder).exit_code == 0
-    engine, options = served[0]
-    encoder = options["encoder"]
-    assert engine is None and encoder.score is None and encoder.context == 50
+    encoder = served[0].encoder
+    assert served[0].engine is None and encoder.score is None and encoder.context == 50
     torch.testing.assert_close(encoder.embed(["Mira"]), regard.load(folder).embed(["Mira"]))
 
 
 def test_a_head_with_one_output_scores_pairs(tmp_path: Path, served: list) -> None:
     folder = save_encoder(tmp_path / "encoder", Classification(1, pool="mean"))
     assert run("serve", folder, "--context", "40").exit_code == 0
-    encoder = served[0][1]["encoder"]
+    encoder = served[0].encoder
     assert encoder.embed is None and encoder.context == 40
     pairs = [("where", "in the garden"), ("where", "x")]
     values = torch.tensor([prediction.value for prediction in regard.load(folder).classify(pairs)])

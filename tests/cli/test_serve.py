@@ -13,7 +13,8 @@ import pytest
 import torch
 from rich.console import Console
 
-from regard.cli.open_engine import choose_compile, open_engine
+from regard.cli.open_engine import EngineOptions, choose_compile, open_engine
+from regard.cli.open_model import open_model
 from regard.engine.runner import Runner
 from tests.cli.conftest import regard
 
@@ -60,31 +61,21 @@ def test_a_model_that_cannot_be_compiled_is_said_to_be_decoded_eagerly(
 ) -> None:
     monkeypatch.setattr(Runner, "compile_step", lambda self: None)
     console = Console(file=io.StringIO(), width=200)
-    options = {"device": "cpu", "context": 64, "adapter": None, "rows": 1, "memory": None, "queue": 5, "dtype": "auto"}
-    open_engine(demo_run, console, compile=True, **options)
+    open_engine(open_model(demo_run), console, EngineOptions(context=64, rows=1, compile=True))
     assert re.search(r"compile +off  \(torch cannot compile this model", console.file.getvalue())
 
 
 def test_decode_steps_are_prepared_before_the_first_request(demo_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Runner, "warm_up", lambda self, progress: [progress(done, 2) for done in range(3)])
     console = Console(file=io.StringIO(), force_terminal=True, width=100)
-    options = {"device": "cpu", "context": 64, "adapter": None, "rows": 1, "memory": None, "queue": 5, "dtype": "auto"}
-    open_engine(demo_run, console, compile=False, **options)
+    open_engine(open_model(demo_run), console, EngineOptions(context=64, rows=1, compile=False))
     assert "preparing decode steps" in console.file.getvalue() and "2/2" in console.file.getvalue()
 
 
 def test_the_dtype_of_the_weights_is_chosen(demo_run: Path) -> None:
-    options = {
-        "device": "cpu",
-        "context": 64,
-        "adapter": None,
-        "rows": None,
-        "memory": 0.001,
-        "queue": 5,
-        "compile": False,
-    }
     console = Console(file=io.StringIO(), width=200)
-    llm = open_engine(demo_run, console, dtype="float16", **options)
+    options = EngineOptions(context=64, dtype="float16", memory=0.001, queue=5, compile=False)
+    open_engine(llm := open_model(demo_run, dtype="float16"), console, options)
     assert llm.model.embedding.weight.dtype == torch.float16 and llm.engine.queue == 5
     printed = console.file.getvalue()
     assert (
@@ -96,15 +87,14 @@ def test_the_dtype_of_the_weights_is_chosen(demo_run: Path) -> None:
 
 
 def test_a_context_that_the_memory_limits_is_said_to_be_smaller(demo_run: Path) -> None:
-    options = {"device": "cpu", "context": 200, "adapter": None, "queue": 5, "dtype": "auto", "compile": False}
     console = Console(file=io.StringIO(), width=200)
-    llm = open_engine(demo_run, console, rows=2, memory=1e-9, **options)
+    open_engine(llm := open_model(demo_run), console, EngineOptions(context=200, rows=2, memory=1e-9))
     assert llm.engine.capacity < 200 and f"{llm.engine.capacity} tokens  (what the store" in console.file.getvalue()
 
 
 def test_the_options_of_the_server_are_passed_on(demo_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[dict] = []
-    monkeypatch.setattr("regard.server.run_server.serve", lambda engine, *_, **options: calls.append(options))
+    monkeypatch.setattr("regard.server.run_server.serve", lambda models, **options: calls.append(options))
     given = ("--port", 9000, "--allow-host", "a.example", "--allow-host", "b.example", "--max-body", 5000)
     assert regard("serve", demo_run, *given, "--allow-origin", "https://c.example", "--access-log").exit_code == 0
     assert regard("serve", demo_run).exit_code == 0
@@ -112,6 +102,30 @@ def test_the_options_of_the_server_are_passed_on(demo_run: Path, monkeypatch: py
     found = [[options[name] for name in names] for options in calls]
     expected = [9000, ("a.example", "b.example"), ("https://c.example",), True, 5000]
     assert found == [expected, [8000, (), (), False, 1 << 20]]
+
+
+def test_several_models_are_served_by_their_names(demo_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list = []
+    monkeypatch.setattr("regard.server.run_server.serve", lambda models, **_: calls.extend(models))
+    result = regard("serve", demo_run, f"other={demo_run}", "--memory", 0.02, "--rows", 1)
+    assert result.exit_code == 0 and [model.name for model in calls] == [demo_run.name, "other"]
+    assert result.stderr.count("--memory 0.02, for 2 models in equal parts") == 2
+    assert calls[0].engine is not calls[1].engine
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (("{run}", "{run}"), "several models have the name"),
+        (("a={run}", "a={run}"), "several models have the name 'a'; give other names, such as a-2={run}"),
+        (("{run}", "b={run}", "--name", "c"), "--name c is for one model; name several as NAME=MODEL, such as c={run}"),
+        (("{run}", "b={run}", "--adapter", "x"), "--adapter is for one model"),
+        (("{run}", "b=nosuch"), "'nosuch' is neither a file or folder nor a known name"),
+    ],
+)
+def test_ambiguous_names_are_refused(demo_run: Path, given: tuple[str, ...], message: str) -> None:
+    result = regard("serve", *(text.format(run=demo_run) for text in given))
+    assert isinstance(result.exception, ValueError) and message.format(run=demo_run) in str(result.exception)
 
 
 def test_an_address_without_a_key_is_refused_before_the_model_is_loaded(demo_run: Path) -> None:

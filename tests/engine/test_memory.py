@@ -95,3 +95,14 @@ def test_wrong_shares_are_refused(tiny) -> None:
 
 def test_the_memory_of_this_machine_is_known() -> None:
     assert memory.memory_of(torch.device("cpu")) > 64 * MIB
+
+
+def test_engines_divide_a_share_in_equal_parts() -> None:
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    assert [memory.divided_share(0.6, i, 3, cpu) for i in range(3)] == pytest.approx([0.2] * 3)
+    assert memory.divided_share(None, 1, 2, cpu) == memory.SHARES["cpu"] / 2
+    free, taken = 100.0, []
+    for i in range(4):  # each takes its share of what the earlier ones left
+        taken.append(memory.divided_share(None, i, 4, gpu) * free)
+        free -= taken[-1]
+    assert taken == pytest.approx([20.0] * 4)

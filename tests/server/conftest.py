@@ -9,9 +9,11 @@ from typing import NamedTuple
 import httpx
 import pytest
 import uvicorn
+from fastapi import FastAPI
 
 from regard.server.app import create_app
 from regard.server.lens_thread import Lens
+from regard.server.served_model import ServedModel
 from regard.text.tokenizer import Tokenizer
 from regard.text.train import bpe
 from tests.server.fake_engine import HEADS, FakeEngine, FakeRecording
@@ -27,7 +29,11 @@ class RunningServer(NamedTuple):
     url: str
     client: httpx.Client
     engine: FakeEngine
-    app: object
+    app: FastAPI
+
+    @property
+    def served(self) -> ServedModel:
+        return self.app.state.models.default
 
 
 @pytest.fixture(scope="session")
@@ -72,7 +78,7 @@ def start_server(tokenizer) -> Iterator[Callable[..., RunningServer]]:
             served = Tokenizer(
                 tokenizer.core, eos="<|end|>", chat_template=tokenizer.chat_template if template else None
             )
-            app = create_app(fake, served, "tiny", key=key, lens=Lens(lens, HEADS) if lens else None)
+            app = create_app([ServedModel("tiny", served, fake, lens=Lens(lens, HEADS) if lens else None)], key=key)
             url = f"http://127.0.0.1:{stack.enter_context(serve(app))}"
             headers = {"authorization": f"Bearer {key}"} if key else {}
             client = stack.enter_context(httpx.Client(base_url=url, headers=headers, timeout=20))

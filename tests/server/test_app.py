@@ -15,7 +15,7 @@ def test_models_are_listed(start_server):
 def test_a_draining_server_is_alive_but_not_ready(start_server):
     server = start_server()
     assert server.client.get("/ready").json() == {"status": "ok"}
-    server.app.state.served.draining = True
+    server.app.state.models.draining = True
     response = server.client.get("/ready")
     assert response.status_code == 503 and response.json()["error"]["code"] == "not_ready"
     assert server.client.get("/health").json() == {"status": "ok"}
@@ -24,9 +24,9 @@ def test_a_draining_server_is_alive_but_not_ready(start_server):
 def test_health_reports_a_stopped_engine(start_server):
     server = start_server()
     assert server.client.get("/health").json() == {"status": "ok"}
-    server.app.state.served.engine._stopping = True
+    server.served.engine._stopping = True
     assert server.client.get("/health").status_code == server.client.get("/ready").status_code == 503
-    assert server.client.get("/metrics").status_code == 503
+    assert 'regard_engine_up{model="tiny"} 0' in server.client.get("/metrics").text
     response = server.client.post("/v1/completions", json={"model": "tiny", "prompt": "Mira"})
     assert response.status_code == 503 and "retry-after" in response.headers
 
@@ -53,8 +53,8 @@ def test_request_fields_are_frozen(start_server):
         " max_output_tokens max_tool_calls metadata model moderation parallel_tool_calls previous_response_id prompt"
         " prompt_cache_key prompt_cache_options prompt_cache_retention reasoning safety_identifier service_tier store"
         " stream stream_options temperature text tool_choice tools top_logprobs top_p truncation user",
-        "PassageBody": "messages text",
-        "AttentionBody": "head layer messages text",
+        "PassageBody": "messages model text",
+        "AttentionBody": "head layer messages model text",
         "ErrorBody": "error",
     }
 

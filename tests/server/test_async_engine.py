@@ -13,6 +13,7 @@ import pytest
 from regard.engine.request import Sampling
 from regard.server.app import create_app
 from regard.server.run_server import Server, is_local
+from regard.server.served_model import ServedModel
 from tests.server.conftest import RunningServer, wait_until
 from tests.server.fake_engine import FakeEngine
 
@@ -70,7 +71,7 @@ def test_no_thread_or_file_is_left_after_many_streams(start_server):
         thread.start()
     for thread in threads:
         thread.join()
-    wait_until(lambda: server.engine.idle and not server.app.state.served.engine._running)
+    wait_until(lambda: server.engine.idle and not server.served.engine._running)
     wait_until(lambda: (threading.active_count(), len(os.listdir("/dev/fd"))) <= before)
     assert len(server.engine.submitted) == 33
 
@@ -83,7 +84,7 @@ def test_a_full_queue_refuses_requests_with_429(start_server):
     first = post_in_background(server, responses)
     wait_until(lambda: server.engine.submitted)
     second = post_in_background(server, responses)
-    wait_until(lambda: len(server.app.state.served.engine._inbox) == 1)  # the thread is inside its step
+    wait_until(lambda: len(server.served.engine._inbox) == 1)  # the thread is inside its step
     for choices in (1, 3):
         refused = server.client.post("/v1/completions", json=LONG | {"n": choices})
         assert refused.status_code == 429 and refused.headers["retry-after"] == "1"
@@ -140,7 +141,7 @@ def test_a_signal_drains_and_ends_every_stream(tokenizer, drain):
     engine = FakeEngine(tokenizer, "again and again", repeat=True)
     engine.step_seconds = 0.001
     address: Queue[str] = Queue()
-    server = Server(create_app(engine, tokenizer, "tiny"), "127.0.0.1", 0, drain, on_ready=address.put)
+    server = Server(create_app([ServedModel("tiny", tokenizer, engine)]), "127.0.0.1", 0, drain, on_ready=address.put)
     thread = threading.Thread(target=server.run)
     thread.start()
     url = address.get(timeout=10)
@@ -149,7 +150,7 @@ def test_a_signal_drains_and_ends_every_stream(tokenizer, drain):
         lines = response.iter_lines()
         next(lines)
         server.handle_exit(signal.SIGTERM, None)
-        assert server.served.draining
+        assert server.models.draining
         remaining = [line for line in lines if line]
     thread.join()
     assert remaining[-1] == "data: [DONE]" and engine.idle
@@ -157,7 +158,13 @@ def test_a_signal_drains_and_ends_every_stream(tokenizer, drain):
 
 
 def test_a_second_signal_exits_at_once(tokenizer):
-    server = Server(create_app(FakeEngine(tokenizer, "x"), tokenizer, "tiny"), "127.0.0.1", 0, drain=20, on_ready=print)
+    server = Server(
+        create_app([ServedModel("tiny", tokenizer, FakeEngine(tokenizer, "x"))]),
+        "127.0.0.1",
+        0,
+        drain=20,
+        on_ready=print,
+    )
     server.handle_exit(signal.SIGTERM, None)
     assert server.should_exit and not server.force_exit
     server.handle_exit(signal.SIGTERM, None)

@@ -22,7 +22,7 @@ def test_the_template_renders_the_prompt(start_server, tokenizer):
 
 def test_the_template_gets_the_name_of_a_message(start_server, tokenizer):
     server = start_server()
-    server.app.state.served.tokenizer.chat_template = "{% for m in messages %}{{ m.name }}: {{ m.content }}{% endfor %}"
+    server.served.tokenizer.chat_template = "{% for m in messages %}{{ m.name }}: {{ m.content }}{% endfor %}"
     messages = [{"role": "user", "content": "Where?", "name": "Mira <|end|>"}]
     assert server.client.post("/v1/chat/completions", json={"model": "tiny", "messages": messages}).status_code == 200
     ids = server.engine.submitted[-1].ids

@@ -6,6 +6,7 @@ import httpx
 import pytest
 
 from regard.server.app import create_app
+from regard.server.served_model import ServedModel
 from tests.server.conftest import REPLY, serve, wait_until
 from tests.server.fake_engine import FakeEngine
 from tests.text.test_detokenizer import byte_fallback_tokenizer
@@ -70,7 +71,7 @@ def test_sampling_settings_reach_the_engine(start_server, tokenizer):
 
 def test_the_prefix_ids_of_the_tokenizer_precede_the_prompt(start_server, tokenizer):
     server = start_server()
-    served = server.app.state.served.tokenizer
+    served = server.served.tokenizer
     served.bos = 2  # only names the token: the tokenizer's rules do not add it to a text
     post(server)
     assert server.engine.submitted[-1].ids == tuple(tokenizer.encode("Mira"))
@@ -81,7 +82,7 @@ def test_the_prefix_ids_of_the_tokenizer_precede_the_prompt(start_server, tokeni
 
 def test_a_continuation_begins_with_its_space():
     tokenizer = byte_fallback_tokenizer()
-    app = create_app(FakeEngine(tokenizer, "a", repeat=True), tokenizer, "tiny")
+    app = create_app([ServedModel("tiny", tokenizer, FakeEngine(tokenizer, "a", repeat=True))])
     with serve(app) as port:
         body = {"model": "tiny", "prompt": "a a", "max_tokens": 2}
         response = httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=body).json()

@@ -17,6 +17,7 @@ import pytest
 from regard.server.app import create_app
 from regard.server.connections import LogRateLimit, default_max_connections
 from regard.server.run_server import Server
+from regard.server.served_model import ServedModel
 from tests.server.conftest import wait_until
 from tests.server.fake_engine import FakeEngine
 
@@ -29,7 +30,7 @@ def running(tokenizer, **limits) -> Iterator[tuple[Server, FakeEngine, str, Call
     """A server, its engine and URL, and a function that opens a connection and sends bytes."""
     engine, address = FakeEngine(tokenizer, "again and again", repeat=True), Queue()
     engine.step_seconds = 0.002
-    server = Server(create_app(engine, tokenizer, "tiny"), "127.0.0.1", 0, 0.05, address.put, **limits)
+    server = Server(create_app([ServedModel("tiny", tokenizer, engine)]), "127.0.0.1", 0, 0.05, address.put, **limits)
     thread = threading.Thread(target=server.run)
     thread.start()
     url = address.get(timeout=10)
@@ -137,10 +138,11 @@ SERVE = """
 import resource
 resource.setrlimit(resource.RLIMIT_NOFILE, (512, 512))
 from regard.server.app import create_app
+from regard.server.served_model import ServedModel
 from regard.server.run_server import Server
 from regard.text.train import byte
 from tests.server.fake_engine import FakeEngine
-app = create_app(FakeEngine(byte(), "x"), byte(), "tiny")
+app = create_app([ServedModel("tiny", byte(), FakeEngine(byte(), "x"))])
 Server(app, "127.0.0.1", 0, 0.1, lambda url: print(url, flush=True)).run()
 """
 

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from regard.server.app import create_app
+from regard.server.served_model import ServedModel
 from tests.server.fake_engine import FakeEngine
 from tests.server.test_bad_input import CHAT, COMPLETION
 
@@ -75,7 +76,7 @@ def test_extreme_bodies_are_refused_at_once(tokenizer, monkeypatch, name):
         longest = max(longest, time.thread_time() - start)
 
     async def post() -> httpx.Response:
-        app = create_app(FakeEngine(tokenizer, "x"), tokenizer, "tiny")
+        app = create_app([ServedModel("tiny", tokenizer, FakeEngine(tokenizer, "x"))])
         transport = httpx.ASGITransport(app)
         async with app.router.lifespan_context(app), httpx.AsyncClient(transport=transport) as client:
             url, headers = f"http://127.0.0.1{path}", {"content-type": "application/json"}

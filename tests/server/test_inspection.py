@@ -138,7 +138,7 @@ def test_recordings_of_many_bytes_are_dropped(start_server, blocked):
 
 def test_too_many_requests_for_maps_are_refused(start_server, blocked):
     server = start_server(lens=blocked)
-    lens = server.app.state.served.lens
+    lens = server.served.lens
     with ThreadPoolExecutor(9) as threads:
         waiting = [
             threads.submit(httpx.post, f"{server.url}/regard/attention", json={"text": "Mira"}, timeout=20)
@@ -156,5 +156,5 @@ def test_a_disconnected_client_leaves_the_queue(start_server, blocked):
     server = start_server(lens=blocked)
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(f"{server.url}/regard/attention", json={"text": "Mira"}, timeout=0.2)
-    wait_until(lambda: server.app.state.served.lens._thread.requests == 0)
+    wait_until(lambda: server.served.lens._thread.requests == 0)
     blocked.may_finish.set()

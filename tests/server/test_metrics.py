@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pytest
 
 from regard.engine.engine import Engine
-from regard.server.metrics import COUNTERS, FINISHES, GAUGES, Histogram, Metrics
+from regard.server.metrics import COUNTERS, FINISHES, GAUGES, Histogram, ModelMetrics, RequestMetrics, metrics_text
 from tests.laws import MODELS, build
 from tests.server.conftest import wait_until
 
@@ -62,10 +62,15 @@ def parse(text: str) -> dict[str, Family]:
 
 
 def check_histogram(family: Family, samples: dict) -> None:
-    bounds = [float(labels[0][1]) for suffix, labels in samples if suffix == "_bucket"]
-    counts = [value for (suffix, _), value in samples.items() if suffix == "_bucket"]
-    assert bounds == sorted(bounds) and bounds[-1] == math.inf and counts == sorted(counts)
-    assert family.value("_count") == counts[-1] and family.value("_sum") >= 0
+    for model in {dict(labels)["model"] for _, labels in samples}:
+        buckets = {
+            float(dict(labels)["le"]): value
+            for (suffix, labels), value in samples.items()
+            if suffix == "_bucket" and ("model", model) in labels
+        }
+        bounds, counts = list(buckets), list(buckets.values())
+        assert bounds == sorted(bounds) and bounds[-1] == math.inf and counts == sorted(counts)
+        assert family.value("_count", model=model) == counts[-1] and family.value("_sum", model=model) >= 0
 
 
 def test_metrics_count_requests_and_time_them(start_server):
@@ -81,18 +86,21 @@ def test_metrics_count_requests_and_time_them(start_server):
     responses = families["regard_http_responses_total"]
     assert responses.value(route="/v1/completions", status="200") == 2
     assert responses.value(route="other", status="404") == 1
-    assert families["regard_engine_running"].value() == 0
-    assert families["regard_engine_new_tokens_total"].value() == 11
-    assert families["regard_engine_finished_requests_total"].value(reason="length") == 3
+    assert families["regard_engine_running"].value(model="tiny") == 0
+    assert families["regard_engine_new_tokens_total"].value(model="tiny") == 11
+    assert families["regard_engine_finished_requests_total"].value(model="tiny", reason="length") == 3
     queue, first, per_token, latency = (
         families[f"regard_{name}_seconds"]
         for name in ("request_queue", "time_to_first_token", "time_per_output_token", "request_latency")
     )
-    assert [family.value("_count") for family in (queue, first, per_token, latency)] == [3, 3, 2, 3]
+    assert [family.value("_count", model="tiny") for family in (queue, first, per_token, latency)] == [3, 3, 2, 3]
     # Steps take at least 0.01 seconds; two requests have five, one has one.
-    assert queue.value("_sum") < first.value("_sum") and first.value("_sum") >= 0.03
-    assert latency.value("_sum") >= 0.11 and per_token.value("_sum") >= 0.02
-    assert latency.value("_bucket", le="0.025") <= 1
+    assert (
+        queue.value("_sum", model="tiny") < first.value("_sum", model="tiny")
+        and first.value("_sum", model="tiny") >= 0.03
+    )
+    assert latency.value("_sum", model="tiny") >= 0.11 and per_token.value("_sum", model="tiny") >= 0.02
+    assert latency.value("_bucket", model="tiny", le="0.025") <= 1
 
 
 def test_a_request_that_waits_has_a_queue_time(start_server):
@@ -101,7 +109,7 @@ def test_a_request_that_waits_has_a_queue_time(start_server):
     server.engine.step_seconds = 0.01
     body = {"model": "tiny", "prompt": ["Mira", "Tomas"], "max_tokens": 10}
     assert server.client.post("/v1/completions", json=body).status_code == 200
-    assert parse(server.client.get("/metrics").text)["regard_request_queue_seconds"].value("_sum") >= 0.1
+    assert parse(server.client.get("/metrics").text)["regard_request_queue_seconds"].value("_sum", model="tiny") >= 0.1
 
 
 def test_a_cancelled_request_is_not_timed(start_server):
@@ -112,18 +120,20 @@ def test_a_cancelled_request_is_not_timed(start_server):
         next(stream.iter_lines())
         server.engine.may_step.clear()
     # The cancellation waits for the step, or came before it.
-    wait_until(lambda: server.app.state.served.engine._inbox or server.engine.idle)
+    wait_until(lambda: server.served.engine._inbox or server.engine.idle)
     server.engine.may_step.set()
     wait_until(lambda: server.engine.idle)
-    assert parse(server.client.get("/metrics").text)["regard_request_latency_seconds"].value("_count") == 0
+    assert (
+        parse(server.client.get("/metrics").text)["regard_request_latency_seconds"].value("_count", model="tiny") == 0
+    )
 
 
 def test_every_metric_of_the_engine_is_described():
     metrics = Engine(build(MODELS["grouped-query"])).metrics()
     assert set(metrics) <= {*COUNTERS, *GAUGES, *FINISHES}
-    families = parse(Metrics().text(metrics | {"steps": 2**53 - 1}))
-    assert families["regard_engine_steps_total"].value() == 2**53 - 1
-    assert families["regard_engine_free_blocks"].value() == metrics["free_blocks"]
+    families = parse(metrics_text([ModelMetrics("m", metrics | {"steps": 2**53 - 1}, RequestMetrics())], {}))
+    assert families["regard_engine_steps_total"].value(model="m") == 2**53 - 1
+    assert families["regard_engine_free_blocks"].value(model="m") == metrics["free_blocks"]
 
 
 @pytest.mark.parametrize(("value", "bucket"), [(0.0, 0), (1.0, 0), (1.5, 1), (2.0, 1), (9.0, 2)])
@@ -134,6 +144,27 @@ def test_a_bucket_includes_its_bound(value: float, bucket: int):
 
 
 def test_labels_are_escaped():
-    metrics = Metrics()
-    metrics.responses['a"b\\c\nd', 200] = 1
-    assert parse(metrics.text({}))["regard_http_responses_total"].value(route='a\\"b\\\\c\\nd', status="200") == 1
+    text = metrics_text([ModelMetrics('m"\n', {"running": 1}, RequestMetrics())], {('a"b\\c\nd', 200): 1})
+    assert parse(text)["regard_http_responses_total"].value(route='a\\"b\\\\c\\nd', status="200") == 1
+    assert parse(text)["regard_engine_running"].value(model='m\\"\\n') == 1
+
+
+def test_models_have_their_own_values_in_one_family():
+    fast, slow, encoder = RequestMetrics(), RequestMetrics(), RequestMetrics()
+    slow.latency.observe(3.0)
+    text = metrics_text(
+        [
+            ModelMetrics("fast", {"steps": 2, "rows": 4, "stop": 1}, fast),
+            ModelMetrics("stopped", None, slow),
+            ModelMetrics("encoder", {}, encoder),  # has no engine
+        ],
+        {},
+    )
+    families = parse(text)
+    up = families["regard_engine_up"]
+    assert up.type == "gauge" and len(up.samples) == 2
+    assert up.value(model="fast") == 1 and up.value(model="stopped") == 0
+    assert families["regard_engine_steps_total"].samples == {("", (("model", "fast"),)): 2}
+    latency = families["regard_request_latency_seconds"]
+    counts = {name: latency.value("_count", model=name) for name in ("fast", "stopped", "encoder")}
+    assert counts == {"fast": 0, "stopped": 1, "encoder": 0}

@@ -9,6 +9,7 @@ import pytest
 
 from regard.server.app import create_app
 from regard.server.middleware import MAX_BODY, MAX_CONTAINERS, BodyLimit, count_containers
+from regard.server.served_model import ServedModel
 from tests.server.conftest import serve
 from tests.server.fake_engine import FakeEngine
 
@@ -51,12 +52,12 @@ def test_requests_from_other_origins_are_refused(start_server):
 
 def test_allowing_any_host_requires_a_key(tokenizer):
     with pytest.raises(ValueError, match="set a key"):
-        create_app(FakeEngine(tokenizer, "x"), tokenizer, "tiny", allow_hosts=())
+        create_app([ServedModel("tiny", tokenizer, FakeEngine(tokenizer, "x"))], allow_hosts=())
 
 
 def test_an_allowed_origin_may_call_the_server(tokenizer):
     origin = "https://app.example"
-    app = create_app(FakeEngine(tokenizer, "x"), tokenizer, "tiny", key="k", allow_origins=(origin,))
+    app = create_app([ServedModel("tiny", tokenizer, FakeEngine(tokenizer, "x"))], key="k", allow_origins=(origin,))
     with serve(app) as port, httpx.Client(base_url=f"http://127.0.0.1:{port}") as client:
         asked = {"access-control-request-method": "POST", "access-control-request-headers": "authorization,x-other"}
         preflight = client.options("/v1/completions", headers={"origin": origin} | asked)
@@ -72,11 +73,11 @@ def test_an_allowed_origin_may_call_the_server(tokenizer):
 @pytest.mark.parametrize("origin", ["*", "app.example", "https://app.example/", "https://app.example/page", ""])
 def test_unsafe_and_invalid_origins_are_refused(tokenizer, origin):
     with pytest.raises(ValueError, match="origin"):
-        create_app(FakeEngine(tokenizer, "x"), tokenizer, "tiny", allow_origins=(origin,))
+        create_app([ServedModel("tiny", tokenizer, FakeEngine(tokenizer, "x"))], allow_origins=(origin,))
 
 
 def test_any_origin_may_call_a_server_with_a_key(tokenizer):
-    app = create_app(FakeEngine(tokenizer, "x"), tokenizer, "tiny", key="k", allow_origins=("*",))
+    app = create_app([ServedModel("tiny", tokenizer, FakeEngine(tokenizer, "x"))], key="k", allow_origins=("*",))
     with serve(app) as port:
         headers = {"origin": "https://any.example", "authorization": "Bearer k"}
         response = httpx.get(f"http://127.0.0.1:{port}/v1/models", headers=headers)
@@ -84,7 +85,7 @@ def test_any_origin_may_call_a_server_with_a_key(tokenizer):
 
 
 def test_each_request_is_logged_if_asked_for(tokenizer, caplog):
-    app = create_app(FakeEngine(tokenizer, "x"), tokenizer, "tiny", access_log=True)
+    app = create_app([ServedModel("tiny", tokenizer, FakeEngine(tokenizer, "x"))], access_log=True)
     body = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 2}
     with (
         caplog.at_level("INFO", "regard.access"),

@@ -7,7 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.server.conftest import REPLY, wait_until
+from regard.server.app import create_app
+from regard.server.served_model import ServedModel
+from tests.server.conftest import REPLY, serve, wait_until
+from tests.server.fake_engine import FakeEngine
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 pytestmark = pytest.mark.browser
@@ -201,6 +204,19 @@ def test_errors_are_shown_and_the_prompt_is_kept(start_server, visit):
     server.engine.poison = -1
     page.keyboard.press("Enter")
     assert wait_for_reply(page).text_content() == REPLY and page.locator("#notice").is_hidden()
+
+
+def test_another_model_is_selected_in_the_page(tokenizer, visit):
+    models = [ServedModel(name, tokenizer, FakeEngine(tokenizer, f" {name}")) for name in ("lamp", "box")]
+    with serve(create_app(models)) as port:
+        page = visit(f"http://127.0.0.1:{port}")
+        assert page.input_value("#model") == "lamp"
+        page.select_option("#model", "box")
+        page.wait_for_url("**/?model=box")
+        page.wait_for_selector("#model")
+        assert page.input_value("#model") == "box" and "box" in page.title()
+        send_prompt(page, "Tomas saw")
+        assert wait_for_reply(page).text_content() == "Tomas saw box"
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -22,6 +22,7 @@ from regard.parts.linear_attention import LinearAttention
 from regard.parts.position.rope import Rope
 from regard.server.app import create_app
 from regard.server.lens_thread import Lens
+from regard.server.served_model import ServedModel
 from regard.text.tokenizer_folder import GenerationConfig
 from regard.text.train import byte
 from tests.laws import randomize_weights
@@ -38,7 +39,7 @@ def model():
 @pytest.fixture(scope="module")
 def client(model):
     lens = Lens(partial(RecordedAttention, model), attention_heads(model))
-    app = create_app(Engine(model, rows=4), byte(), "small", lens=lens)
+    app = create_app([ServedModel("small", byte(), Engine(model, rows=4), lens=lens)])
     with serve(app) as port, httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
         yield client
 
@@ -145,7 +146,7 @@ def test_an_encoder_decoder_reads_the_prompt_as_its_source() -> None:
     llm = LanguageModel(model, byte(), context=40, rows=3, generation=settings)
     prompts = ["Mira", "the red lamp", "in the garden with Tomas"]
     expected = llm.generate(prompts, max_new=30, temperature=0)
-    app = create_app(llm.engine, llm.tokenizer, "small", submit_source=llm.submit_source)
+    app = create_app([ServedModel("small", llm.tokenizer, llm.engine, submit_source=llm.submit_source)])
     with serve(app) as port, httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
         body = {"model": "small", "prompt": prompts, "max_tokens": 30, "temperature": 0}
         response = client.post("/v1/completions", json=body).json()

@@ -14,7 +14,7 @@ from schemathesis import checks
 
 from regard.server.app import create_app
 from regard.server.lens_thread import Lens
-from regard.server.text_encoder import TextEncoder
+from regard.server.served_model import ServedModel, TextEncoder
 from regard.text.train import byte
 from tests.server.conftest import REPLY, serve
 from tests.server.fake_engine import HEADS, FakeEngine, FakeRecording, fake_embeddings
@@ -31,7 +31,7 @@ MODES = [schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGAT
 def make_app() -> FastAPI:
     tokenizer, encoder = byte(), TextEncoder(fake_embeddings, context=4096)
     engine = FakeEngine(tokenizer, REPLY)
-    return create_app(engine, tokenizer, "tiny", lens=Lens(FakeRecording, HEADS), encoder=encoder)
+    return create_app([ServedModel("tiny", tokenizer, engine, lens=Lens(FakeRecording, HEADS), encoder=encoder)])
 
 
 OPERATIONS = [result.ok() for result in schemathesis.openapi.from_dict(make_app().openapi()).get_all_operations()]

@@ -13,6 +13,7 @@ from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
 from regard.parts.feedforward import SwiGLU
 from regard.server.app import create_app
+from regard.server.served_model import ServedModel
 from regard.text.train import byte
 from tests.server.conftest import serve
 
@@ -29,7 +30,7 @@ QUESTION = [{"role": "user", "content": "Where?"}]
 def client():
     block = Block((Sublayer(Attention(heads=2)), Sublayer(SwiGLU(16))))
     model = Decoder(vocab=261, width=16, layers=(Repeat((block,)),), context=256).build(seed=0)
-    app = create_app(Engine(model, rows=4), byte(), "small")
+    app = create_app([ServedModel("small", byte(), Engine(model, rows=4))])
     with (
         serve(app) as port,
         openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="k", max_retries=0) as client,

@@ -19,7 +19,8 @@ from regard.parts.feedforward import SwiGLU
 from regard.parts.input import Tokens
 from regard.server.app import create_app
 from regard.server.response_schema import ResponseBody
-from regard.server.text_encoder import Embeddings, Ranking, TextEncoder
+from regard.server.served_model import ServedModel, TextEncoder
+from regard.server.text_encoder import Embeddings, Ranking
 from regard.text.train import byte
 from tests.server.conftest import serve
 
@@ -34,7 +35,7 @@ def llm() -> LanguageModel:
 
 @pytest.fixture(scope="module")
 def url(llm) -> Iterator[str]:
-    app = create_app(None, llm.tokenizer, "encoder", key="k", encoder=TextEncoder(llm.embed, context=40))
+    app = create_app([ServedModel("encoder", llm.tokenizer, encoder=TextEncoder(llm.embed, context=40))], key="k")
     with serve(app) as port:
         yield f"http://127.0.0.1:{port}"
 
@@ -110,7 +111,7 @@ def test_a_cross_encoder_scores_pairs(llm):
     def score(pairs):
         return [len(document) - len(query) for query, document in pairs]
 
-    app = create_app(None, llm.tokenizer, "encoder", encoder=TextEncoder(score=score, context=40))
+    app = create_app([ServedModel("encoder", llm.tokenizer, encoder=TextEncoder(score=score, context=40))])
     with serve(app) as port, httpx.Client(base_url=f"http://127.0.0.1:{port}") as client:
         results = post(client, "/v1/rerank", Ranking, query="abc", documents=TEXTS)["results"]
         assert [(entry["index"], entry["relevance_score"]) for entry in results] == [(1, 23), (0, 9), (2, 1), (3, -2)]
@@ -142,7 +143,7 @@ def test_the_server_answers_while_texts_are_embedded(llm):
         assert may_finish.wait(timeout=20)
         return llm.embed(texts)
 
-    app = create_app(None, llm.tokenizer, "encoder", encoder=TextEncoder(embed))
+    app = create_app([ServedModel("encoder", llm.tokenizer, encoder=TextEncoder(embed))])
     with serve(app) as port, httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20) as client:
         thread = threading.Thread(target=post, args=(client, "/v1/embeddings", Embeddings), kwargs={"input": "x"})
         thread.start()

@@ -7,7 +7,7 @@ QUESTION = [{"role": "user", "content": "Where is the lamp?"}]
 
 def test_a_prompt_is_tokenized_and_back(start_server, tokenizer):
     server = start_server()
-    server.app.state.served.tokenizer.prefix_ids = (3,)
+    server.served.tokenizer.prefix_ids = (3,)
     response = server.client.post("/tokenize", json={"model": "tiny", "prompt": "Mira put"}).json()
     ids = tokenizer.encode("Mira put")
     assert response == {"count": len(ids) + 1, "max_model_len": 4096, "tokens": [3, *ids], "token_strs": None}

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from regard.cli.batch_files import BatchOutput, BatchRequest, read_requests
-from regard.cli.open_engine import CompileOption, DtypeOption, MemoryOption, RowsOption
+from regard.cli.open_engine import CompileOption, DtypeOption, EngineOptions, MemoryOption, RowsOption
 from regard.cli.open_model import AdapterOption, ContextOption, DeviceOption, ModelArgument
-from regard.find_model import find_model
+from regard.cli.open_served import named_model, open_served
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -48,7 +47,7 @@ def batch(
       regard batch smollm2 requests.jsonl results.jsonl
       regard batch runs/demo requests.jsonl results.jsonl --rows 32
     """
-    find_model(model)  # before torch is imported: a mistyped name is refused at once
+    named = named_model(str(model), name)  # before torch is imported: a mistyped name is refused at once
     entries = read_requests(requests)
     try:
         import fastapi  # noqa: F401
@@ -64,24 +63,13 @@ def batch(
             console.print(f"{out} has {len(output.done)} of {len(entries)} results already")
         if not missing:
             return
-        from regard.cli.open_encoder import open_text_encoder
-        from regard.cli.open_engine import open_engine
-        from regard.models.encoder_decoder import EncoderDecoderModule
         from regard.server.app import create_app
 
-        engine, encoder, source, at_once = None, None, None, ENCODER_REQUESTS
-        if (opened := open_text_encoder(model, device, context, adapter, dtype)) is not None:
-            llm, encoder = opened
-        else:
-            llm = open_engine(
-                model, console, device=device, context=context, adapter=adapter, dtype=dtype, rows=rows, memory=memory,
-                queue=256, compile=compile,
-            )  # fmt: skip
-            engine, at_once = llm.engine, 2 * llm.engine.store.rows
-            source = llm.submit_source if isinstance(llm.model, EncoderDecoderModule) else None
-        name = name or os.path.basename(os.path.abspath(model))
-        app = create_app(engine, llm.tokenizer, name, encoder=encoder, submit_source=source, max_body=MAX_BODY)
-        failed = asyncio.run(answer_all(missing, app, name, output, at_once, console))
+        options = EngineOptions(device, context, adapter, dtype, rows, memory, compile=compile)
+        (served,) = open_served([named], console, options)
+        at_once = ENCODER_REQUESTS if served.engine is None else 2 * served.engine.engine.store.rows
+        app = create_app([served], max_body=MAX_BODY)
+        failed = asyncio.run(answer_all(missing, app, named.name, output, at_once, console))
     if failed:
         console.print(f"{failed} of {len(missing)} requests failed; the reasons are in {out}")
 

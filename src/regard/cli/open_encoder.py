@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from regard.language_model import LanguageModel
-    from regard.server.text_encoder import TextEncoder
+    from regard.server.served_model import TextEncoder
 
 
 def open_text_encoder(
@@ -24,7 +24,7 @@ def open_text_encoder(
     from regard.models.encoder import Encoder
     from regard.models.heads import Classification, Pooled, Pooler
     from regard.parts.input import Tokens
-    from regard.server.text_encoder import TextEncoder
+    from regard.server.served_model import TextEncoder
     from regard.training.base_model import base_of
 
     folder = model_folder(name)

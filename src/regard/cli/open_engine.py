@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
 
-from regard.cli.open_model import open_model
-
 if TYPE_CHECKING:
     import torch
     from rich.console import Console
@@ -43,46 +41,54 @@ class EngineChoice(NamedTuple):
     reason: str
 
 
+class EngineOptions(NamedTuple):
+    """The options of a command, for each of its models. None: chosen here."""
+
+    device: str = "auto"
+    context: int | None = None
+    adapter: Path | None = None
+    dtype: str = "auto"
+    rows: int | None = None
+    memory: float | None = None  # all engines together
+    queue: int = 256
+    compile: bool | None = None
+
+
 def open_engine(
-    model: Path,
-    console: "Console",
-    *,
-    device: str,
-    context: int | None,
-    adapter: Path | None,
-    dtype: str,
-    rows: int | None,
-    memory: float | None,
-    queue: int,
-    compile: bool | None,
-) -> "LanguageModel":
-    """The model with its engine. Prints what was chosen."""
-    llm = open_model(model, device, context, adapter, dtype)
+    llm: "LanguageModel", console: "Console", options: EngineOptions, index: int = 0, engines: int = 1
+) -> None:
+    """Give the model its engine, and print what was chosen. `index` of `engines` that share the memory, in order."""
     from regard.engine.engine import Engine
     from regard.engine.inputs import decoder_of
-    from regard.engine.memory import SHARES, bytes_of
+    from regard.engine.memory import SHARES, bytes_of, divided_share
 
+    context, rows, memory = options.context, options.rows, options.memory
     decoder = decoder_of(llm.model)
     weight = decoder.embedding.weight
-    compiles = choose_compile(compile, weight.device)
+    compiles = choose_compile(options.compile, weight.device)
     if compiles.value == "on":
         console.print("compiling the decode step …", highlight=False)
+    part = divided_share(memory, index, engines, weight.device) if engines > 1 else memory
     engine = Engine(
-        llm.model, rows=rows, capacity=context, source_capacity=context, memory=memory, queue=queue,
+        llm.model, rows=rows, capacity=context, source_capacity=context, memory=part, queue=options.queue,
         compile=compiles.value == "on",
     )  # fmt: skip
     llm.engine, llm.rows = engine, engine.store.rows
     warm_up(engine, console)
     if compiles.value == "on" and engine.runner.compiled is None and engine.runner.graphs is None:
         compiles = EngineChoice("compile", "off", "torch cannot compile this model; its warning says why")
-    stored = "as stored, on a CPU at least float32" if dtype == "auto" else "--dtype"
+    stored = "as stored, on a CPU at least float32" if options.dtype == "auto" else "--dtype"
     available = "the memory" if weight.device.type == "cpu" else "the free memory of the GPU"
     share = f"--memory {memory}" if memory else f"at most {SHARES.get(weight.device.type, 0.25)} of {available}"
+    if engines > 1:
+        share += f", for {engines} models in equal parts"
     reason = "the model's" if context is None else "--context"
     if engine.capacity < (context or decoder.spec.context or 0):
         reason = "what the store holds"
     choices = [
-        EngineChoice("device", str(weight.device), "the GPU if there is one" if device == "auto" else "--device"),
+        EngineChoice(
+            "device", str(weight.device), "the GPU if there is one" if options.device == "auto" else "--device"
+        ),
         EngineChoice("dtype", str(weight.dtype).removeprefix("torch."), stored),
         EngineChoice("context", f"{engine.capacity} tokens", reason),
         EngineChoice("rows", str(engine.store.rows), "what this device decodes at once" if rows is None else "--rows"),
@@ -92,7 +98,6 @@ def open_engine(
     ]
     for name, value, reason in choices:
         console.print(f"  {name:<8} {value}  [dim]({reason})[/]", highlight=False)
-    return llm
 
 
 def warm_up(engine: "Engine", console: "Console") -> None:

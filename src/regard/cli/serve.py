@@ -1,17 +1,22 @@
-"""`regard serve`: an OpenAI-compatible API for a model, with a web page to chat with it and inspect it."""
+"""`regard serve`: an OpenAI-compatible API for models, with a web page to chat with them and inspect them."""
 
-import os
 from typing import Annotated
 
 import typer
 
-from regard.cli.open_engine import CompileOption, DtypeOption, MemoryOption, QueueOption, RowsOption
-from regard.cli.open_model import AdapterOption, ContextOption, DeviceOption, ModelArgument
-from regard.find_model import find_model
+from regard.cli.open_engine import CompileOption, DtypeOption, EngineOptions, MemoryOption, QueueOption, RowsOption
+from regard.cli.open_model import AdapterOption, ContextOption, DeviceOption
+from regard.cli.open_served import named_models, open_served
 
 
 def serve(
-    model: ModelArgument,
+    models: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="MODEL...",
+            help="Runs, model folders, GGUF files, names that `regard models` lists; NAME=MODEL names one in the API.",
+        ),
+    ],
     host: Annotated[
         str, typer.Option(help="Address to listen on; any other than 127.0.0.1 requires a key.")
     ] = "127.0.0.1",
@@ -20,7 +25,9 @@ def serve(
         str | None,
         typer.Option(envvar="REGARD_KEY", help="API key that clients must send; safer in REGARD_KEY than here."),
     ] = None,
-    name: Annotated[str | None, typer.Option(help="The model's name in the API; by default the folder's.")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="The name of a single model in the API; by default the folder's.")
+    ] = None,
     rows: RowsOption = None,
     memory: MemoryOption = None,
     queue: QueueOption = 256,
@@ -39,7 +46,9 @@ def serve(
     compile: CompileOption = None,
     device: DeviceOption = "auto",
 ) -> None:
-    """Serve a model over HTTP, with a web page at /.
+    """Serve models over HTTP, with a web page at /.
+
+    Each request names its model. Every model has an engine of its own; they divide the memory in equal parts.
 
     For an encoder-decoder, the prompt of /v1/completions is the source and the completion is its output. An encoder
     has /v1/embeddings and /v1/rerank instead.
@@ -51,51 +60,31 @@ def serve(
     Examples:
       regard serve runs/demo
       regard serve smollm2 --rows 32 --context 2048 --compile
+      regard serve chat=smollm2 minilm
       regard serve runs/demo --allow-origin https://app.example --access-log
       REGARD_KEY=secret regard serve runs/demo --host 0.0.0.0 --port 9000
     """
-    find_model(model)  # before torch and the server are imported: a mistyped name is refused at once
+    named = named_models(models, name)  # before torch and the server are imported: a mistyped name is refused at once
+    if adapter is not None and len(named) > 1:
+        raise ValueError("--adapter is for one model; serve the models with adapters as runs, or start another server")
     try:
         import uvicorn  # noqa: F401
     except ModuleNotFoundError:
         raise ValueError("serving needs more packages: pip install 'regard[serve]'") from None
-    from functools import partial
-
     from rich.console import Console
 
-    from regard.cli.open_encoder import open_text_encoder
-    from regard.cli.open_engine import open_engine
-    from regard.cli.open_model import require_decoder
-    from regard.lens import RecordedAttention, attention_heads
-    from regard.models.encoder_decoder import EncoderDecoderModule
-    from regard.server.lens_thread import Lens
     from regard.server.run_server import is_local
     from regard.server.run_server import serve as run
 
-    is_local(host, key)  # refused before the model is loaded
+    is_local(host, key)  # refused before the models are loaded
     console = Console(stderr=True, soft_wrap=True)
-    engine, lens, submit_source, encoder = None, None, None, None
-    if (opened := open_text_encoder(model, device, context, adapter, dtype)) is not None:
-        llm, encoder = opened
-    else:
-        llm = open_engine(
-            model, console, device=device, context=context, adapter=adapter, dtype=dtype, rows=rows,
-            memory=memory, queue=queue, compile=compile,
-        )  # fmt: skip
-        engine = llm.engine
-        if isinstance(llm.model, EncoderDecoderModule):
-            submit_source = llm.submit_source
-        else:
-            require_decoder(model, llm)
-            lens = Lens(partial(RecordedAttention, llm.model), attention_heads(llm.model))
-    name = name or os.path.basename(os.path.abspath(model))
+    served = open_served(named, console, EngineOptions(device, context, adapter, dtype, rows, memory, queue, compile))
 
     def announce(url: str) -> None:
-        console.print(f"serving [bold]{name}[/] on {url}  (Ctrl-C to stop)", highlight=False)
+        listed = ", ".join(f"[bold]{model.name}[/]" for model in named)
+        console.print(f"serving {listed} on {url}  (Ctrl-C to stop)", highlight=False)
 
     run(
-        engine, llm.tokenizer, name, host=host, port=port, key=key, lens=lens, encoder=encoder,
-        submit_source=submit_source,
-        allow_hosts=tuple(allow_host or ()), allow_origins=tuple(allow_origin or ()), access_log=access_log,
-        max_body=max_body, on_ready=announce,
+        served, host=host, port=port, key=key, allow_hosts=tuple(allow_host or ()),
+        allow_origins=tuple(allow_origin or ()), access_log=access_log, max_body=max_body, on_ready=announce,
     )  # fmt: skip

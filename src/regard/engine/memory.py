@@ -48,6 +48,14 @@ def open_store(
     return Paged(states, rows, capacity, dtype, device, source, blocks=blocks, states=STATES * rows)
 
 
+def divided_share(share: float | None, index: int, engines: int, device: torch.device) -> float:
+    """The share for engine `index` of several that are opened one after another and together take `share`, in equal
+    parts. On a GPU the earlier engines have already reduced the free memory, of which a share is taken."""
+    total = share or SHARES.get(device.type, SHARES["cpu"])
+    part = total / engines
+    return part / (1 - index * part) if device.type == "cuda" else part
+
+
 def bytes_of(store: Store) -> int:
     return sum(array.nbytes for storage in store.storages for array in storage.arrays.values())
 

@@ -1,8 +1,9 @@
 """The FastAPI application: middleware, routes, monitoring, and the web page at `/`."""
 
+import asyncio
 import re
-import time
-from collections.abc import AsyncGenerator
+from collections import Counter
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -12,11 +13,10 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import FileResponse, PlainTextResponse
 from starlette.staticfiles import StaticFiles
 
-from regard.engine.async_engine import AsyncEngine, Submit
-from regard.engine.engine import Engine
+from regard.engine.async_engine import EngineStopped
 from regard.server import chat, completions, errors, inspection, responses_api, text_encoder, tokenization
 from regard.server.errors import ApiError
-from regard.server.lens_thread import Lens, LensThread
+from regard.server.metrics import ModelMetrics, metrics_text
 from regard.server.middleware import (
     LOCAL_HOSTS,
     MAX_BODY,
@@ -27,24 +27,18 @@ from regard.server.middleware import (
     ResponseCounter,
     SecurityHeaders,
 )
+from regard.server.model_registry import ModelRegistry
 from regard.server.response_schema import ModelCard, ModelList, Status
 from regard.server.served_model import ServedModel
-from regard.server.text_encoder import TextEncoder
-from regard.text.tokenizer import Tokenizer
 
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+")
 WEB = Path(__file__).parent.parent / "web"
 
 
 def create_app(
-    engine: Engine | None,
-    tokenizer: Tokenizer,
-    name: str,
+    models: Sequence[ServedModel],
     *,
     key: str | None = None,
-    lens: Lens | None = None,
-    encoder: TextEncoder | None = None,
-    submit_source: Submit | None = None,
     allow_hosts: tuple[str, ...] = LOCAL_HOSTS,
     allow_origins: tuple[str, ...] = (),
     access_log: bool = False,
@@ -54,8 +48,7 @@ def create_app(
     `allow_origins` are the origins, such as "https://app.example", whose pages may call the server besides its own
     page; "*" allows all and requires a key. `access_log` logs every request to the logger `regard.access`.
 
-    `engine` is None for a model that only encodes texts. `encoder` is for embeddings and ranking.
-    `submit_source` submits a prompt as the source of an encoder-decoder; None: a decoder continues the prompt.
+    The first of the models is the one that the page and the /regard routes use unless they name another.
     """
     if not allow_hosts and key is None:
         raise ValueError("allow_hosts=() lets any site call the server; set a key or name the hosts")
@@ -64,25 +57,16 @@ def create_app(
     for origin in allow_origins:
         if origin != "*" and not ORIGIN.fullmatch(origin):
             raise ValueError(f"the origin {origin!r} must be a scheme and a host, such as https://app.example:8080")
-    served = ServedModel(
-        name,
-        int(time.time()),
-        None if engine is None else AsyncEngine(engine, submit_source),
-        tokenizer,
-        None if lens is None else LensThread(lens),
-        prompt_is_source=submit_source is not None,
-    )
-    if encoder is not None and encoder.context is not None:
-        served.context = encoder.context
+    registry, responses = ModelRegistry(models), Counter()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
-        await served.start()
+        await registry.start()
         yield
-        await served.stop()
+        await registry.stop()
 
     middleware = [
-        Middleware(ResponseCounter, counts=served.metrics.responses),
+        Middleware(ResponseCounter, counts=responses),
         *([Middleware(AccessLog)] if access_log else []),
         Middleware(SecurityHeaders),
         Middleware(HostCheck, hosts=allow_hosts, origins=allow_origins),
@@ -98,12 +82,11 @@ def create_app(
         docs_url=None,  # FastAPI's documentation pages load scripts from other hosts
         redoc_url=None,
     )
-    app.state.served = served
+    app.state.models = registry
     errors.install_handlers(app)
-    app.include_router(monitoring_routes(served))
-    for routes in (completions, chat, responses_api, tokenization, inspection):
-        app.include_router(routes.router(served))
-    app.include_router(text_encoder.router(served, encoder))
+    app.include_router(monitoring_routes(registry, responses))
+    for routes in (completions, chat, responses_api, text_encoder, tokenization, inspection):
+        app.include_router(routes.router(registry))
 
     @app.get("/", include_in_schema=False)
     async def page() -> FileResponse:
@@ -125,39 +108,48 @@ def cross_origin(origins: tuple[str, ...]) -> Middleware:
     )
 
 
-def monitoring_routes(served: ServedModel) -> APIRouter:
-    """GET /v1/models, /health, /ready and /metrics."""
+def monitoring_routes(models: ModelRegistry, responses: Mapping[tuple[str, int], int]) -> APIRouter:
+    """GET /v1/models, /health, /ready and /metrics. `responses`: their numbers by route and status."""
     routes = APIRouter()
 
-    def model_card() -> dict:
-        return {"id": served.name, "object": "model", "created": served.created, "owned_by": "regard"}
+    def card(served: ServedModel) -> ModelCard:
+        return ModelCard(id=served.name, object="model", created=served.created, owned_by="regard")
 
     @routes.get("/v1/models")
-    async def models() -> ModelList:
-        return ModelList.model_validate({"object": "list", "data": [model_card()]})
+    async def list_models() -> ModelList:
+        return ModelList(object="list", data=[card(served) for served in models])
 
     @routes.get("/v1/models/{name:path}")
-    async def model(name: str) -> ModelCard:
-        served.check_name(name)
-        return ModelCard.model_validate(model_card())
+    async def describe_model(name: str) -> ModelCard:
+        return card(models.find(name))
 
     @routes.get("/health")
     async def health() -> Status:
-        """Whether the process works; if not, restart it."""
-        if served.alive:
-            return Status(status="ok")
-        raise ApiError(503, "the engine has stopped; restart the server", code="unhealthy")
+        """Whether the engines of all models work; if not, restart the process."""
+        if stopped := models.stopped:
+            message = f"the engine of {', '.join(stopped)} has stopped; restart the server"
+            raise ApiError(503, message, code="unhealthy")
+        return Status(status="ok")
 
     @routes.get("/ready")
     async def ready() -> Status:
-        """Whether the model is loaded and the server accepts requests; if not, send them to another one."""
-        if served.alive and not served.draining:
-            return Status(status="ok")
-        raise ApiError(503, "the server is shutting down; use another one", code="not_ready")
+        """Whether the models are loaded and the server accepts requests; if not, send them to another one."""
+        if models.stopped or models.draining:
+            raise ApiError(503, "the server is shutting down; use another one", code="not_ready")
+        return Status(status="ok")
+
+    async def metrics_of(served: ServedModel) -> ModelMetrics:
+        engine, found = served.engine, {}
+        if engine is not None:
+            try:
+                found = await engine.call(engine.engine.metrics)
+            except EngineStopped:
+                found = None
+        return ModelMetrics(served.name, found, served.metrics)
 
     @routes.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> PlainTextResponse:
-        engine = {} if served.engine is None else await served.engine.call(served.engine.engine.metrics)
-        return PlainTextResponse(served.metrics.text(engine), media_type="text/plain; version=0.0.4")
+        found = await asyncio.gather(*(metrics_of(served) for served in models))
+        return PlainTextResponse(metrics_text(found, responses), media_type="text/plain; version=0.0.4")
 
     return routes

@@ -10,18 +10,19 @@ from starlette.responses import Response
 from regard.server.chat_schema import ChatBody
 from regard.server.generation import GenerationTask, RouteOptions, TextDelta
 from regard.server.logprobs import chat_logprobs
+from regard.server.model_registry import ModelRegistry
 from regard.server.response_schema import ChatCompletion, or_stream
 from regard.server.responses import data_events, respond
 from regard.server.served_model import ServedModel
 from regard.server.structured_output import outputs_of
 
 
-def router(served: ServedModel) -> APIRouter:
+def router(models: ModelRegistry) -> APIRouter:
     routes = APIRouter()
 
     @routes.post("/v1/chat/completions", responses=or_stream(ChatCompletion))
     async def chat_completions(body: ChatBody, request: Request) -> Response:
-        served.check_name(body.model)
+        served = models.find(body.model)
         body.max_tokens = body.max_completion_tokens or body.max_tokens
         ids = await served.encode_chat(body.messages, add_generation_prompt=True)
         grammar = await served.grammar(body.structured_outputs or outputs_of(body.response_format))

@@ -10,6 +10,7 @@ from starlette.responses import Response
 from regard.server.errors import ApiError
 from regard.server.generation import Choice, GenerationTask, RouteOptions, TextDelta
 from regard.server.logprobs import completion_logprobs
+from regard.server.model_registry import ModelRegistry
 from regard.server.response_schema import Completion, or_stream
 from regard.server.responses import data_events, respond
 from regard.server.schema import CompletionBody
@@ -18,12 +19,12 @@ from regard.server.served_model import ServedModel
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
 
 
-def router(served: ServedModel) -> APIRouter:
+def router(models: ModelRegistry) -> APIRouter:
     routes = APIRouter()
 
     @routes.post("/v1/completions", responses=or_stream(Completion))
     async def completions(body: CompletionBody, request: Request) -> Response:
-        served.check_name(body.model)
+        served = models.find(body.model)
         prompts = [await served.encode(p) if isinstance(p, str) else p for p in body.prompts]
         prompt_logprobs = body.logprobs if body.echo else None
         if served.prompt_is_source and prompt_logprobs is not None:

@@ -17,7 +17,7 @@ from regard.engine.async_engine import AsyncEngine, Failure, RequestHandle
 from regard.engine.grammar import Grammar
 from regard.engine.request import QueueFull, Sampling, Token
 from regard.server.errors import ApiError
-from regard.server.metrics import Metrics
+from regard.server.metrics import RequestMetrics
 from regard.server.schema import SamplingBody
 from regard.text.detokenizer import TextStream
 from regard.text.tokenizer import Tokenizer
@@ -103,7 +103,7 @@ class GenerationTask:
         requests: list[tuple[list[int], Sampling]],
         stops: list[str],
         continues_prompt: bool,
-        metrics: Metrics,
+        metrics: RequestMetrics,
     ):
         self.engine, self.metrics = engine, metrics
         self.events: asyncio.Queue[tuple[int, Token | Failure]] = asyncio.Queue()

@@ -5,42 +5,49 @@ thumbnails (the largest weight of every patch) and mean entropies. A thread comp
 """
 
 import json
+from typing import Annotated
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from starlette.responses import JSONResponse, Response
 
 from regard.server.chat_schema import AttentionBody, PassageBody
 from regard.server.errors import ApiError
 from regard.server.lens_thread import LensThread
+from regard.server.model_registry import ModelRegistry
 from regard.server.responses import CLIENT_CLOSED_REQUEST, run_until_disconnect
+from regard.server.schema import Name
 from regard.server.served_model import ServedModel
 
 MAX_MAP_TOKENS = 512
 
 
-def router(served: ServedModel) -> APIRouter:
+def router(models: ModelRegistry) -> APIRouter:
     routes = APIRouter(prefix="/regard")
 
     @routes.get("/model")
-    async def model() -> dict:
+    async def describe(model: Annotated[Name | None, Query()] = None) -> dict:
+        served = models.find(model)
         heads = served.lens.heads if served.lens else ()
         return {
             "name": served.name,
+            "models": models.names,
             "layers": len(heads),
             "heads": list(heads),
             "context": served.capacity,
             "vocabulary": served.tokenizer.vocab_size,
-            "chat": served.tokenizer.chat_template is not None,
+            "chat": served.engine is not None and served.tokenizer.chat_template is not None,
             "attention": served.lens is not None,
         }
 
     @routes.post("/tokenize")
     async def tokenize(body: PassageBody) -> dict:
+        served = models.find(body.model)
         ids = await encode_passage(served, body, add_generation_prompt=True)
         return {"ids": ids, "tokens": await served.token_texts(ids)}
 
     @routes.post("/attention", response_class=JSONResponse)
     async def attention(body: AttentionBody, request: Request) -> Response:
+        served = models.find(body.model)
         if served.lens is None:
             raise ApiError(404, "this model has no attention maps; serve a decoder to see them", code="no_lens")
         check_head(served.lens, body)

@@ -5,12 +5,13 @@
     name{label="value"} 3
 
 A histogram has the cumulative counts of its buckets, `name_bucket{le="0.5"}`, and `name_sum` and `name_count`.
+Metrics of an engine have the label `model`.
 """
 
 import time
 from bisect import bisect_left
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from regard.engine.async_engine import RequestHandle
 
@@ -47,25 +48,28 @@ class Histogram:
         self.counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
 
-    def lines(self) -> Iterator[str]:
-        yield from header(self.name, "histogram", self.help)
+    def lines(self, label: str) -> Iterator[str]:
         total = 0
         for bound, count in zip((*self.bounds, "+Inf"), self.counts, strict=True):
             total += count
-            yield f'{self.name}_bucket{{le="{bound}"}} {total}'
-        yield f"{self.name}_sum {self.sum!r}"
-        yield f"{self.name}_count {total}"
+            yield f'{self.name}_bucket{{{label},le="{bound}"}} {total}'
+        yield f"{self.name}_sum{{{label}}} {self.sum!r}"
+        yield f"{self.name}_count{{{label}}} {total}"
 
 
-class Metrics:
-    """Used only in the event loop. A choice of a request counts as one request, as in the engine."""
+class RequestMetrics:
+    """Times of one model's requests. Used only in the event loop. A choice of a request counts as one request, as in
+    the engine."""
 
     def __init__(self) -> None:
-        self.responses: Counter[tuple[str, int]] = Counter()  # by route and status
         self.queue = Histogram("regard_request_queue_seconds", "Time from submission to the first step of a request.")
         self.first_token = Histogram("regard_time_to_first_token_seconds", "Time from submission to the first token.")
         self.per_token = Histogram("regard_time_per_output_token_seconds", "Mean time between the tokens of a request.")
         self.latency = Histogram("regard_request_latency_seconds", "Time from submission to the last token.")
+
+    @property
+    def histograms(self) -> tuple[Histogram, ...]:
+        return self.queue, self.first_token, self.per_token, self.latency
 
     def observe(self, handle: RequestHandle, first: float, tokens: int) -> None:
         """A finished request, `first` the time of its first token."""
@@ -77,33 +81,54 @@ class Metrics:
             self.per_token.observe((now - first) / (tokens - 1))
         self.latency.observe(now - handle.created)
 
-    def text(self, engine: Mapping[str, float]) -> str:
-        histograms = (self.queue, self.first_token, self.per_token, self.latency)
-        lines = [*engine_lines(engine), *(line for histogram in histograms for line in histogram.lines())]
-        labels = (
-            (f'route="{escape(route)}",status="{status}"', count)
-            for (route, status), count in sorted(self.responses.items())
-        )
-        lines += counter("regard_http_responses_total", "Responses by route and status.", labels)
-        return "\n".join(lines) + "\n"
+
+class ModelMetrics(NamedTuple):
+    """`engine`: the metrics of its engine; None if the engine has stopped, {} if the model has none."""
+
+    name: str
+    engine: Mapping[str, float] | None
+    requests: RequestMetrics
+
+    @property
+    def label(self) -> str:
+        return f'model="{escape(self.name)}"'
 
 
-def engine_lines(metrics: Mapping[str, float]) -> Iterator[str]:
-    for name, value in sorted(metrics.items()):
+def metrics_text(models: Sequence[ModelMetrics], responses: Mapping[tuple[str, int], int]) -> str:
+    """responses: their numbers by route and status."""
+    lines = [*engine_lines(models)]
+    for family in zip(*(model.requests.histograms for model in models), strict=True):
+        lines += header(family[0].name, "histogram", family[0].help)
+        for model, histogram in zip(models, family, strict=True):
+            lines += histogram.lines(model.label)
+    labels = (
+        (f'route="{escape(route)}",status="{status}"', count) for (route, status), count in sorted(responses.items())
+    )
+    lines += samples("regard_http_responses_total", "counter", "Responses by route and status.", labels)
+    return "\n".join(lines) + "\n"
+
+
+def engine_lines(models: Sequence[ModelMetrics]) -> Iterator[str]:
+    up = [(model.label, float(model.engine is not None)) for model in models if model.engine != {}]
+    yield from samples("regard_engine_up", "gauge", "1 if the engine runs, 0 if it has stopped.", up)
+    engines = [(model.label, model.engine) for model in models if model.engine]
+    for name in sorted({name for _, engine in engines for name in engine}):
+        values = [(label, engine[name]) for label, engine in engines if name in engine]
         if name in COUNTERS:
-            yield from counter(f"{PREFIX}{name}_total", COUNTERS[name], [("", value)])
+            yield from samples(f"{PREFIX}{name}_total", "counter", COUNTERS[name], values)
         elif name not in FINISHES:
             help = GAUGES.get(name, f"The engine's {name.replace('_', ' ')}.")
-            yield from header(PREFIX + name, "gauge", help)
-            yield f"{PREFIX}{name} {value:g}"
-    finished = [(f'reason="{name}"', metrics[name]) for name in FINISHES if name in metrics]
-    yield from counter(f"{PREFIX}finished_requests_total", "Finished requests by reason.", finished)
+            yield from samples(PREFIX + name, "gauge", help, values)
+    finished = [
+        (f'{label},reason="{name}"', engine[name]) for label, engine in engines for name in FINISHES if name in engine
+    ]
+    yield from samples(f"{PREFIX}finished_requests_total", "counter", "Finished requests by reason.", finished)
 
 
-def counter(name: str, help: str, values: Iterable[tuple[str, float]]) -> Iterator[str]:
-    yield from header(name, "counter", help)
+def samples(name: str, type: str, help: str, values: Iterable[tuple[str, float]]) -> Iterator[str]:
+    yield from header(name, type, help)
     for labels, value in values:
-        yield f"{name}{{{labels}}} {value:.17g}" if labels else f"{name} {value:.17g}"
+        yield f"{name}{{{labels}}} {value:.17g}"
 
 
 def header(name: str, type: str, help: str) -> Iterator[str]:

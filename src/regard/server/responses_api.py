@@ -21,6 +21,7 @@ from starlette.responses import Response
 from regard.server.errors import ApiError
 from regard.server.generation import GenerationTask, RouteOptions, TextDelta
 from regard.server.logprobs import chat_logprobs
+from regard.server.model_registry import ModelRegistry
 from regard.server.response_schema import or_stream
 from regard.server.responses import event, respond
 from regard.server.responses_schema import ResponsesBody, ResponsesResponse
@@ -29,12 +30,12 @@ from regard.server.served_model import ServedModel
 from regard.server.structured_output import outputs_of
 
 
-def router(served: ServedModel) -> APIRouter:
+def router(models: ModelRegistry) -> APIRouter:
     routes = APIRouter()
 
     @routes.post("/v1/responses", responses=or_stream(ResponsesResponse))
     async def responses(body: ResponsesBody, request: Request) -> Response:
-        served.check_name(body.model)
+        served = models.find(body.model)
         ids = await served.encode_chat(body.messages, add_generation_prompt=True)
         sampling = SamplingBody(
             model=body.model, max_tokens=body.max_output_tokens, temperature=body.temperature, top_p=body.top_p

@@ -10,7 +10,7 @@ import gc
 import logging
 import socket
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import FrameType
 from typing import Any, cast
@@ -18,8 +18,7 @@ from typing import Any, cast
 import uvicorn
 from fastapi import FastAPI
 
-from regard.engine.async_engine import SHUTTING_DOWN, Submit
-from regard.engine.engine import Engine
+from regard.engine.async_engine import SHUTTING_DOWN
 from regard.server.app import create_app
 from regard.server.connections import (
     BACKLOG,
@@ -28,25 +27,18 @@ from regard.server.connections import (
     LogRateLimit,
     default_max_connections,
 )
-from regard.server.lens_thread import Lens
 from regard.server.middleware import LOCAL_HOSTS, MAX_BODY
-from regard.server.text_encoder import TextEncoder
-from regard.text.tokenizer import Tokenizer
+from regard.server.served_model import ServedModel
 
 GRACE = 5.0  # seconds after the drain, for sending the last events
 
 
 def serve(
-    engine: Engine | None,
-    tokenizer: Tokenizer,
-    name: str,
+    models: Sequence[ServedModel],
     *,
     host: str = "127.0.0.1",
     port: int = 8000,
     key: str | None = None,
-    lens: Lens | None = None,
-    encoder: TextEncoder | None = None,
-    submit_source: Submit | None = None,
     allow_hosts: tuple[str, ...] = (),
     allow_origins: tuple[str, ...] = (),
     access_log: bool = False,
@@ -58,13 +50,12 @@ def serve(
 
     Port 0 selects a free port. `allow_hosts`: host names that clients may use besides those of this machine; none for
     an address that other machines can reach: any name. `access_log` writes a line per request to stderr. For
-    `engine`, `encoder`, `submit_source` and `allow_origins` see `create_app`.
+    `models` and `allow_origins` see `create_app`.
     """
     local = is_local(host, key)
     hosts = (*LOCAL_HOSTS, *allow_hosts) if local or allow_hosts else ()
     app = create_app(
-        engine, tokenizer, name, key=key, lens=lens, encoder=encoder, submit_source=submit_source, allow_hosts=hosts,
-        allow_origins=allow_origins, access_log=access_log, max_body=max_body,
+        models, key=key, allow_hosts=hosts, allow_origins=allow_origins, access_log=access_log, max_body=max_body
     )  # fmt: skip
     if access_log:
         logger, handler = logging.getLogger("regard.access"), logging.StreamHandler()
@@ -114,7 +105,7 @@ class Server(uvicorn.Server):
         )
         super().__init__(config)
         self.log_limit = LogRateLimit()
-        self.served, self.drain, self.on_ready = app.state.served, drain, on_ready
+        self.models, self.drain, self.on_ready = app.state.models, drain, on_ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         for name in ("asyncio", "uvicorn.error"):
@@ -128,14 +119,12 @@ class Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self.force_exit = self.should_exit  # in uvicorn only a second SIGINT forces the exit; here also SIGTERM
-        self.served.draining = True
+        self.models.draining = True
         super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        engine = self.served.engine
-        timer = engine and asyncio.get_running_loop().call_later(self.drain, engine.cancel_all, SHUTTING_DOWN)
+        timer = asyncio.get_running_loop().call_later(self.drain, self.models.cancel_all, SHUTTING_DOWN)
         await super().shutdown(sockets)
-        if timer is not None:
-            timer.cancel()
+        timer.cancel()
         for name in ("asyncio", "uvicorn.error"):
             logging.getLogger(name).removeFilter(self.log_limit)

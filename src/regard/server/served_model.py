@@ -1,43 +1,64 @@
-"""The model that the routes serve: its name, its engine in a thread, its tokenizer, and optionally a lens."""
+"""A model that the routes serve: its name, its engine in a thread, its tokenizer, and optionally a lens."""
 
 import asyncio
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-from regard.engine.async_engine import AsyncEngine
+from torch import Tensor
+
+from regard.engine.async_engine import AsyncEngine, Submit
+from regard.engine.engine import Engine
 from regard.engine.grammar import Grammar
 from regard.server.chat_schema import Message
 from regard.server.errors import ApiError
 from regard.server.generation import GenerationTask, RouteOptions, engine_requests
-from regard.server.lens_thread import LensThread
-from regard.server.metrics import Metrics
+from regard.server.lens_thread import Lens, LensThread
+from regard.server.metrics import RequestMetrics
 from regard.server.schema import SamplingBody, StructuredOutputs
 from regard.server.structured_output import GrammarThread
 from regard.server.worker_thread import WorkerThread
 from regard.text.chat import encode_chat
 from regard.text.tokenizer import Tokenizer
 
+MAX_CONTEXT = 1 << 20  # tokens, where neither an engine nor an encoder limits them
 
-@dataclass
+
+class TextEncoder(NamedTuple):
+    """`embed(texts)` returns unit vectors (N, D), `score(pairs)` the relevance of each second text to the first.
+
+    At least one of them is set. A text, or a pair, has at most `context` tokens (None: any number).
+    """
+
+    embed: Callable[[Sequence[str]], Tensor] | None = None
+    score: Callable[[Sequence[tuple[str, str]]], Sequence[float]] | None = None
+    context: int | None = None
+
+
 class ServedModel:
-    name: str
-    created: int
-    engine: AsyncEngine | None  # None: the model generates no text
-    tokenizer: Tokenizer
-    lens: LensThread | None
-    prompt_is_source: bool = False  # for an encoder-decoder
-    draining: bool = False  # the server is shutting down and accepts no new connections
-    metrics: Metrics = field(default_factory=Metrics)
-    # One thread for tokenizing: a long prompt must not block the event loop, and a tokenizer is not thread-safe.
-    _tokenizer_thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "regard-tokenizer"))
+    """`engine` is None for a model that only encodes texts. `encoder` is for embeddings and ranking. `submit_source`
+    submits a prompt as the source of an encoder-decoder; None: a decoder continues the prompt."""
 
-    context: int = 1 << 20  # tokens, without an engine
-    encoder_thread: WorkerThread = field(default_factory=lambda: WorkerThread("encoder"))
-
-    def __post_init__(self) -> None:
-        self._grammars = GrammarThread(self.tokenizer)
+    def __init__(
+        self,
+        name: str,
+        tokenizer: Tokenizer,
+        engine: Engine | None = None,
+        *,
+        lens: Lens | None = None,
+        encoder: TextEncoder | None = None,
+        submit_source: Submit | None = None,
+    ):
+        self.name, self.created, self.tokenizer = name, int(time.time()), tokenizer
+        self.engine = None if engine is None else AsyncEngine(engine, submit_source)
+        self.lens = None if lens is None else LensThread(lens)
+        self.encoder, self.encoder_thread = encoder, WorkerThread("encoder")
+        self.prompt_is_source = submit_source is not None  # for an encoder-decoder
+        self.metrics = RequestMetrics()
+        self._grammars = GrammarThread(tokenizer)
+        # One thread for tokenizing: a long prompt must not block the event loop, and a tokenizer is not thread-safe.
+        self._tokenizer_thread = ThreadPoolExecutor(1, "regard-tokenizer")
 
     @property
     def generator(self) -> AsyncEngine:
@@ -52,9 +73,12 @@ class ServedModel:
 
     @property
     def capacity(self) -> int:
-        return self.context if self.engine is None else self.engine.engine.capacity
+        """Tokens that fit into a request."""
+        if self.engine is not None:
+            return self.engine.engine.capacity
+        return MAX_CONTEXT if self.encoder is None or self.encoder.context is None else self.encoder.context
 
-    async def start(self) -> None:
+    def start(self) -> None:
         if self.engine is not None:
             self.engine.start()
 
@@ -66,11 +90,6 @@ class ServedModel:
         if self.lens is not None:
             self.lens.stop()
         self._tokenizer_thread.shutdown()
-
-    def check_name(self, name: str) -> None:
-        if name != self.name:
-            message = f"there is no model {name!r} on this server; use {self.name!r}"
-            raise ApiError(404, message, code="model_not_found", param="model")
 
     def check_length(self, characters: int) -> None:
         """Refuse a text before it is tokenized if it cannot fit even with the longest tokens of the vocabulary."""

@@ -6,15 +6,15 @@ cross-encoder, or else the cosine of the embeddings of query and document. A thr
 
 import base64
 import secrets
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Literal, NamedTuple
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
 from pydantic import Field, model_validator
 from starlette.responses import JSONResponse, Response
-from torch import Tensor
 
 from regard.server.errors import ApiError
+from regard.server.model_registry import ModelRegistry
 from regard.server.response_schema import ResponseBody
 from regard.server.responses import CLIENT_CLOSED_REQUEST, run_until_disconnect
 from regard.server.schema import Name, RequestBody, Text, at_most
@@ -25,17 +25,6 @@ BATCH = 32  # texts per part of the work
 
 NonEmpty = Annotated[Text, Field(min_length=1)]
 Texts = Annotated[list[NonEmpty], Field(min_length=1, max_length=MAX_TEXTS, fail_fast=True), at_most(MAX_TEXTS)]
-
-
-class TextEncoder(NamedTuple):
-    """`embed(texts)` returns unit vectors (N, D), `score(pairs)` the relevance of each second text to the first.
-
-    At least one of them is set. A text, or a pair, has at most `context` tokens (None: any number).
-    """
-
-    embed: Callable[[Sequence[str]], Tensor] | None = None
-    score: Callable[[Sequence[tuple[str, str]]], Sequence[float]] | None = None
-    context: int | None = None
 
 
 class EmbeddingBody(RequestBody):
@@ -101,40 +90,45 @@ class Ranking(ResponseBody):
     usage: EmbeddingUsage
 
 
-def router(served: ServedModel, encoder: TextEncoder | None) -> APIRouter:
-    routes, thread = APIRouter(prefix="/v1"), served.encoder_thread
+async def compute(served: ServedModel, request: Request, work: Callable[[list], Any], items: list) -> list | None:
+    """The results of `work` on batches of the items; None if the client disconnected."""
+    results: list = []
+    thread = served.encoder_thread
 
-    async def compute(request: Request, work: Callable[[list], Any], items: list) -> list | None:
-        """The results of `work` on batches of the items; None if the client disconnected."""
-        results: list = []
+    async def run() -> None:
+        with thread.request():
+            for start in range(0, len(items), BATCH):
+                results.extend(await thread.run(work, items[start : start + BATCH]))
 
-        async def run() -> None:
-            with thread.request():
-                for start in range(0, len(items), BATCH):
-                    results.extend(await thread.run(work, items[start : start + BATCH]))
+    try:
+        return results if await run_until_disconnect(request, run()) else None
+    except ValueError as error:
+        raise ApiError(400, str(error), code="invalid_value") from error
 
-        try:
-            return results if await run_until_disconnect(request, run()) else None
-        except ValueError as error:
-            raise ApiError(400, str(error), code="invalid_value") from error
 
-    async def count_tokens(texts: list[str], context: int | None) -> int:
-        total = 0
-        for text in texts:
-            count = len(await served.encode_with_special_tokens(text))
-            if context is not None and count > context:
-                message = f"a text has {count} tokens, but this model reads at most {context}; split it"
-                raise ApiError(400, message, code="context_length_exceeded")
-            total += count
-        return total
+async def count_tokens(served: ServedModel, texts: list[str], context: int | None) -> int:
+    """The tokens of all texts; 400 if one has more than `context`."""
+    total = 0
+    for text in texts:
+        count = len(await served.encode_with_special_tokens(text))
+        if context is not None and count > context:
+            message = f"a text has {count} tokens, but this model reads at most {context}; split it"
+            raise ApiError(400, message, code="context_length_exceeded")
+        total += count
+    return total
+
+
+def router(models: ModelRegistry) -> APIRouter:
+    routes = APIRouter(prefix="/v1")
 
     @routes.post("/embeddings", responses={200: {"model": Embeddings}})
     async def embeddings(body: EmbeddingBody, request: Request) -> Response:
-        served.check_name(body.model)
+        served = models.find(body.model)
+        encoder = served.encoder
         if encoder is None or encoder.embed is None:
             raise ApiError(404, "this model has no embeddings; serve an encoder", code="no_embeddings")
         texts = [body.input] if isinstance(body.input, str) else body.input
-        tokens = await count_tokens(texts, encoder.context)
+        tokens = await count_tokens(served, texts, encoder.context)
         embed, as_base64 = encoder.embed, body.encoding_format == "base64"
 
         def work(batch: list[str]) -> list:
@@ -146,7 +140,7 @@ def router(served: ServedModel, encoder: TextEncoder | None) -> APIRouter:
                 return vectors.tolist()
             return [base64.b64encode(vector.numpy().astype("<f4").tobytes()).decode() for vector in vectors]
 
-        vectors = await compute(request, work, texts)
+        vectors = await compute(served, request, work, texts)
         if vectors is None:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         data = [{"object": "embedding", "index": i, "embedding": vector} for i, vector in enumerate(vectors)]
@@ -155,20 +149,21 @@ def router(served: ServedModel, encoder: TextEncoder | None) -> APIRouter:
 
     @routes.post("/rerank", responses={200: {"model": Ranking}})
     async def rerank(body: RerankBody, request: Request) -> Response:
-        served.check_name(body.model)
+        served = models.find(body.model)
+        encoder = served.encoder
         if encoder is None:
             raise ApiError(404, "this model cannot rank documents; serve an encoder", code="no_embeddings")
         texts = body.texts
-        query_tokens = await count_tokens([body.query], encoder.context)
+        query_tokens = await count_tokens(served, [body.query], encoder.context)
         if (score := encoder.score) is not None:
             context = None if encoder.context is None else encoder.context - query_tokens
-            tokens = await count_tokens(texts, context) + query_tokens * len(texts)
-            scores = await compute(request, score, [(body.query, text) for text in texts])
+            tokens = await count_tokens(served, texts, context) + query_tokens * len(texts)
+            scores = await compute(served, request, score, [(body.query, text) for text in texts])
         else:
             embed = encoder.embed
             assert embed is not None, "a text encoder has embed or score"
-            tokens = await count_tokens(texts, encoder.context) + query_tokens
-            vectors = await compute(request, lambda batch: list(embed(batch).float()), [body.query, *texts])
+            tokens = await count_tokens(served, texts, encoder.context) + query_tokens
+            vectors = await compute(served, request, lambda batch: list(embed(batch).float()), [body.query, *texts])
             scores = None if vectors is None else [float(vectors[0] @ vector) for vector in vectors[1:]]
         if scores is None:
             return Response(status_code=CLIENT_CLOSED_REQUEST)

@@ -7,9 +7,9 @@ from pydantic import Field, model_validator
 
 from regard.server.chat_schema import Messages
 from regard.server.errors import ApiError
+from regard.server.model_registry import ModelRegistry
 from regard.server.response_schema import ResponseBody
 from regard.server.schema import MAX_PROMPT, Id, Name, RequestBody, Text
-from regard.server.served_model import ServedModel
 
 
 class TokenizeBody(RequestBody):
@@ -49,13 +49,12 @@ class Detokenized(ResponseBody):
     prompt: str
 
 
-def router(served: ServedModel) -> APIRouter:
+def router(models: ModelRegistry) -> APIRouter:
     routes = APIRouter()
 
     @routes.post("/tokenize")
     async def tokenize(body: TokenizeBody) -> Tokenized:
-        if body.model is not None:
-            served.check_name(body.model)
+        served = models.find(body.model)
         if body.messages is not None:
             ids = await served.encode_chat(body.messages, body.add_generation_prompt is not False)
         else:
@@ -65,8 +64,7 @@ def router(served: ServedModel) -> APIRouter:
 
     @routes.post("/detokenize")
     async def detokenize(body: DetokenizeBody) -> Detokenized:
-        if body.model is not None:
-            served.check_name(body.model)
+        served = models.find(body.model)
         if (largest := max(body.tokens, default=0)) >= (vocab := served.tokenizer.vocab_size):
             message = f"id {largest} is outside the vocabulary of {vocab}; send ids of this model"
             raise ApiError(400, message, code="invalid_value", param="tokens")

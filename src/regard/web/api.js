@@ -40,9 +40,12 @@ async function request(path, body, signal) {
 const requestJson = async (path, body, signal) => (await request(path, body, signal)).json();
 
 // passage: {text} or {messages}; head: {layer, head}, or {} for the overview of all heads
-export const describeModel = () => requestJson("/regard/model");
-export const tokenize = (passage, signal) => requestJson("/regard/tokenize", passage, signal);
-export const attention = (passage, head, signal) => requestJson("/regard/attention", { ...passage, ...head }, signal);
+// model: its name; the server's first by default
+export const describeModel = (model) =>
+  requestJson("/regard/model" + (model ? `?model=${encodeURIComponent(model)}` : ""));
+export const tokenize = (model, passage, signal) => requestJson("/regard/tokenize", { model, ...passage }, signal);
+export const attention = (model, passage, head, signal) =>
+  requestJson("/regard/attention", { model, ...passage, ...head }, signal);
 
 // sampling: OpenAI's fields
 export async function* generate(model, passage, sampling, signal) {

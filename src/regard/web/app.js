@@ -16,19 +16,31 @@ const mode = () => (get("mode-chat").checked ? "chat" : "continue");
 
 async function start() {
   try {
-    model = await api.describeModel();
+    model = await api.describeModel(new URLSearchParams(location.search).get("model"));
   } catch (error) {
     if (error.status === 401) return askForKey();
     return notify(error.message);
   }
   const facts = [`${model.layers} layers`, `context ${model.context} tokens`, `vocabulary ${model.vocabulary}`];
-  get("facts").replaceChildren(element("b", "", model.name), ` · ${(model.layers ? facts : facts.slice(1)).join(" · ")}`);
+  const title = element("b", "", model.models.length > 1 ? "" : model.name);
+  if (model.models.length > 1) title.append(modelPicker());
+  get("facts").replaceChildren(title, ` · ${(model.layers ? facts : facts.slice(1)).join(" · ")}`);
   document.title = `${model.name} · regard`;
   get("mode-chat").disabled = !model.chat;
   get(model.chat ? "mode-chat" : "mode-continue").checked = true;
   get("attention").hidden = !model.attention;
   if (model.attention) panel = new AttentionPanel(model);
   reset();
+}
+
+// Another model opens the page again, with its name in the address.
+function modelPicker() {
+  const picker = element("select", "");
+  picker.id = "model";
+  picker.setAttribute("aria-label", "Model");
+  picker.append(...model.models.map((name) => new Option(name, name, false, name === model.name)));
+  picker.addEventListener("change", () => (location.search = `?model=${encodeURIComponent(picker.value)}`));
+  return picker;
 }
 
 function askForKey() {

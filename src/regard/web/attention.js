@@ -44,7 +44,7 @@ export class AttentionPanel {
     if (!passage) return this.clear();
     this.passage = passage;
     await this.load(async (signal) => {
-      const { layers: rows } = await api.attention(passage, {}, signal);
+      const { layers: rows } = await api.attention(this.model.name, passage, {}, signal);
       this.drawGrid(rows);
       await this.showSelected(signal);
     });
@@ -71,7 +71,7 @@ export class AttentionPanel {
   }
 
   async showSelected(signal) {
-    this.view = await api.attention(this.passage, this.selected, signal);
+    this.view = await api.attention(this.model.name, this.passage, this.selected, signal);
     this.setVisible(true);
     this.map.show(this.view.tokens, this.view.weights);
     paint(get("scale"), [Array.from({ length: 160 }, (_, i) => i / 159)]);

@@ -31,7 +31,7 @@ export class Conversation {
     turn.classList.add("streaming");
     turn.ariaBusy = "true"; // screen readers read the finished answer, not every token
     try {
-      const available = model.context - (await api.tokenize(passage, signal)).ids.length;
+      const available = model.context - (await api.tokenize(model.name, passage, signal)).ids.length;
       const max_tokens = Math.max(1, Math.min(sampling.max_tokens, available));
       for await (const delta of api.generate(model.name, passage, { ...sampling, max_tokens }, signal)) {
         this.addDelta(turn, answer, delta);

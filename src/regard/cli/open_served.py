@@ -1,0 +1,82 @@
+"""The models of a server: each loaded, with its engine if it generates text."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from regard.find_model import find_model
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from regard.cli.open_engine import EngineOptions
+    from regard.language_model import LanguageModel
+    from regard.server.served_model import ServedModel, TextEncoder
+
+
+class NamedModel(NamedTuple):
+    name: str
+    path: Path
+
+
+def named_model(text: str, name: str | None = None) -> NamedModel:
+    """A model by MODEL or NAME=MODEL; without a name it has that of its folder. Raises ValueError if there is none."""
+    given, sign, path = text.partition("=")
+    if name is None and sign and given and not Path(text).exists():
+        name, text = given, path
+    find_model(text)
+    return NamedModel(name or os.path.basename(os.path.abspath(text)), Path(text))
+
+
+def named_models(texts: list[str], name: str | None) -> list[NamedModel]:
+    """name: of the only model."""
+    if name is not None and len(texts) > 1:
+        raise ValueError(f"--name {name} is for one model; name several as NAME=MODEL, such as {name}={texts[0]}")
+    models = [named_model(text, name) for text in texts]
+    names = [model.name for model in models]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        example = f"{twice[0]}-2={texts[-1].rpartition('=')[2]}"
+        raise ValueError(f"several models have the name {twice[0]!r}; give other names, such as {example}")
+    return models
+
+
+def open_served(models: list[NamedModel], console: "Console", options: "EngineOptions") -> "list[ServedModel]":
+    """All weights are loaded before the engines divide the rest of the memory."""
+    from regard.cli.open_encoder import open_text_encoder
+    from regard.cli.open_engine import open_engine
+    from regard.cli.open_model import open_model
+    from regard.server.served_model import ServedModel
+
+    adapter, device, context, dtype = options.adapter, options.device, options.context, options.dtype
+    loaded: list[tuple[LanguageModel, TextEncoder | None]] = []
+    for _, path in models:
+        encoder = open_text_encoder(path, device, context, adapter, dtype)
+        loaded.append(encoder or (open_model(path, device, context, adapter, dtype), None))
+    engines = sum(encoder is None for _, encoder in loaded)
+    served: list[ServedModel] = []
+    for (name, path), (llm, encoder) in zip(models, loaded, strict=True):
+        if len(models) > 1:
+            console.print(f"[bold]{name}[/]", highlight=False)
+        if encoder is not None:
+            served.append(ServedModel(name, llm.tokenizer, encoder=encoder))
+            continue
+        index = sum(model.engine is not None for model in served)
+        open_engine(llm, console, options, index, engines)
+        served.append(generating_model(name, path, llm))
+    return served
+
+
+def generating_model(name: str, path: Path, llm: "LanguageModel") -> "ServedModel":
+    from functools import partial
+
+    from regard.cli.open_model import require_decoder
+    from regard.lens import RecordedAttention, attention_heads
+    from regard.models.encoder_decoder import EncoderDecoderModule
+    from regard.server.lens_thread import Lens
+    from regard.server.served_model import ServedModel
+
+    if isinstance(llm.model, EncoderDecoderModule):
+        return ServedModel(name, llm.tokenizer, llm.engine, submit_source=llm.submit_source)
+    require_decoder(path, llm)
+    lens = Lens(partial(RecordedAttention, llm.model), attention_heads(llm.model))
+    return ServedModel(name, llm.tokenizer, llm.engine, lens=lens)

@@ -1,0 +1,65 @@
+"""The models of a server by their names.
+
+Each model has its own engine in its own thread, so a model that fails, or takes long, does not affect the others.
+"""
+
+import asyncio
+import difflib
+from collections.abc import Iterator, Sequence
+
+from regard.server.errors import ApiError
+from regard.server.served_model import ServedModel
+
+
+class ModelRegistry:
+    """`find(name)` is the model that a request names. The first model is the default of routes that need no name."""
+
+    def __init__(self, models: Sequence[ServedModel]):
+        if not models:
+            raise ValueError("a server needs at least one model")
+        self._models: dict[str, ServedModel] = {}
+        for model in models:
+            if model.name in self._models:
+                raise ValueError(f"two models have the name {model.name!r}; give them different names")
+            self._models[model.name] = model
+        self.draining = False  # the server is shutting down and accepts no new connections
+
+    def __iter__(self) -> Iterator[ServedModel]:
+        return iter(self._models.values())
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._models)
+
+    @property
+    def default(self) -> ServedModel:
+        return next(iter(self))
+
+    @property
+    def stopped(self) -> list[str]:
+        """The names of the models whose engine has ended."""
+        return [model.name for model in self if not model.alive]
+
+    def find(self, name: str | None) -> ServedModel:
+        """The model of this name, by default the first; 404 if there is none."""
+        if name is None:
+            return self.default
+        if name in self._models:
+            return self._models[name]
+        close = difflib.get_close_matches(name[:200], self.names, n=1)  # the time grows with the length of the name
+        hint = f"; did you mean {close[0]!r}?" if close and len(self.names) > 1 else ""
+        message = f"there is no model {name[:100]!r} on this server{hint}; use {' or '.join(map(repr, self.names))}"
+        raise ApiError(404, message, code="model_not_found", param="model")
+
+    async def start(self) -> None:
+        for model in self:
+            model.start()
+
+    async def stop(self) -> None:
+        """End the threads of all models; their unfinished requests fail."""
+        await asyncio.gather(*(model.stop() for model in self))
+
+    def cancel_all(self, reason: str) -> None:
+        for model in self:
+            if model.engine is not None:
+                model.engine.cancel_all(reason)
