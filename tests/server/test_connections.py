@@ -1,5 +1,6 @@
 """Clients that hold connections without a request, against a real server with low limits."""
 
+import json
 import logging
 import resource
 import socket
@@ -26,7 +27,7 @@ LONG = {"model": "tiny", "prompt": "Mira", "max_tokens": 4000, "stream": True}
 
 
 @contextmanager
-def running(tokenizer, **limits) -> Iterator[tuple[Server, FakeEngine, str, Callable[[bytes], socket.socket]]]:
+def running(tokenizer, **limits) -> Iterator[tuple[Server, FakeEngine, str, Callable[..., socket.socket]]]:
     """A server, its engine and URL, and a function that opens a connection and sends bytes."""
     engine, address = FakeEngine(tokenizer, "again and again", repeat=True), Queue()
     engine.step_seconds = 0.002
@@ -36,9 +37,13 @@ def running(tokenizer, **limits) -> Iterator[tuple[Server, FakeEngine, str, Call
     url = address.get(timeout=10)
     with ExitStack() as sockets:
 
-        def connect(data: bytes) -> socket.socket:
+        def connect(data: bytes, receive_buffer: int | None = None) -> socket.socket:
             host, port = url.removeprefix("http://").split(":")
-            connection = sockets.enter_context(socket.create_connection((host, int(port)), timeout=10))
+            connection = sockets.enter_context(socket.socket())
+            connection.settimeout(10)
+            if receive_buffer is not None:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+            connection.connect((host, int(port)))
             connection.sendall(data)
             return connection
 
@@ -100,6 +105,29 @@ def test_an_incomplete_request_is_closed(tokenizer, data):
             wait_until(lambda: is_closed(connection))
             engine.may_step.set()
             assert next(stream.iter_lines()).startswith("data: ")  # a complete request is not closed
+
+
+def test_a_client_that_does_not_read_its_stream_is_closed(tokenizer):
+    """Neither does the stream stay in memory. A client that reads gets its whole stream."""
+    body = json.dumps(LONG | {"max_tokens": 1500}).encode()
+    post = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    post += b"content-length: %d\r\n\r\n" % len(body) + body
+    with running(tokenizer, send_timeout=0.4) as (server, engine, url, connect):
+        engine.step_seconds = 0
+        # accepted sockets have this buffer too, so that the kernel does not take the whole stream
+        server.servers[0].sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 13)
+        idle, slow = connect(b"", receive_buffer=1 << 13), connect(post, receive_buffer=1 << 13)
+        idle.sendall(post)
+        received = b""
+        while not received.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n"):
+            received += slow.recv(1 << 14)
+        assert len(received) > 100_000
+        wait_until(lambda: len(server.server_state.connections) == 1 and engine.idle)
+        assert httpx.get(f"{url}/health", timeout=10).status_code == 200
+        rest = b""
+        while data := idle.recv(1 << 14):
+            rest += data
+        assert rest and b"[DONE]" not in rest
 
 
 def test_a_connection_is_kept_for_the_next_request(tokenizer):

@@ -1,9 +1,10 @@
 """Limits for connections and log lines, so that clients that only hold connections do not stop the server.
 
-A connection must send its whole request within `request_timeout` seconds. At most `max_connections` are open, well
-below the limit of file descriptors: if asyncio reaches that limit, it logs a traceback for each failed `accept` and
-tries again. If there is one more, the connection that has waited longest for a request is closed; if all of them have a
-request, the new one is refused with 503.
+A connection must send its whole request within `request_timeout` seconds. It is closed if a response waits longer than
+`send_timeout` seconds for the client to read. At most `max_connections` are open, well below the limit of file
+descriptors: if asyncio reaches that limit, it logs a traceback for each failed `accept` and tries again. If there is one
+more, the connection that has waited longest for a request is closed; if all of them have a request, the new one is
+refused with 503.
 """
 
 import asyncio
@@ -18,6 +19,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 BACKLOG = 256  # connections that asyncio accepts at once, before their protocols can refuse them
 MAX_CONNECTIONS = 4096
 REQUEST_TIMEOUT = 30.0
+SEND_TIMEOUT = 60.0
 REFUSAL = b'{"error":{"message":"all connections of the server are in use; try again later","type":"server_error",'
 REFUSAL += b'"param":null,"code":"too_many_connections"}}'
 REFUSAL_HEAD = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\n"
@@ -43,11 +45,14 @@ class LimitedProtocol(H11Protocol):
         waiting: "OrderedDict[LimitedProtocol, None]",
         max_connections: int,
         request_timeout: float,
+        send_timeout: float,
         **kwargs: Any,
     ):
         super().__init__(*args, **kwargs)
         self.waiting, self.max_connections, self.request_timeout = waiting, max_connections, request_timeout
+        self.send_timeout = send_timeout
         self.request_timer: asyncio.TimerHandle | None = None
+        self.send_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # uvicorn narrows it too
         if len(self.connections) >= self.max_connections:
@@ -69,7 +74,21 @@ class LimitedProtocol(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.stop_waiting()
+        self.stop_send_timer()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:  # the client reads more slowly than the server writes
+        super().pause_writing()
+        self.send_timer = self.loop.call_later(self.send_timeout, self.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self.stop_send_timer()
+
+    def stop_send_timer(self) -> None:
+        if self.send_timer is not None:
+            self.send_timer.cancel()
+            self.send_timer = None
 
     def update_waiting(self) -> None:
         incomplete = self.conn.their_state in (h11.IDLE, h11.SEND_BODY)

@@ -23,6 +23,7 @@ from regard.server.app import create_app
 from regard.server.connections import (
     BACKLOG,
     REQUEST_TIMEOUT,
+    SEND_TIMEOUT,
     LimitedProtocol,
     LogRateLimit,
     default_max_connections,
@@ -84,6 +85,7 @@ class Server(uvicorn.Server):
         on_ready: Callable[[str], None],
         max_connections: int | None = None,
         request_timeout: float = REQUEST_TIMEOUT,
+        send_timeout: float = SEND_TIMEOUT,
     ):
         max_connections = max_connections or default_max_connections()
         protocol = partial(
@@ -91,6 +93,7 @@ class Server(uvicorn.Server):
             waiting=OrderedDict(),
             max_connections=max_connections,
             request_timeout=request_timeout,
+            send_timeout=send_timeout,
         )
         config = uvicorn.Config(
             app,
