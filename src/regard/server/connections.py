@@ -2,8 +2,8 @@
 
 A connection must send its whole request within `request_timeout` seconds. It is closed if a response waits longer than
 `send_timeout` seconds for the client to read. At most `max_connections` are open, well below the limit of file
-descriptors: if asyncio reaches that limit, it logs a traceback for each failed `accept` and tries again. If there is one
-more, the connection that has waited longest for a request is closed; if all of them have a request, the new one is
+descriptors: if asyncio reaches that limit, it logs a traceback for each failed `accept` and tries again. If there is
+one more, the connection that has waited longest for a request is closed; if all of them have a request, the new one is
 refused with 503.
 """
 
