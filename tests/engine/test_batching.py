@@ -94,7 +94,7 @@ def test_a_single_request_equals_the_model_without_a_cache(tiny, single_request_
         request = Request(tuple(ids), sampling)
         request.history = TokenHistory(ids, 61, logits.device) if sampling.penalizes else None
         for row, id in zip(logits, new, strict=True):
-            (token,) = sample(row.unsqueeze(0), [request])
+            (token,) = sample(row.unsqueeze(0), [request]).read()
             assert token.id == id
             request.add(token)
 

@@ -128,15 +128,15 @@ def test_steps_are_counted_from_the_first_new_token() -> None:
     short, long = request([1], seed=5), request([1, 2, 3, 4], seed=5)
     ids = []
     for logits in torch.randn(20, 1, 500):
-        tokens = [sample(logits, [each])[0] for each in (short, long)]
+        tokens = [sample(logits, [each]).read()[0] for each in (short, long)]
         assert tokens[0] == tokens[1]
         ids.append(tokens[0].id)
         short.add(tokens[0])
         long.add(tokens[1])
     assert len(set(ids)) > 10
     flat = torch.zeros(1, 500)
-    repeated = [sample(flat, [request(seed=5)])[0].id for _ in range(2)]
-    assert repeated[0] == repeated[1] != sample(flat, [short])[0].id
+    repeated = [sample(flat, [request(seed=5)]).read()[0].id for _ in range(2)]
+    assert repeated[0] == repeated[1] != sample(flat, [short]).read()[0].id
 
 
 @pytest.mark.ledger("dec.sampling")
@@ -144,8 +144,8 @@ def test_a_row_does_not_depend_on_the_batch() -> None:
     logits = torch.randn(40, 500) * 2
     settings = [*FILTERS, {"temperature": 0}, {"temperature": 0, "presence_penalty": 2.0}]
     requests = [request([1, 5], seed=i, **settings[i % len(settings)]) for i in range(40)]
-    batched = sample(logits, requests)
-    assert batched == [sample(logits[i : i + 1], [requests[i]])[0] for i in range(40)]
+    batched = sample(logits, requests).read()
+    assert batched == [sample(logits[i : i + 1], [requests[i]]).read()[0] for i in range(40)]
 
 
 def test_ties_are_kept_in_every_batch() -> None:
@@ -171,7 +171,7 @@ def test_logprobs_are_computed_before_temperature_filters_and_penalties() -> Non
         request(temperature=0, top_logprobs=3),
         request([4], temperature=0.5, top_k=1, frequency_penalty=1.0, seed=1),
     ]
-    tokens = sample(logits, requests)
+    tokens = sample(logits, requests).read()
     logprobs = logits.log_softmax(-1)
     for row, token in zip(logprobs, tokens, strict=True):
         assert token.logprob == pytest.approx(row[token.id].item(), abs=1e-5)
@@ -187,11 +187,11 @@ def test_logprobs_are_computed_before_temperature_filters_and_penalties() -> Non
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_logits_that_are_not_finite_yield_no_token(value, settings) -> None:
     logits = torch.randn(3, 500)
-    healthy = [sample(logits[i : i + 1], [request(seed=i, **settings)])[0] for i in range(3)]
+    healthy = [sample(logits[i : i + 1], [request(seed=i, **settings)]).read()[0] for i in range(3)]
     logits[1, 200] = value
     logits[0, 3] = -math.inf  # -inf is valid: the token is impossible
-    tokens = sample(logits, [request(seed=i, **settings) for i in range(3)])
+    tokens = sample(logits, [request(seed=i, **settings) for i in range(3)]).read()
     assert isinstance(tokens[1], str) and isinstance(tokens[0], Token) and tokens[2] == healthy[2]
-    assert sample(torch.full((1, 500), -math.inf), [request(seed=1, **settings)]) == [
+    assert sample(torch.full((1, 500), -math.inf), [request(seed=1, **settings)]).read() == [
         "the model's logits for this request are not finite"
     ]

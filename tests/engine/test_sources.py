@@ -71,7 +71,7 @@ def test_batched_requests_equal_the_model_without_a_cache(model: nn.Module, stor
         if reference.sampling.penalizes:
             reference.history = TokenHistory(reference.ids, VOCAB, torch.device("cpu"))
         for row, token in zip(whole_logits(model, request), request.new, strict=True):
-            (expected,) = sample(row.unsqueeze(0), [reference])
+            (expected,) = sample(row.unsqueeze(0), [reference]).read()
             assert token.id == expected.id and abs(token.logprob - expected.logprob) < 1e-9
             reference.add(expected)
 

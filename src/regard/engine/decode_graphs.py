@@ -11,6 +11,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from regard.engine.request import UNREAD
+from regard.engine.stores.arrays import to_device
+
 Step = Callable[[Tensor, Tensor, Tensor, int], Tensor]  # tokens, positions, valid (B, 1), span -> logits (B, V)
 
 
@@ -23,19 +26,25 @@ class DecodeGraphs:
         """step: the function to capture for a number of rows."""
         self.step, self.rows, self.device = step, rows, device
         self.inputs = torch.zeros(3, rows, 1, dtype=torch.int64, device=device)  # tokens, positions, valid
-        self.host = torch.zeros(3, rows, 1, dtype=torch.int64, pin_memory=device.type == "cuda")
         self.graphs: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         self.stream: torch.cuda.Stream | None = None
 
-    def run(self, rows: Sequence[int], tokens: Sequence[int], positions: Sequence[int], span: int) -> Tensor:
-        """The logits of one token per row, in the order of the rows; the next run overwrites them."""
+    def run(
+        self, rows: Sequence[int], tokens: Sequence[int], positions: Sequence[int], span: int, last: Tensor
+    ) -> Tensor:
+        """The logits of one token per row, in the order of the rows; the next run overwrites them.
+
+        last: (rows,) the ids of tokens that are UNREAD.
+        """
         size = self.size(rows[-1] + 1)
         graph, logits = self.graphs.get((size, span)) or self.capture(size, span)
-        self.host.zero_()
-        self.host[:, rows, 0] = torch.tensor([tokens, positions, [1] * len(rows)])
-        self.inputs.copy_(self.host, non_blocking=True)
+        inputs = torch.zeros(3, self.rows, 1, dtype=torch.int64)
+        inputs[:, rows, 0] = torch.tensor([tokens, positions, [1] * len(rows)])
+        self.inputs.copy_(to_device(inputs, self.device))
+        if UNREAD in tokens:
+            self.inputs[0] = last.unsqueeze(-1).where(self.inputs[0] == UNREAD, self.inputs[0])
         graph.replay()
-        return logits if len(rows) == size else logits[list(rows)]
+        return logits if len(rows) == size else logits[to_device(torch.tensor(rows), self.device)]
 
     def size(self, rows: int) -> int:
         """The rows of the smallest graph that has at least this many."""

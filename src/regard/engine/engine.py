@@ -10,7 +10,7 @@ ids only. A request to an encoder-decoder has a source too. The sources of a bat
 in the forward of the first target tokens. The engine is not thread-safe: use it from one thread.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count
@@ -36,7 +36,7 @@ from regard.engine.memory import open_store
 from regard.engine.namespace import namespace_of
 from regard.engine.request import GenerationError, QueueFull, Request, Sampling, Token, TokenHistory, derived_seed
 from regard.engine.runner import Runner
-from regard.engine.sampling import sample
+from regard.engine.sampling import Sampled, sample
 from regard.engine.scheduler import ScheduledBatch, Scheduler
 from regard.engine.stores.base import OpenStore
 from regard.models.encoder_decoder import EncoderDecoderModule
@@ -96,7 +96,10 @@ class Engine:
         self.runner = Runner(decoder, self.encoder_decoder, self.store)
         if compile:
             self.runner.compile()
-        self.scheduler = Scheduler(self.store, chunk, self.namespace if prefix_cache else None)
+        self.scheduler = Scheduler(self.store, chunk, self.namespace if prefix_cache else None, self.read_tokens)
+        self.lag = 1 if self.device.type == "cuda" else 0  # steps whose tokens are not read yet when the next starts
+        self.unread: deque[tuple[int, list[Request], Sampled]] = deque()  # by step
+        self.produced: list[tuple[Request, Token]] = []  # tokens that no step has returned yet
         self.arrivals = count()
         self.counts = Counter(steps=0, prompt_tokens=0, new_tokens=0, stop=0, length=0, cancelled=0, timeout=0, error=0)
 
@@ -137,6 +140,7 @@ class Engine:
         check_sampled_ids(sampling, self.model.spec.vocab)
         source = checked_source(self.encoder_decoder, source, self.source_capacity)
         request = Request(ids, sampling, source, embeddings, salt=salt)
+        request.limit = min(sampling.max_new, self.capacity - len(ids))
         if sampling.penalizes:
             request.history = TokenHistory(ids, self.model.spec.vocab, self.device)
         if sampling.grammar is not None:
@@ -180,25 +184,28 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> list[tuple[Request, Token]]:
-        """Run one step and return its new tokens, at most one per running request.
+        """Run one step. Returns new tokens: on a CPU those of this step, on a GPU mostly those of the step before.
 
-        A request that fails has finish="error" and a message in `error`.
+        A GPU computes while the host schedules: the tokens of a step stay on the device as inputs of the next one, and
+        are read after that has started. A request that fails has finish="error" and a message in `error`.
         """
-        produced = []
         for request in self.scheduler.expired():
             self.end(request, "timeout")
         batches = self.scheduler.plan()
-        if not batches and (request := self.scheduler.waiting.first()):  # all rows are free: waiting cannot help
-            needed = f"the store has no space for the {len(request.tokens)} tokens of this request"
-            self.end(request, "error", f"{needed}, although no request is running; open a larger store")
         for batch in batches:
             try:
                 logits = self.runner.forward(batch)
             except (RuntimeError, IndexError) as error:
                 self.handle_failure(batch, error)
             else:
-                produced += self.advance(batch, logits)
+                self.advance(batch, logits)
+        waits = not batches or any(request.sampling.reads_tokens for request in self.scheduler.running)
+        self.read_tokens(0 if waits else self.lag)
+        if not batches and not self.scheduler.running and (request := self.scheduler.waiting.first()):
+            needed = f"the store has no space for the {len(request.tokens)} tokens of this request"
+            self.end(request, "error", f"{needed}, although no request is running; open a larger store")
         self.counts["steps"] += 1
+        produced, self.produced = self.produced, []
         return produced
 
     def generate(
@@ -225,6 +232,7 @@ class Engine:
         embeddings: Tensor | None = None,
     ) -> list[Beam]:
         """The best sequences, best first. Other requests do not advance meanwhile. Arguments as for `submit`."""
+        self.read_tokens()
         first = self.checked_request(ids, sampling, source, embeddings)
         return BeamSearch(self.scheduler, self.runner.forward, self.model.spec.vocab, self.capacity).run(first, beams)
 
@@ -233,6 +241,7 @@ class Engine:
         """The new tokens of a decoder. Other requests do not advance meanwhile. Arguments as for `submit`."""
         if self.encoder_decoder is not None:
             raise ValueError("contrastive search is for decoders; use beam_search with an encoder-decoder")
+        self.read_tokens()
         request = self.checked_request(ids, sampling, None, None)
         return ContrastiveSearch(self.scheduler, self.model, self.device, self.capacity).run(request, settings)
 
@@ -261,35 +270,57 @@ class Engine:
     def namespace(self, request: Request) -> object:
         return namespace_of(request, self.model)
 
-    def advance(self, batch: ScheduledBatch, logits: Tensor) -> list[tuple[Request, Token]]:
+    def advance(self, batch: ScheduledBatch, logits: Tensor) -> None:
         """Sample the next token of every request of the batch that has no pending tokens left."""
         self.scheduler.advance(batch)
         ready = [request for request, _ in batch if request.pending == 0]
-        produced = []
-        for request, token in zip(ready, sample(logits, ready) if ready else [], strict=True):
-            if isinstance(token, str):
-                self.end(request, "error", token)
-                continue
-            token = token._replace(finish=self.finish_reason(request, token.id))
-            request.add(token)
-            produced.append((request, token))
-            self.counts["new_tokens"] += 1
-            if token.finish is not None:
-                self.end(request, token.finish)
-        return produced
+        if ready:
+            sampled = sample(logits, ready)
+            self.runner.keep_last(ready, sampled.ids)
+            self.unread.append((self.counts["steps"], ready, sampled))
+            for request in ready:
+                request.unread += 1
+
+    def read_tokens(self, lag: int = 0) -> bool:
+        """Read the tokens of all steps but the last `lag`; False if there are none."""
+        found = False
+        while self.unread and self.unread[0][0] <= self.counts["steps"] - lag:
+            _, requests, sampled = self.unread.popleft()
+            for request, token in zip(requests, sampled.read(), strict=True):
+                if request.finish is None:  # else it is a token after the last
+                    self.add(request, token)
+            found = True
+        return found
+
+    def add(self, request: Request, token: Token | str) -> None:
+        """Append a token to a request, or end the request for the reason why it has none."""
+        request.unread -= 1
+        if isinstance(token, str):
+            return self.end(request, "error", token)
+        token = token._replace(finish=self.finish_reason(request, token.id))
+        request.add(token)
+        self.produced.append((request, token))
+        self.counts["new_tokens"] += 1
+        if token.finish is not None:
+            self.end(request, token.finish)
+        else:
+            self.scheduler.commit(request)
 
     def finish_reason(self, request: Request, id: int) -> str | None:
         """Why the request finishes with this token; None if it continues."""
         if request.stops(id):
             return "stop"
-        full = len(request.tokens) + 1 >= self.capacity or len(request.new) + 1 >= request.sampling.max_new
-        return "length" if full else None
+        return "length" if len(request.new) + 1 >= request.limit else None
 
     def handle_failure(self, batch: ScheduledBatch, error: Exception) -> None:
         """End the request of a failed forward; if it had several, preempt them, to be recomputed one at a time."""
+        self.read_tokens()
+        requests = [request for request, _ in batch if request.finish is None]
         if len(batch) == 1:
-            return self.end(batch[0][0], "error", f"the model failed on this request: {str(error).splitlines()[0]}")
-        for request, _ in batch:
+            for request in requests:
+                self.end(request, "error", f"the model failed on this request: {str(error).splitlines()[0]}")
+            return
+        for request in requests:
             request.isolated = True
             self.scheduler.preempt(request)
 

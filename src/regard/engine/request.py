@@ -30,6 +30,7 @@ RULES = {  # setting: (type, lowest, highest, rule); NaN is in no range
     "frequency_penalty": (float, -2, 2, "from -2 to 2; 0 changes nothing"),
     "top_logprobs": (int, 0, 2**31, "an integer of at least 0"),
 }
+UNREAD = -1  # in place of the id of a token that the host has not read
 # (T,) prompt and new tokens, (V,) logits -> (V,) logits. The arguments are copies and may be changed.
 LogitsProcessor = Callable[[Tensor, Tensor], Tensor]
 TokenSequences = tuple[tuple[int, ...], ...]
@@ -134,6 +135,14 @@ class Sampling:
         )  # fmt: skip
 
     @property
+    def reads_tokens(self) -> bool:
+        """Whether the choice of a token depends on earlier new tokens, which the host must have read then."""
+        return bool(
+            self.penalizes or self.bad_words or self.processors or self.min_new or self.grammar is not None
+            or self.forced_bos_id is not None or self.forced_eos_id is not None
+        )  # fmt: skip
+
+    @property
     def constrained_ids(self) -> tuple[int, ...]:
         """The ids that are biased, suppressed or forced. They must be ids of the model."""
         forced = tuple(id for id in (self.forced_bos_id, self.forced_eos_id) if id is not None)
@@ -166,6 +175,8 @@ class Request:
     arrival: int = 0  # order of submission; the latest arrival is preempted first
     row: int | None = None  # in the store, while running
     cached: int = 0  # tokens that the store holds
+    unread: int = 0  # new tokens that are computed, but not read from the device yet; they are not in `tokens`
+    limit: int = 0  # new tokens at most, by max_new and the capacity of the engine
     preempted: bool = False  # has lost its row, and waits for another
     isolated: bool = False  # was in a batch that failed; has a batch to itself until its next token
     leader: "Request | None" = None  # has the same prompt; this request waits until that has computed it
@@ -177,9 +188,24 @@ class Request:
         self.seed = secrets.randbits(64) if self.sampling.seed is None else self.sampling.seed
 
     @property
+    def length(self) -> int:
+        """Tokens of the prompt and new tokens, also those that are not read yet."""
+        return len(self.tokens) + self.unread
+
+    @property
     def pending(self) -> int:
         """Tokens that are not cached yet: one in decode, more in prefill."""
-        return len(self.tokens) - self.cached
+        return self.length - self.cached
+
+    @property
+    def full(self) -> bool:
+        """Whether the request has all its new tokens, the last of which are not read yet."""
+        return self.unread > 0 and len(self.new) + self.unread >= self.limit
+
+    def pending_ids(self, count: int) -> list[int]:
+        """The first pending tokens; UNREAD for one that is not read yet, which can only be the last."""
+        ids = self.tokens[self.cached : self.cached + count]
+        return ids + [UNREAD] * (count - len(ids))
 
     @property
     def pending_source(self) -> int:

@@ -6,7 +6,7 @@ that change in place, but not modules that are replaced or hooks that are added 
 """
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,9 @@ from regard.compat import COMPILE_OPTIONS, cannot_compile
 from regard.engine.decode_graphs import CannotCapture, DecodeGraphs, Step
 from regard.engine.inputs import pad_ids
 from regard.engine.prompt_logprobs import record_prompt_logprobs
+from regard.engine.request import UNREAD, Request
 from regard.engine.scheduler import ScheduledBatch
+from regard.engine.stores.arrays import to_device
 from regard.engine.stores.base import Store
 from regard.layout import TokenLayout
 from regard.models.decoder import DecoderModule
@@ -37,6 +39,7 @@ class Runner:
     def __init__(self, model: DecoderModule, encoder_decoder: EncoderDecoderModule | None, store: Store):
         self.model, self.encoder_decoder, self.store = model, encoder_decoder, store
         self.device = model.embedding.weight.device
+        self.last = torch.zeros(store.rows, dtype=torch.int64, device=self.device)  # the last sampled id of each row
         self.compiled: Step | None = None
         self.graphs: DecodeGraphs | None = None
 
@@ -79,6 +82,9 @@ class Runner:
             if self.compiled is not None:
                 return self.decode(batch, self.compiled)
         tokens, layout, span = batch_inputs(batch, self.store, self.device)
+        if any(request.unread for request, _ in batch):
+            last = self.last[: len(batch)] if layout.rows is None else self.last[layout.rows]
+            tokens = last.unsqueeze(-1).where(tokens == UNREAD, tokens)
         states = self.store.begin_forward(layout, span, check=False)  # the scheduler has reserved the space
         if self.encoder_decoder is not None and reads_source:
             # every row of the batch is encoded; a request past its first chunk gets the same keys a second time
@@ -94,6 +100,14 @@ class Runner:
             hidden = hidden[:, 0]  # (N, D)
         return self.model.logits(hidden)
 
+    def keep_last(self, requests: Sequence[Request], ids: Tensor) -> None:
+        """Keep the new ids (N,) of these requests as inputs of the next step, which the host may start before."""
+        rows = [request.row for request in requests]
+        if rows == list(range(len(rows))):
+            self.last[: len(rows)] = ids
+        else:
+            self.last[to_device(torch.tensor(rows), self.device)] = ids
+
     def embed(self, batch: ScheduledBatch, tokens: Tensor) -> Tensor:
         """(B, L, D) embeddings: those of the model, replaced by those submitted with the requests."""
         x = self.model.embed(tokens)
@@ -105,10 +119,10 @@ class Runner:
 
     def decode(self, batch: ScheduledBatch, step: Callable[..., Tensor]) -> Tensor:
         """Decode by the compiled step, which computes all rows of the store so that shapes rarely change."""
-        pending = [(request.row, request.tokens[request.cached], request.cached) for request, _ in batch]
-        rows, last, cached = torch.tensor(pending, dtype=torch.long, device=self.device).view(-1, 3).unbind(1)
+        pending = [(request.row, *request.pending_ids(1), request.cached) for request, _ in batch]
+        rows, ids, cached = torch.tensor(pending, dtype=torch.long, device=self.device).view(-1, 3).unbind(1)
         tokens, positions = torch.zeros(2, self.store.rows, 1, dtype=torch.long, device=self.device)
-        tokens[rows, 0], positions[rows, 0] = last, cached
+        tokens[rows, 0], positions[rows, 0] = self.last[rows].where(ids == UNREAD, ids), cached
         valid = torch.zeros_like(tokens, dtype=torch.bool).index_fill_(0, rows, True)
         slots = max((request.cached for request, _ in batch), default=0) + 1
         return step(tokens, positions, valid, self.span(slots))[rows]
@@ -121,7 +135,8 @@ class Runner:
         requests = [request for request, _ in batch]  # sorted by row
         rows = [request.row for request in requests if request.row is not None]
         try:
-            return graphs.run(rows, [r.tokens[r.cached] for r in requests], [r.cached for r in requests], span)
+            tokens = [id for request in requests for id in request.pending_ids(1)]
+            return graphs.run(rows, tokens, [request.cached for request in requests], span, self.last)
         except CannotCapture as error:
             self.drop_graphs(error)
             return None
@@ -172,14 +187,14 @@ def batch_inputs(batch: ScheduledBatch, store: Store, device: torch.device) -> t
     longest = max(lengths)
     slots = max(request.cached + length for request, length in batch)
     rows = [request.row for request, _ in batch]
-    ids = [pad_row(request.tokens[request.cached : request.cached + n], longest) for request, n in batch]
+    ids = [pad_row(request.pending_ids(n), longest) for request, n in batch]
     offsets = [pad_row(list(range(request.cached, request.cached + n)), longest) for request, n in batch]
-    tokens, positions = torch.tensor([ids, offsets], device=device).unbind()  # (B, L) each, in one copy
+    tokens, positions = to_device(torch.tensor([ids, offsets]), device).unbind()  # (B, L) each, in one copy
     valid = [[True] * n + [False] * (longest - n) for n in lengths] if min(lengths) < longest else None
     layout = TokenLayout(
         positions,
-        valid=None if valid is None else torch.tensor(valid, device=device),
-        rows=None if rows == list(range(len(rows))) else torch.tensor(rows, device=device),
+        valid=None if valid is None else to_device(torch.tensor(valid), device),
+        rows=None if rows == list(range(len(rows))) else to_device(torch.tensor(rows), device),
     )
     return tokens, layout, min(-(-slots // SPAN) * SPAN, store.capacity)
 

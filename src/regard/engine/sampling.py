@@ -14,23 +14,68 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from regard.compat import HAS_TRITON
 from regard.engine.logits_processors import process
 from regard.engine.request import Request, Sampling, Token, TokenHistory
+from regard.engine.stores.arrays import to_device
 
 
-def sample(logits: Tensor, requests: Sequence[Request]) -> list[Token | str]:
-    """The next token of each request from its row of (B, V) logits, or the reason why the request has none."""
+class Sampled:
+    """The next tokens of some requests. They are copied from a GPU while it continues."""
+
+    def __init__(
+        self,
+        ids: Tensor,
+        logprobs: Tensor,
+        best: tuple[Tensor, Tensor] | None,
+        counts: list[int],
+        errors: dict[int, str],
+    ):
+        """ids, logprobs: (B,). best: (B, n) the most likely ids and their logprobs, of which `counts` are returned."""
+        self.ids, self.counts, self.errors = ids, counts, errors or {}
+        self.copies = [tensor.to("cpu", non_blocking=True) for tensor in (ids, logprobs, *(best or ()))]
+        self.copied = torch.cuda.Event() if ids.is_cuda else None
+        if self.copied is not None:
+            self.copied.record()
+
+    def read(self) -> list[Token | str]:
+        """The token of each request, or the reason why the request has none."""
+        if self.copied is not None:
+            self.copied.synchronize()
+        ids, logprobs, *best = (copy.tolist() for copy in self.copies)
+        tops = pair_best(*best, self.counts) if best else [()] * len(ids)
+        tokens: list[Token | str] = []
+        for i, (id, logprob, top) in enumerate(zip(ids, logprobs, tops, strict=True)):
+            error = "the model's logits for this request are not finite" if math.isnan(logprob) else self.errors.get(i)
+            tokens.append(error or Token(id, logprob, top, None))
+        return tokens
+
+
+def sample(logits: Tensor, requests: Sequence[Request]) -> Sampled:
+    """The next token of each request from its row of (B, V) logits."""
+    if logits.is_cuda and HAS_TRITON and all(r.sampling.plain and r.history is None for r in requests):
+        ids, logprobs = sample_on_gpu(logits, requests)
+        return Sampled(ids, logprobs)
     logprobs = log_softmax(logits)  # (B, V); a NaN or +inf makes the whole row NaN
     logits = logits.to(logprobs.dtype)
     logits, errors = process(penalize_rows(logits, requests), requests)
     ids = choose(logits, requests)
     chosen = logprobs.gather(-1, ids.unsqueeze(-1)).squeeze(-1)  # (B,)
-    tops = top_logprobs(logprobs, [r.sampling.top_logprobs for r in requests])
-    tokens: list[Token | str] = []
-    for i, (id, logprob, top) in enumerate(zip(ids.tolist(), chosen.tolist(), tops, strict=True)):
-        error = "the model's logits for this request are not finite" if math.isnan(logprob) else errors.get(i)
-        tokens.append(error or Token(id, logprob, top, None))
-    return tokens
+    counts = [r.sampling.top_logprobs for r in requests]
+    best = logprobs.topk(min(max(counts), logprobs.shape[-1])) if any(counts) else None
+    return Sampled(ids, chosen, best and (best.indices, best.values), counts, errors)
+
+
+def sample_on_gpu(logits: Tensor, requests: Sequence[Request]) -> tuple[Tensor, Tensor]:
+    """Ids (B,) and their log-probabilities (B,) by one kernel, for requests with plain settings."""
+    from regard.kernels.triton_sampling import sample_rows
+
+    settings = [
+        (s.temperature, s.top_k, s.top_p, math.log(s.min_p) if s.min_p else -math.inf, random_number(r))
+        for r in requests
+        for s in (r.sampling,)
+    ]
+    return sample_rows(logits, to_device(torch.tensor(settings, dtype=torch.float64), logits.device))
 
 
 def penalize_rows(logits: Tensor, requests: Sequence[Request]) -> Tensor:
@@ -49,7 +94,9 @@ def choose(logits: Tensor, requests: Sequence[Request]) -> Tensor:
     random = [i for i, r in enumerate(requests) if r.sampling.temperature > 0]
     if random:
         filtered = apply_filters(logits[random], [requests[i].sampling for i in random])
-        ids[random] = draw(filtered, [uniform(requests[i].seed, len(requests[i].new)) for i in random])
+        ids[random] = draw(
+            filtered, [uniform(requests[i].seed, len(requests[i].new) + requests[i].unread) for i in random]
+        )
     for i, request in enumerate(requests):
         if request.forced_id is not None:
             ids[i] = request.forced_id
@@ -105,6 +152,11 @@ def draw(logits: Tensor, uniforms: Sequence[float]) -> Tensor:
     return torch.searchsorted(cdf, u * cdf[:, -1:], right=True).squeeze(-1).clamp(max=logits.shape[-1] - 1)
 
 
+def random_number(request: Request) -> float:
+    """For the next token of a request."""
+    return uniform(request.seed, len(request.new) + request.unread)
+
+
 def uniform(seed: int, step: int) -> float:
     """A number in [0, 1), a function of (seed, step): SplitMix64, Steele et al. 2014."""
     return (mix(mix(seed) + (step + 1) * 0x9E3779B97F4A7C15) >> 11) / 2**53
@@ -140,10 +192,17 @@ def top_logprobs(logprobs: Tensor, counts: Sequence[int]) -> list[tuple[tuple[in
     if not any(counts):
         return [()] * len(counts)
     best = logprobs.topk(min(max(counts), logprobs.shape[-1]))
-    rows = zip(best.indices.tolist(), best.values.tolist(), counts, strict=True)
-    return [tuple(zip(ids[:count], values[:count], strict=True)) for ids, values, count in rows]
+    return pair_best(best.indices.tolist(), best.values.tolist(), counts)
+
+
+def pair_best(
+    ids: list[list[int]], logprobs: list[list[float]], counts: Sequence[int]
+) -> list[tuple[tuple[int, float], ...]]:
+    """The first (id, logprob) of each row, as many as its entry of `counts`."""
+    rows = zip(ids, logprobs, counts, strict=True)
+    return [tuple(zip(row[:count], values[:count], strict=True)) for row, values, count in rows]
 
 
 def columns(like: Tensor, rows: Sequence[tuple[float, ...]]) -> tuple[Tensor, ...]:
     """One (B, 1) float64 tensor per setting."""
-    return torch.tensor(rows, dtype=torch.float64, device=like.device).unsqueeze(-1).unbind(1)
+    return to_device(torch.tensor(rows, dtype=torch.float64), like.device).unsqueeze(-1).unbind(1)

@@ -25,8 +25,19 @@ ScheduledBatch = list[tuple[Request, int]]  # requests, and how many tokens of e
 
 
 class Scheduler:
-    def __init__(self, store: Store, chunk: int, namespace: Callable[[Request], object] | None):
-        """namespace: requests with equal ones may share cached prefixes; None: no request shares any."""
+    def __init__(
+        self,
+        store: Store,
+        chunk: int,
+        namespace: Callable[[Request], object] | None,
+        read_tokens: Callable[[], bool] = lambda: False,
+    ):
+        """namespace: requests with equal ones may share cached prefixes; None: no request shares any.
+
+        read_tokens: reads the tokens that are computed but not read yet; False if there are none. Called before a
+        request is preempted: it needs its tokens to be recomputed, or has finished already.
+        """
+        self.read_tokens = read_tokens
         self.store, self.chunk, self.namespace = store, chunk, namespace or (lambda request: None)
         self.border = store.prompt_border if namespace else 1
         self.waiting = WaitingQueue()
@@ -56,8 +67,9 @@ class Scheduler:
     def reserve_space(self) -> None:
         """Reserve space for the next token of every running request; preempt the last in rank if there is none."""
         for request in list(self.running):
-            while request.row is not None and not self.store.reserve(request.row, len(request.tokens)):
-                self.preempt(self.running[-1])
+            while request.row is not None and not self.store.reserve(request.row, request.length):
+                if not self.read_tokens():
+                    self.preempt(self.running[-1])
 
     def admit(self) -> None:
         """Admit waiting requests in their order, while there are rows and space."""
@@ -83,7 +95,7 @@ class Scheduler:
         return leader if leader is not None and namespace == self.namespace(leader) is not None else None
 
     def decode_batch(self) -> ScheduledBatch:
-        return isolate([(r, 1) for r in self.running if r.pending == 1 and not r.pending_source])
+        return isolate([(r, 1) for r in self.running if r.pending == 1 and not r.pending_source and not r.full])
 
     def prefill_batch(self, budget: int) -> ScheduledBatch:
         """Requests with several pending tokens or a pending source, as many as fit into the budget with padding."""
@@ -104,11 +116,16 @@ class Scheduler:
             request.cached += length
             if not request.pending:  # it gets a new token
                 self.waiting.charge(request.tenant, 1)
-            assert request.row is not None
-            self.store.commit(request.row, request.tokens, request.cached, copy_state=request.pending > 0)
+            self.commit(request, copy_state=request.pending > 0)
+
+    def commit(self, request: Request, copy_state: bool = False) -> None:
+        """Offer the tokens that the host has read to other requests."""
+        assert request.row is not None
+        self.store.commit(request.row, request.tokens, min(request.cached, len(request.tokens)), copy_state)
 
     def preempt(self, request: Request) -> None:
         """Free the request's row and put it back into the queue."""
+        assert not request.unread, "the tokens of a preempted request are read before"
         self.free_row(request)
         request.cached, request.preempted = 0, True
         self.preemptions += 1

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regard.engine.stores.arrays import zeros
+from regard.engine.stores.arrays import to_device, zeros
 from regard.engine.stores.base import SLACK, CannotRewind, ModelMemory, Snapshot
 from regard.engine.stores.blocks import BlockPool
 from regard.engine.stores.rows import KeyLayout, RowTable, check_sizes
@@ -90,10 +90,7 @@ class Paged:
             self.changed.clear()
 
     def on_device(self, numbers: Sequence) -> Tensor:
-        """The numbers as a tensor; copied from pinned memory, so that the host does not wait for a GPU."""
-        tensor = torch.tensor(numbers)
-        device = self.block_table.device
-        return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+        return to_device(torch.tensor(numbers), self.block_table.device)
 
     def check_reserved(self, layout: TokenLayout) -> None:
         valid = torch.ones_like(layout.positions, dtype=torch.bool) if layout.valid is None else layout.valid

@@ -1,0 +1,138 @@
+"""Sampling by temperature, top-k, top-p and min-p in one kernel, without a sort and without the host.
+
+    z = (l - max l) / T        kept: z ≥ log min_p, the k largest l, then the fewest of these that reach a mass of top_p
+    the first token whose cumulative probability exceeds u, among those that are kept
+
+A filter keeps the logits from a cutoff on; ties are kept. The cutoff is found by bisection: floats are ordered like
+integers made of their bits, so 32 passes over the row find it exactly, 16 for bfloat16. One program handles one row, so
+its result does not depend on the other rows.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+SETTINGS = tl.constexpr(5)  # temperature, top_k, top_p, log min_p, u
+UNUSED_BITS = {torch.bfloat16: 16, torch.float16: 13, torch.float32: 0}  # at the end of the value as a float32
+
+
+@triton.jit
+def order_of(x, SHIFT: tl.constexpr):
+    """Integers in the order of the floats."""
+    bits = (x + 0.0).to(tl.int32, bitcast=True)  # + 0.0: no negative zero
+    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)) >> SHIFT
+
+
+@triton.jit
+def load_block(logits, start, vocab, BLOCK: tl.constexpr):
+    i = start + tl.arange(0, BLOCK)
+    return i, tl.load(logits + i, mask=i < vocab, other=-float("inf")).to(tl.float32)
+
+
+@triton.jit
+def kept_amount(
+    logits, vocab, largest, temperature, cut, COUNT: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr
+):
+    """The number, or the mass, of the logits whose order is at least `cut`."""
+    amounts = tl.zeros([BLOCK], tl.float32)  # exact for counts: a row has fewer than 2^24 · BLOCK tokens
+    for start in range(0, vocab, BLOCK):
+        i, x = load_block(logits, start, vocab, BLOCK)
+        amount = tl.full([BLOCK], 1.0, tl.float32)
+        if not COUNT:
+            amount = tl.exp((x - largest) / temperature)
+        amounts += tl.where((order_of(x, SHIFT) >= cut) & (i < vocab), amount, 0.0)
+    return tl.sum(amounts, 0)
+
+
+@triton.jit
+def bisect(
+    logits, vocab, largest, temperature, low, high, wanted,
+    COUNT: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The largest cut from `low` on that keeps at least the wanted amount; `low` does, and `high` keeps none."""
+    while high - low > 1:
+        middle = low + (high - low) // 2
+        if kept_amount(logits, vocab, largest, temperature, middle.to(tl.int32), COUNT, SHIFT, BLOCK) >= wanted:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@triton.jit
+def sample_row(logits, settings, ids, logprobs, vocab, stride, SHIFT: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    logits += row * stride
+    settings += row * SETTINGS
+
+    best = tl.full([BLOCK], -float("inf"), tl.float32)
+    for start in range(0, vocab, BLOCK):
+        _, x = load_block(logits, start, vocab, BLOCK)
+        best = tl.maximum(best, x)
+    largest = tl.max(best, 0)
+    sums = tl.zeros([BLOCK], tl.float32)
+    first = tl.full([BLOCK], 2147483647, tl.int32)
+    for start in range(0, vocab, BLOCK):
+        i, x = load_block(logits, start, vocab, BLOCK)
+        sums += tl.exp(x - largest)  # NaN if a logit is NaN or +inf, or all are -inf
+        first = tl.minimum(first, tl.where(x == largest, i, 2147483647))
+    log_sum = tl.log(tl.sum(sums, 0))
+    id = tl.minimum(tl.min(first, 0), vocab - 1)
+
+    temperature = tl.load(settings).to(tl.float32)
+    if temperature > 0:
+        temperature = tl.maximum(temperature, 1e-30)
+        top_k = tl.load(settings + 1)
+        top_p = tl.load(settings + 2).to(tl.float32)
+        lowest = order_of(tl.full([1], -float("inf"), tl.float32), SHIFT)
+        low = tl.min(lowest, 0).to(tl.int64)
+        high = tl.min(order_of(tl.full([1], 0.0, tl.float32) + largest, SHIFT), 0).to(tl.int64) + 1
+        if (top_k > 0) & (top_k < vocab):
+            low = bisect(logits, vocab, largest, temperature, low, high, top_k.to(tl.float32), True, SHIFT, BLOCK)
+        if top_p < 1:
+            mass = kept_amount(logits, vocab, largest, temperature, low.to(tl.int32), False, SHIFT, BLOCK)
+            low = bisect(logits, vocab, largest, temperature, low, high, top_p * mass, False, SHIFT, BLOCK)
+        least = temperature * tl.load(settings + 3).to(tl.float32)
+        cut = low.to(tl.int32)
+
+        total = tl.zeros([1], tl.float64)
+        for start in range(0, vocab, BLOCK):
+            i, x = load_block(logits, start, vocab, BLOCK)
+            kept = (order_of(x, SHIFT) >= cut) & (x - largest >= least)
+            total += tl.sum(tl.where(kept, tl.exp((x - largest) / temperature), 0.0).to(tl.float64), 0)
+        target = tl.sum(total * tl.load(settings + 4), 0)
+        before = tl.sum(total * 0, 0)
+        found = False
+        for start in range(0, vocab, BLOCK):
+            if not found:
+                i, x = load_block(logits, start, vocab, BLOCK)
+                kept = (order_of(x, SHIFT) >= cut) & (x - largest >= least)
+                p = tl.where(kept, tl.exp((x - largest) / temperature), 0.0).to(tl.float64)
+                after = before + tl.sum(p, 0)
+                if after > target:
+                    found = True
+                    exceeds = before + tl.cumsum(p, 0) > target
+                    # Rounding may leave no sum above the target: then it is the last token that is kept.
+                    last = tl.max(tl.where(p > 0, i, 0), 0)
+                    id = tl.minimum(tl.min(tl.where(exceeds & (p > 0), i, 2147483647), 0), last)
+                before = after
+    tl.store(ids + row, id.to(tl.int64))
+    tl.store(logprobs + row, tl.load(logits + id).to(tl.float32) - largest - log_sum)
+
+
+def sample_rows(logits: Tensor, settings: Tensor, block: int = 8192) -> tuple[Tensor, Tensor]:
+    """The ids (B,) and their log-probabilities (B,) from (B, V) logits; NaN in a row that is not finite.
+
+    settings: (B, 5) float64: temperature (0: the most likely token), top_k (0: all), top_p, log min_p, u in [0, 1).
+    """
+    rows, vocab = logits.shape
+    logits = logits.contiguous() if logits.stride(-1) != 1 else logits
+    ids = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    logprobs = torch.empty(rows, device=logits.device)
+    block = min(block, max(16, triton.next_power_of_2(vocab)))
+    sample_row[(rows,)](
+        logits, settings, ids, logprobs, vocab, logits.stride(0),
+        SHIFT=UNUSED_BITS[logits.dtype], BLOCK=block, num_warps=max(1, min(16, block // 256)),
+    )  # fmt: skip
+    return ids, logprobs
