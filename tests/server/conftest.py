@@ -14,6 +14,7 @@ from fastapi import FastAPI
 from regard.server.app import create_app
 from regard.server.lens_thread import Lens
 from regard.server.served_model import ServedModel
+from regard.text.chat import DEFAULT_TEMPLATE
 from regard.text.tokenizer import Tokenizer
 from regard.text.train import bpe
 from tests.server.fake_engine import HEADS, FakeEngine, FakeRecording
@@ -71,13 +72,11 @@ def start_server(tokenizer) -> Iterator[Callable[..., RunningServer]]:
             *,
             key: str | None = None,
             lens: Callable | None = FakeRecording,
-            template: bool = True,
+            template: str | None = DEFAULT_TEMPLATE,
             **engine_options,
         ) -> RunningServer:
             fake = FakeEngine(tokenizer, reply, **engine_options)
-            served = Tokenizer(
-                tokenizer.core, eos="<|end|>", chat_template=tokenizer.chat_template if template else None
-            )
+            served = Tokenizer(tokenizer.core, eos="<|end|>", chat_template=template)
             app = create_app([ServedModel("tiny", served, fake, lens=Lens(lens, HEADS) if lens else None)], key=key)
             url = f"http://127.0.0.1:{stack.enter_context(serve(app))}"
             headers = {"authorization": f"Bearer {key}"} if key else {}

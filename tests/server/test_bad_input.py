@@ -6,6 +6,19 @@ import pytest
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 COMPLETION = {"model": "tiny", "prompt": "Mira"}
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+DEEP = '{"a": ' * 40 + "1" + "}" * 40
+
+
+def assistant(function: dict) -> dict:
+    return {"role": "assistant", "tool_calls": [CALL | {"function": function}]}
+
+
+def tool(parameters: dict) -> dict:
+    return {"type": "function", "function": {"name": "f", "parameters": parameters}}
+
+
+TOOL = tool({"type": "object"})
 INVALID = [  # path, body, and the field that the error names
     ("/v1/completions", COMPLETION | {"temperature": float("nan")}, "temperature"),
     ("/v1/completions", COMPLETION | {"temperature": float("inf")}, "temperature"),
@@ -55,7 +68,23 @@ INVALID = [  # path, body, and the field that the error names
     ("/v1/chat/completions", CHAT | {"messages": [{"role": "user", "content": "hi", "name": "M" * 65}]}, "messages"),
     ("/v1/chat/completions", CHAT | {"messages": [{"role": "user", "content": None}]}, None),
     ("/v1/chat/completions", CHAT | {"messages": [CHAT["messages"][0] | {"refusal": "no"}]}, "refusal"),
-    ("/v1/chat/completions", CHAT | {"messages": [CHAT["messages"][0] | {"tool_calls": []}]}, "tool_calls"),
+    ("/v1/chat/completions", CHAT | {"messages": [CHAT["messages"][0] | {"tool_calls": [{}]}]}, "messages"),
+    ("/v1/chat/completions", CHAT | {"messages": [CHAT["messages"][0] | {"tool_calls": [CALL]}]}, None),
+    ("/v1/chat/completions", CHAT | {"messages": [assistant(CALL["function"] | {"arguments": "{"})]}, "messages"),
+    ("/v1/chat/completions", CHAT | {"messages": [assistant(CALL["function"] | {"arguments": DEEP})]}, "messages"),
+    ("/v1/chat/completions", CHAT | {"messages": [assistant(CALL["function"] | {"arguments": "[1]"})]}, "messages"),
+    ("/v1/chat/completions", CHAT | {"messages": [{"role": "assistant", "tool_calls": [CALL] * 129}]}, "messages"),
+    ("/v1/chat/completions", CHAT | {"messages": [{"role": "tool", "content": "3"}]}, None),
+    ("/v1/chat/completions", CHAT | {"messages": [CHAT["messages"][0] | {"tool_call_id": "1"}]}, None),
+    ("/v1/chat/completions", CHAT | {"tools": [TOOL] * 129}, "tools"),
+    ("/v1/chat/completions", CHAT | {"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools"),
+    ("/v1/chat/completions", CHAT | {"tools": [{"type": "custom", "custom": {"name": "a"}}]}, "tools"),
+    ("/v1/chat/completions", CHAT | {"tools": [tool(json.loads(DEEP))]}, "tools"),
+    ("/v1/chat/completions", CHAT | {"tools": [TOOL]}, "tools"),  # the template has no tools
+    ("/v1/chat/completions", CHAT | {"tools": [TOOL] * 2}, "tools"),
+    ("/v1/chat/completions", CHAT | {"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
+    ("/v1/chat/completions", CHAT | {"tools": [TOOL], "response_format": {"type": "json_object"}}, None),
+    ("/v1/chat/completions", CHAT | {"functions": [{"name": "f"}]}, "functions"),
     ("/v1/chat/completions", CHAT | {"messages": [CHAT["messages"][0] | {"annotations": [{}]}]}, "messages"),
     ("/v1/chat/completions", CHAT | {"store": True}, "store"),
     ("/v1/chat/completions", CHAT | {"service_tier": "flex"}, "service_tier"),

@@ -62,7 +62,7 @@ def test_tokens_inside_a_character_have_no_bytes(start_server):
 
 
 def test_a_chat_without_a_template_is_refused(start_server):
-    response = start_server(template=False).client.post(
+    response = start_server(template=None).client.post(
         "/v1/chat/completions", json={"model": "tiny", "messages": QUESTION}
     )
     assert response.status_code == 400 and response.json()["error"]["code"] == "no_chat_template"

@@ -120,7 +120,11 @@ def test_every_parameter_of_the_client_may_have_a_value_that_asks_for_nothing(cl
         ({"text": {"format": {"type": "json_schema", "name": "a b", "schema": {}}}}, "text.format"),
         ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
         ({"input": []}, "input"),
-        ({"input": [{"type": "function_call_output", "call_id": "1", "output": "2"}]}, "input"),
+        ({"input": [{"type": "function_call_output", "call_id": "1"}]}, "input"),
+        ({"input": [{"type": "function_call", "call_id": "1", "name": "f", "arguments": "1"}]}, "input"),
+        ({"input": [{"type": "reasoning", "id": "1", "summary": []}]}, "input"),
+        ({"tools": [{"type": "function", "name": "f"}]}, "tools"),  # the template has no tools
+        ({"tool_choice": "required"}, "tool_choice"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input"),
         ({"top_logprobs": 2}, None),
         ({"stop": ["x"]}, "stop"),

@@ -97,7 +97,8 @@ def test_random_text_is_never_lost(style: str) -> None:
 
 
 def test_the_style_is_found_in_the_chat_template() -> None:
-    assert tool_style("… <tool_call>\n{{ tool_call }} …") == "hermes"
-    assert tool_style('{"name": function name, "parameters": …}') == "llama3"
-    assert tool_style("[TOOL_CALLS]") == "mistral"
+    assert tool_style("{{ tools }} … <tool_call>\n{{ tool_call }} …") == "hermes"
+    assert tool_style('{{ tools }} {"name": function name, "parameters": …}') == "llama3"
+    assert tool_style("{{ tools }} [TOOL_CALLS]") == "mistral"
+    assert tool_style("{{ tools }} <tool_call>\n<function=name>") is None  # in XML, which no parser here reads
     assert tool_style("{{ messages }}") is tool_style(None) is None

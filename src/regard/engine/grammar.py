@@ -13,7 +13,7 @@ import re
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,6 +25,15 @@ MAX_BYTES = 1 << 26  # of a compiled grammar
 CACHE_BYTES = 1 << 28  # of compiled grammars that are kept for the next request with the same
 SURROGATE = re.compile(rb"\xed[\xa0-\xbf]")
 TOKEN = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|[\w.-]+|\{(\d+)[^}]*\}|[()|*+?=]')
+
+
+class Tag(NamedTuple):
+    """JSON of a schema between two strings, such as a call of a tool."""
+
+    name: str  # in messages about its schema
+    begin: str
+    schema: dict[str, Any]
+    end: str
 
 
 class GrammarCompiler:
@@ -56,14 +65,7 @@ class GrammarCompiler:
 
     def json_schema(self, schema: dict[str, Any] | bool | str) -> "Grammar":
         """JSON that is valid for a schema, in its order of properties. Keywords that cannot be enforced are refused."""
-        try:
-            text = schema if isinstance(schema, str) else json.dumps(schema, allow_nan=False)
-            check_length("schema", text)
-            parsed = json.loads(text, parse_constant=refuse_constant, parse_int=exact_int)
-        except (TypeError, ValueError, RecursionError) as error:
-            raise ValueError(f"the schema is not JSON: {error}") from None
-        check_schema(parsed)
-        enforced = json.dumps(enforced_schema(parsed))
+        enforced = enforced_json(schema, "schema")
         return self.compile("schema", lambda: self.compiler.compile_json_schema(enforced, any_whitespace=False))
 
     def json_object(self) -> "Grammar":
@@ -86,6 +88,43 @@ class GrammarCompiler:
         """A context-free grammar in the GBNF notation of llama.cpp, whose first rule is `root`."""
         check_length("grammar", text)
         return self.compile("grammar", lambda: self.compiler.compile_grammar(text))
+
+    def tags(
+        self,
+        tags: Sequence[Tag],
+        *,
+        separator: str = "",
+        opening: str = "",
+        closing: str = "",
+        single: bool = False,
+        trigger: str | None = None,
+    ) -> "Grammar":
+        """One or more tags with separators between them, after `opening` and before `closing`; only one if `single`.
+
+        trigger: a string with which every tag begins; the output is any text then, but what follows it is a tag.
+        """
+        schemas = [enforced_json(tag.schema, f"schema of {tag.name}") for tag in tags]
+        check_length("schemas", "".join(schemas))
+
+        def build() -> Any:
+            rules = [str(self.xgrammar.Grammar.from_json_schema(each, any_whitespace=False)) for each in schemas]
+            contents = [{"type": "grammar", "grammar": each} for each in rules]
+            parts = [
+                {"type": "tag", "begin": tag.begin, "content": content, "end": tag.end}
+                for tag, content in zip(tags, contents, strict=True)
+            ]
+            if trigger is not None:
+                found = {"type": "triggered_tags", "triggers": [trigger], "tags": parts, "stop_after_first": single}
+            else:
+                found = {
+                    "type": "tags_with_separator", "tags": parts, "separator": separator, "at_least_one": True,
+                    "stop_after_first": single,
+                }  # fmt: skip
+            constants = [{"type": "const_string", "value": text} for text in (opening, closing)]
+            format = {"type": "sequence", "elements": [constants[0], found, constants[1]]} if opening else found
+            return self.compiler.compile_structural_tag(json.dumps({"type": "structural_tag", "format": format}))
+
+        return self.compile("schemas", build)
 
     def compile(self, name: str, build: Callable[[], Any]) -> "Grammar":
         """Compile in a thread. One that exceeds the time limit cannot be interrupted; it keeps its slot to its end."""
@@ -168,6 +207,18 @@ def allowed_tokens(masks: Sequence[Tensor], vocab: int, device: torch.device) ->
     """(n, V) bool from the bits of n matchers"""
     bits = torch.stack(list(masks)).to(device).unsqueeze(-1) >> torch.arange(32, dtype=torch.int32, device=device)
     return (bits & 1).bool().flatten(1)[:, :vocab]
+
+
+def enforced_json(schema: dict[str, Any] | bool | str, name: str) -> str:
+    """The schema that is enforced, as JSON. ValueError if it is not JSON or cannot be enforced."""
+    try:
+        text = schema if isinstance(schema, str) else json.dumps(schema, allow_nan=False)
+        check_length("schema", text)
+        parsed = json.loads(text, parse_constant=refuse_constant, parse_int=exact_int)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"the schema is not JSON: {error}") from None
+    check_schema(parsed, name)
+    return json.dumps(enforced_schema(parsed))
 
 
 def exact_int(digits: str) -> int:

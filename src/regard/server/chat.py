@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -15,6 +15,7 @@ from regard.server.response_schema import ChatCompletion, or_stream
 from regard.server.responses import data_events, respond
 from regard.server.served_model import ServedModel
 from regard.server.structured_output import outputs_of
+from regard.server.tool_calls import CallStream, OfferedTools
 
 
 def router(models: ModelRegistry) -> APIRouter:
@@ -24,17 +25,24 @@ def router(models: ModelRegistry) -> APIRouter:
     async def chat_completions(body: ChatBody, request: Request) -> Response:
         served = models.find(body.model)
         body.max_tokens = body.max_completion_tokens or body.max_tokens
-        ids = await served.encode_chat(body.messages, add_generation_prompt=True)
-        grammar = await served.grammar(body.structured_outputs or outputs_of(body.response_format))
+        tools = served.offered_tools(body)
+        ids = await served.encode_chat(body.messages, add_generation_prompt=True, tools=tools)
+        outputs = tools if tools is not None and tools.needs_grammar else None
+        grammar = await served.grammar(outputs or body.structured_outputs or outputs_of(body.response_format))
         generation = await served.generate(body, [ids], RouteOptions(body.top_logprobs or 0, grammar=grammar))
-        return await respond(request, body.stream, ChatResponse(body, generation, served))
+        return await respond(request, body.stream, ChatResponse(body, generation, served, tools))
 
     return routes
 
 
 class ChatResponse:
-    def __init__(self, body: ChatBody, generation: GenerationTask, served: ServedModel):
+    """tools: those that the model may call; None: its output is all text."""
+
+    def __init__(
+        self, body: ChatBody, generation: GenerationTask, served: ServedModel, tools: OfferedTools | None = None
+    ):
         self.request, self.generation, self.tokenizer = body, generation, served.tokenizer
+        self.calls = None if tools is None else [CallStream(tools) for _ in generation.choices]
         self.header = {
             "id": f"chatcmpl-{secrets.token_hex(12)}",
             "object": "chat.completion.chunk" if body.stream else "chat.completion",
@@ -46,15 +54,19 @@ class ChatResponse:
         return chat_logprobs(deltas, self.tokenizer) if self.request.logprobs else None
 
     def body(self) -> dict:
-        choices = [
-            {
-                "index": choice.index,
-                "message": {"role": "assistant", "content": choice.text, "refusal": None},
-                "logprobs": self.logprobs(choice.deltas),
-                "finish_reason": choice.finish,
-            }
-            for choice in self.generation.choices
-        ]
+        choices = []
+        for choice in self.generation.choices:
+            message: dict = {"role": "assistant", "content": choice.text, "refusal": None}
+            finish = choice.finish
+            if self.calls is not None:
+                calls = self.calls[choice.index]
+                calls.push(choice.text, last=True)
+                finish = calls.finish_reason(finish)
+                message["content"] = calls.text or (None if calls.calls else "")
+                if calls.calls:
+                    message["tool_calls"] = [call.chat() for call in calls.calls]
+            logprobs = self.logprobs(choice.deltas)
+            choices.append({"index": choice.index, "message": message, "logprobs": logprobs, "finish_reason": finish})
         return self.header | {"choices": choices, "usage": self.generation.usage()}
 
     def events(self) -> AsyncIterator[str]:
@@ -64,12 +76,27 @@ class ChatResponse:
         for choice in self.generation.choices:
             yield self.chunk(choice.index, {"role": "assistant", "content": ""})
         async for delta in self.generation:
-            if delta.tokens:
-                yield self.chunk(delta.index, {"content": delta.text}, self.logprobs([delta]))
-            if delta.finish:
-                yield self.chunk(delta.index, {}, finish=delta.finish)
+            for chunk in self.delta_chunks(delta):
+                yield chunk
         if self.request.include_usage:
             yield self.header | {"choices": [], "usage": self.generation.usage()}
+
+    def delta_chunks(self, delta: TextDelta) -> Iterator[dict]:
+        text, calls, finish, first = delta.text, [], delta.finish, 0
+        if self.calls is not None:
+            stream = self.calls[delta.index]
+            first = len(stream.calls)
+            text, calls = stream.push(delta.text, last=delta.finish is not None)
+            finish = stream.finish_reason(finish)
+        logprobs = self.logprobs([delta])
+        if text or (delta.tokens and (self.calls is None or logprobs)):
+            yield self.chunk(delta.index, {"content": text}, logprobs)
+        for i, call in enumerate(calls, first):
+            named = call.chat() | {"function": {"name": call.name, "arguments": ""}}
+            yield self.chunk(delta.index, {"tool_calls": [{"index": i, **named}]})
+            yield self.chunk(delta.index, {"tool_calls": [{"index": i, "function": {"arguments": call.arguments}}]})
+        if finish:
+            yield self.chunk(delta.index, {}, finish=finish)
 
     def chunk(self, index: int, delta: dict, logprobs: dict | None = None, finish: str | None = None) -> dict:
         return self.header | {

@@ -7,6 +7,7 @@ from pydantic_core import PydanticCustomError
 
 from regard.server.schema import MAX_LOGPROBS, Count, Name, RequestBody, SamplingBody, Text, at_most
 from regard.server.structured_output import JsonObjectFormat, JsonSchemaFormat, TextFormat, outputs_of
+from regard.server.tool_schema import FunctionTool, Mode, NamedToolChoice, ToolCalls, Tools
 
 MAX_MESSAGES = 1024
 MAX_PARTS = 4096  # of all messages together
@@ -23,13 +24,14 @@ class TextPart(RequestBody):
 
 
 class Message(RequestBody):
-    """A message of a request, or the message of an earlier response, which has more fields, all without a value."""
+    """A message of a request, or the message of an earlier response, which has more fields, most without a value."""
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Text | Annotated[list[TextPart], Field(fail_fast=True, max_length=MAX_PARTS)] | None
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Text | Annotated[list[TextPart], Field(fail_fast=True, max_length=MAX_PARTS)] | None = None
     name: Label | None = None
     refusal: None = None
-    tool_calls: None = None
+    tool_calls: ToolCalls | None = None
+    tool_call_id: Name | None = None
     function_call: None = None
     audio: None = None
     annotations: Empty | None = None
@@ -38,20 +40,28 @@ class Message(RequestBody):
     def check_content(self) -> "Message":
         if self.content is None and self.role != "assistant":
             raise ValueError(f"the content of a message of role {self.role} is null; send a string, which may be empty")
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError(f"a message of role {self.role} has tool_calls; only the assistant calls tools")
+        if (self.tool_call_id is not None) != (self.role == "tool"):
+            raise ValueError("tool_call_id goes with role tool, and names the call that the message is the result of")
         return self
 
-    def for_template(self) -> dict[str, str]:
+    def for_template(self) -> dict[str, Any]:
         """The message for a chat template: text parts are joined, and `developer`, OpenAI's new role, is `system`."""
         parts = [] if self.content is None else self.content
         content = parts if isinstance(parts, str) else "".join(part.text for part in parts)
-        message = {"role": "system" if self.role == "developer" else self.role, "content": content}
-        return message if self.name is None else message | {"name": self.name}
+        message: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": content}
+        if self.tool_calls:
+            message["tool_calls"] = [call.for_template() for call in self.tool_calls]
+        others = {"name": self.name, "tool_call_id": self.tool_call_id}
+        return message | {key: value for key, value in others.items() if value is not None}
 
 
 def limit_parts(messages: Any) -> Any:
-    """Count the parts of all messages, before they are validated."""
+    """Count the parts and tool calls of all messages, before they are validated."""
     if isinstance(messages, list) and len(messages) <= MAX_MESSAGES:
-        contents = [message.get("content") for message in messages if isinstance(message, dict)]
+        found = [message for message in messages if isinstance(message, dict)]
+        contents = [message.get(key) for message in found for key in ("content", "tool_calls")]
         parts = sum(len(content) for content in contents if isinstance(content, list))
         if parts > MAX_PARTS:
             rule = {"parts": parts, "limit": MAX_PARTS}
@@ -74,6 +84,9 @@ class ChatBody(SamplingBody):
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
 
     response_format: ChatFormat | None = None
+    tools: Tools | None = None
+    tool_choice: Mode | NamedToolChoice | None = None
+    parallel_tool_calls: bool | None = None
 
     # Accepted only with a value that asks for nothing
     modalities: Annotated[list[Literal["text"]], Field(fail_fast=True, min_length=1, max_length=1)] | None = None
@@ -81,9 +94,7 @@ class ChatBody(SamplingBody):
     store: Literal[False] | None = None
     reasoning_effort: Literal["none"] | None = None
     verbosity: Literal["medium"] | None = None
-    tool_choice: Literal["none", "auto"] | None = None
     function_call: Literal["none", "auto"] | None = None
-    tools: None = None
     functions: None = None
     audio: None = None
     prediction: None = None
@@ -94,16 +105,24 @@ class ChatBody(SamplingBody):
 
     # Labels and hints, which never change a response
     metadata: Metadata | None = None
-    parallel_tool_calls: bool | None = None
     safety_identifier: Name | None = None
     prompt_cache_key: Name | None = None
 
+    @property
+    def functions_offered(self) -> list[FunctionTool]:
+        return [tool.flat() for tool in self.tools or []]
+
     @model_validator(mode="after")
-    def check_logprobs(self) -> "ChatBody":
+    def check_combinations(self) -> "ChatBody":
         if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs requires logprobs=true; set it, or omit top_logprobs")
         if self.structured_outputs is not None and outputs_of(self.response_format) is not None:
             raise ValueError("response_format and structured_outputs both constrain the output; omit one of them")
+        if self.tools and self.tool_choice != "none" and (self.structured_outputs or outputs_of(self.response_format)):
+            raise ValueError(
+                "an output of this format cannot be a tool call; omit tools, or set tool_choice to none, or omit "
+                "response_format and structured_outputs"
+            )
         return self
 
 

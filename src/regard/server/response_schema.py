@@ -70,17 +70,29 @@ class ChatLogprobs(ResponseBody):
     content: list[TokenLogprobs]
 
 
+class ReturnedFunction(ResponseBody):
+    name: str
+    arguments: str
+
+
+class MessageToolCall(ResponseBody):
+    id: str
+    type: Literal["function"]
+    function: ReturnedFunction
+
+
 class AssistantMessage(ResponseBody):
     role: Literal["assistant"]
     content: str | None
     refusal: None
+    tool_calls: list[MessageToolCall] | None = None  # absent if there are none
 
 
 class ChatChoice(ResponseBody):
     index: int
     message: AssistantMessage
     logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length"] | None
+    finish_reason: Literal["stop", "length", "tool_calls"] | None
 
 
 class ChatCompletion(ResponseBody):

@@ -6,13 +6,16 @@ The events of a stream, each with its `sequence_number`:
     response.output_text.delta …,
     response.output_text.done, response.content_part.done, response.output_item.done, response.completed
 
+A call of a function is an output item of its own: response.output_item.added, response.function_call_arguments.delta,
+response.function_call_arguments.done, response.output_item.done.
+
 The last one is `response.incomplete` if the limit of tokens ended the text, and `error` if the generation failed.
 """
 
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from itertools import count
 
 from fastapi import APIRouter, Request
@@ -28,6 +31,8 @@ from regard.server.responses_schema import ResponsesBody, ResponsesResponse
 from regard.server.schema import SamplingBody
 from regard.server.served_model import ServedModel
 from regard.server.structured_output import outputs_of
+from regard.server.tool_calls import CallStream, IdentifiedCall, OfferedTools
+from regard.server.tool_schema import FlatToolChoice
 
 
 def router(models: ModelRegistry) -> APIRouter:
@@ -36,27 +41,47 @@ def router(models: ModelRegistry) -> APIRouter:
     @routes.post("/v1/responses", responses=or_stream(ResponsesResponse))
     async def responses(body: ResponsesBody, request: Request) -> Response:
         served = models.find(body.model)
-        ids = await served.encode_chat(body.messages, add_generation_prompt=True)
+        tools = served.offered_tools(body)
+        ids = await served.encode_chat(body.messages, add_generation_prompt=True, tools=tools)
         sampling = SamplingBody(
             model=body.model, max_tokens=body.max_output_tokens, temperature=body.temperature, top_p=body.top_p
         )
-        grammar = await served.grammar(None if body.text is None else outputs_of(body.text.format))
+        outputs = None if body.text is None else outputs_of(body.text.format)
+        grammar = await served.grammar(tools if tools is not None and tools.needs_grammar else outputs)
         generation = await served.generate(sampling, [ids], RouteOptions(body.top_logprobs or 0, grammar=grammar))
-        return await respond(request, body.stream, ResponsesFormat(body, generation, served))
+        return await respond(request, body.stream, ResponsesFormat(body, generation, served, tools))
 
     return routes
 
 
 class ResponsesFormat:
-    def __init__(self, body: ResponsesBody, generation: GenerationTask, served: ServedModel):
+    """tools: those that the model may call; None: its output is all text."""
+
+    def __init__(
+        self, body: ResponsesBody, generation: GenerationTask, served: ServedModel, tools: OfferedTools | None = None
+    ):
         self.request, self.generation, self.served = body, generation, served
         self.id, self.message_id = f"resp_{secrets.token_hex(24)}", f"msg_{secrets.token_hex(24)}"
         self.created = int(time.time())
         self.sequence = count()
+        self.calls = None if tools is None else CallStream(tools)
+        self.place = {"item_id": self.message_id, "output_index": 0, "content_index": 0}
 
     def body(self) -> dict:
+        if self.calls is not None:
+            self.calls.push(self.generation.choices[0].text, last=True)
+        return self.response(self.status, self.output())
+
+    def output(self) -> list[dict]:
+        """The items of a finished generation: the text, unless there are only calls, then the calls."""
         choice = self.generation.choices[0]
-        return self.response("completed" if choice.finish == "stop" else "incomplete", [self.message(choice.finish)])
+        text, calls = (choice.text, []) if self.calls is None else (self.calls.text, self.calls.calls)
+        message = [self.message(text, choice.finish)] if text or not calls else []
+        return [*message, *map(call_item, calls)]
+
+    @property
+    def status(self) -> str:
+        return "completed" if self.generation.choices[0].finish == "stop" else "incomplete"
 
     async def events(self) -> AsyncIterator[str]:
         try:
@@ -71,24 +96,39 @@ class ResponsesFormat:
         return f"event: {data['type']}\n" + event(data | {"sequence_number": next(self.sequence)})
 
     async def stream(self) -> AsyncIterator[dict]:
-        place = {"item_id": self.message_id, "output_index": 0, "content_index": 0}
         for kind in ("response.created", "response.in_progress"):
             yield {"type": kind, "response": self.response("in_progress", [])}
-        empty = self.message(None) | {"content": []}
-        yield {"type": "response.output_item.added", "output_index": 0, "item": empty}
-        yield {"type": "response.content_part.added", **place, "part": self.part("", [])}
+        opened = self.calls is None  # an output of only calls has no message
+        for data in self.message_begin() if opened else ():
+            yield data
         async for delta in self.generation:
-            if delta.tokens or delta.text:
-                changed = {"delta": delta.text, "logprobs": self.logprobs([delta])}
-                yield {"type": "response.output_text.delta", **place, **changed}
-        choice = self.generation.choices[0]
-        part = self.part(choice.text, choice.deltas)
-        done = {"text": choice.text, "logprobs": part["logprobs"]}
-        yield {"type": "response.output_text.done", **place, **done}
-        yield {"type": "response.content_part.done", **place, "part": part}
-        response = self.body()
-        yield {"type": "response.output_item.done", "output_index": 0, "item": response["output"][0]}
+            text = delta.text if self.calls is None else self.calls.push(delta.text, bool(delta.finish)).text
+            for data in self.message_begin() if text and not opened else ():
+                yield data
+            opened = opened or bool(text)
+            if text or (delta.tokens and self.calls is None):
+                changed = {"delta": text, "logprobs": self.logprobs([delta])}
+                yield {"type": "response.output_text.delta", **self.place, **changed}
+        response = self.response(self.status, self.output())
+        if not opened and response["output"][0]["type"] == "message":  # neither text nor calls
+            for data in self.message_begin():
+                yield data
+        for index, item in enumerate(response["output"]):
+            for data in self.message_end(item) if item["type"] == "message" else call_events(item, index):
+                yield data
+            yield {"type": "response.output_item.done", "output_index": index, "item": item}
         yield {"type": f"response.{response['status']}", "response": response}
+
+    def message_begin(self) -> Iterator[dict]:
+        empty = self.message("", None) | {"content": []}
+        yield {"type": "response.output_item.added", "output_index": 0, "item": empty}
+        yield {"type": "response.content_part.added", **self.place, "part": self.part("", [])}
+
+    def message_end(self, item: dict) -> Iterator[dict]:
+        part = item["content"][0]
+        done = {"text": part["text"], "logprobs": part["logprobs"]}
+        yield {"type": "response.output_text.done", **self.place, **done}
+        yield {"type": "response.content_part.done", **self.place, "part": part}
 
     def logprobs(self, deltas: list[TextDelta]) -> list[dict]:
         return chat_logprobs(deltas, self.served.tokenizer)["content"] if self.request.include else []
@@ -96,16 +136,15 @@ class ResponsesFormat:
     def part(self, text: str, deltas: list[TextDelta]) -> dict:
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": self.logprobs(deltas)}
 
-    def message(self, finish: str | None) -> dict:
-        status = "in_progress" if finish is None else "completed" if finish == "stop" else "incomplete"
-        choice = self.generation.choices[0]
-        content = [self.part(choice.text, choice.deltas)]
+    def message(self, text: str, finish: str | None) -> dict:
+        status = "in_progress" if finish is None else self.status
+        content = [self.part(text, self.generation.choices[0].deltas)]
         return {
             "id": self.message_id, "type": "message", "role": "assistant", "status": status, "content": content,
         }  # fmt: skip
 
     def response(self, status: str, output: list[dict]) -> dict:
-        request, usage = self.request, self.generation.usage()
+        request, usage, choice = self.request, self.generation.usage(), self.request.tool_choice
         asked = None if request.text is None else request.text.format
         format = {"type": "text"} if asked is None else asked.model_dump(by_alias=True)
         return {
@@ -125,8 +164,8 @@ class ResponsesFormat:
             "store": False,
             "temperature": 1.0 if request.temperature is None else request.temperature,
             "text": {"format": format},
-            "tool_choice": request.tool_choice or "auto",
-            "tools": [],
+            "tool_choice": choice.model_dump() if isinstance(choice, FlatToolChoice) else choice or "auto",
+            "tools": [tool.model_dump() for tool in request.tools or []],
             "top_logprobs": request.top_logprobs or 0,
             "top_p": 1.0 if request.top_p is None else request.top_p,
             "truncation": "disabled",
@@ -141,3 +180,19 @@ class ResponsesFormat:
             },
             "user": request.user,
         }
+
+
+def call_item(call: IdentifiedCall) -> dict:
+    return {
+        "id": f"fc_{call.id.removeprefix('call_')}", "type": "function_call", "call_id": call.id, "name": call.name,
+        "arguments": call.arguments, "status": "completed",
+    }  # fmt: skip
+
+
+def call_events(item: dict, index: int) -> Iterator[dict]:
+    place = {"item_id": item["id"], "output_index": index}
+    begun = item | {"arguments": "", "status": "in_progress"}
+    yield {"type": "response.output_item.added", "output_index": index, "item": begun}
+    yield {"type": "response.function_call_arguments.delta", **place, "delta": item["arguments"]}
+    done = {"name": item["name"], "arguments": item["arguments"]}
+    yield {"type": "response.function_call_arguments.done", **place, **done}

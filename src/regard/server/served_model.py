@@ -11,15 +11,17 @@ from torch import Tensor
 from regard.engine.async_engine import AsyncEngine, Submit
 from regard.engine.engine import Engine
 from regard.engine.grammar import Grammar
-from regard.server.chat_schema import Message
+from regard.server.chat_schema import ChatBody, Message
 from regard.server.errors import ApiError
 from regard.server.generation import GenerationTask, RouteOptions, engine_requests
 from regard.server.lens_thread import Lens, LensThread
 from regard.server.metrics import RequestMetrics
+from regard.server.responses_schema import ResponsesBody
 from regard.server.schema import SamplingBody, StructuredOutputs
 from regard.server.structured_output import GrammarThread
+from regard.server.tool_calls import OfferedTools, offered_tools
 from regard.server.worker_thread import WorkerThread
-from regard.text.chat import encode_chat
+from regard.text.chat import encode_chat, strings_in
 from regard.text.tokenizer import Tokenizer
 
 MAX_CONTEXT = 1 << 20  # tokens, where neither an engine nor an encoder limits them
@@ -110,20 +112,30 @@ class ServedModel:
     async def decode(self, ids: list[int]) -> str:
         return await self._in_tokenizer_thread(lambda: self.tokenizer.decode(ids, special=True))
 
-    async def encode_chat(self, messages: list[Message], add_generation_prompt: bool) -> list[int]:
+    async def encode_chat(
+        self, messages: list[Message], add_generation_prompt: bool, tools: OfferedTools | None = None
+    ) -> list[int]:
         """The ids of the conversation in the model's chat template; the generation prompt starts the next answer."""
         if self.tokenizer.chat_template is None:
             message = "this model has no chat template; use /v1/completions"
             raise ApiError(400, message, code="no_chat_template", param="messages")
         conversation = [message.for_template() for message in messages]
-        self.check_length(sum(len(message["content"]) + len(message.get("name", "")) for message in conversation))
-        return await self._in_tokenizer_thread(encode_chat, self.tokenizer, conversation, add_generation_prompt)
+        offered = None if tools is None else tools.for_template()
+        written = [[message.get(key) for key in ("content", "name", "tool_calls")] for message in conversation]
+        self.check_length(sum(map(len, strings_in([written, offered]))))
+        arguments = (self.tokenizer, conversation, add_generation_prompt, offered)
+        return await self._in_tokenizer_thread(encode_chat, *arguments)
 
     async def token_texts(self, ids: list[int]) -> list[str]:
         """A readable string for each id. Not computed in the event loop: a long text takes 0.1 seconds."""
         return await self._in_tokenizer_thread(lambda: [self.tokenizer.decode_token(id) for id in ids])
 
-    async def grammar(self, outputs: StructuredOutputs | None) -> Grammar | None:
+    def offered_tools(self, body: ChatBody | ResponsesBody) -> OfferedTools | None:
+        """The tools that the model may call in its answer to a request."""
+        template = self.tokenizer.chat_template
+        return offered_tools(body.functions_offered, body.tool_choice, body.parallel_tool_calls, template)
+
+    async def grammar(self, outputs: StructuredOutputs | OfferedTools | None) -> Grammar | None:
         return None if outputs is None else await self._grammars.compile(outputs, self.generator.engine)
 
     async def generate(self, body: SamplingBody, prompts: list[list[int]], options: RouteOptions) -> GenerationTask:

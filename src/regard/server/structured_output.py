@@ -11,6 +11,7 @@ from pydantic import Field, StringConstraints
 from regard.engine.grammar import Grammar, GrammarCompiler
 from regard.server.errors import ApiError
 from regard.server.schema import RequestBody, StructuredOutputs
+from regard.server.tool_calls import OfferedTools
 from regard.server.worker_thread import WorkerThread
 from regard.text.tokenizer import Tokenizer
 from regard.text.vocabulary import token_bytes
@@ -73,7 +74,7 @@ class GrammarThread:
     def stop(self) -> None:
         self.thread.stop()
 
-    async def compile(self, outputs: StructuredOutputs, engine: "Engine") -> Grammar:
+    async def compile(self, outputs: StructuredOutputs | OfferedTools, engine: "Engine") -> Grammar:
         with self.thread.request():
             try:
                 return await self.thread.run(self._compile, outputs, engine.model.spec.vocab)
@@ -82,9 +83,11 @@ class GrammarThread:
             except RecursionError as error:
                 raise ApiError(400, "the schema is nested too deeply; simplify it", code="invalid_grammar") from error
 
-    def _compile(self, outputs: StructuredOutputs, vocab: int) -> Grammar:
+    def _compile(self, outputs: StructuredOutputs | OfferedTools, vocab: int) -> Grammar:
         if self.compiler is None:
             self.compiler = GrammarCompiler(token_bytes(self.tokenizer), self.tokenizer.stop_ids, vocab)
+        if isinstance(outputs, OfferedTools):
+            return outputs.compile(self.compiler)
         if outputs.json_schema is not None:
             return self.compiler.json_schema(outputs.json_schema)
         if outputs.regex is not None:

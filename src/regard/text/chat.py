@@ -7,7 +7,7 @@ starts with a space.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import islice
 from typing import Any
@@ -48,13 +48,17 @@ def render(
     messages: list[dict[str, Any]],
     add_generation_prompt: bool = True,
     special_tokens_map: Mapping[str, str] | None = None,
+    tools: Sequence[Mapping[str, Any]] | None = None,
 ) -> str:
-    """The conversation as a string for `Tokenizer.encode(text, special=True)`."""
+    """The conversation as a string for `Tokenizer.encode(text, special=True)`.
+
+    tools: those that the model may call, in OpenAI's format: {"type": "function", "function": {"name", …}}.
+    """
     variables: dict[str, Any] = {
         **(special_tokens_map or {}),
         "messages": [_with_reasoning(message) for message in messages],
         "add_generation_prompt": add_generation_prompt,
-        "tools": None,
+        "tools": tools,
         "documents": None,
         "raise_exception": _raise_exception,
         "strftime_now": _strftime_now,
@@ -67,22 +71,27 @@ def render(
         raise ChatError(f"the chat template failed on these messages: {error}") from error
 
 
-def encode_chat(tokenizer: Tokenizer, messages: list[dict[str, Any]], add_generation_prompt: bool = True) -> list[int]:
+def encode_chat(
+    tokenizer: Tokenizer,
+    messages: list[dict[str, Any]],
+    add_generation_prompt: bool = True,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+) -> list[int]:
     """The ids of a conversation; the generation prompt starts the assistant's next message.
 
-    A special token typed in a message is encoded as its characters: while the template is rendered, a private-use
-    character replaces it.
+    tools: as for `render`. A special token typed in a message or a tool is encoded as its characters: while the
+    template is rendered, a private-use character replaces it.
     """
     if tokenizer.chat_template is None:
         raise ChatError("this model has no chat template; let it continue a prompt instead of answering messages")
-    content = "\n".join(value for message in messages for value in message.values() if isinstance(value, str))
+    content = "\n".join(strings_in([messages, tools]))
     typed = [token for token in tokenizer.all_special_tokens if token in content]
     characters = frozenset(content)
     unused = (char for char in map(chr, PRIVATE_USE) if char not in characters)
     placeholders = dict(zip(islice(unused, len(typed)), typed, strict=True))
     for char, token in placeholders.items():
-        messages = [{key: _replace(value, token, char) for key, value in message.items()} for message in messages]
-    text = render(tokenizer.chat_template, messages, add_generation_prompt, tokenizer.special_tokens_map)
+        messages, tools = _replace(messages, token, char), _replace(tools, token, char)
+    text = render(tokenizer.chat_template, messages, add_generation_prompt, tokenizer.special_tokens_map, tools)
     ids: list[int] = []
     for part in re.split(f"([{''.join(placeholders)}])", text) if placeholders else [text]:
         ids += _encode_part(tokenizer, placeholders.get(part, part), special=part not in placeholders, first=not ids)
@@ -96,8 +105,26 @@ def _encode_part(tokenizer: Tokenizer, text: str, special: bool, first: bool) ->
     return ids[len(newline) :] if continues else tokenizer.encode(text, special)
 
 
+def strings_in(value: Any) -> Iterator[str]:
+    """All strings in messages or tools, also the keys of objects."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield str(key)
+            yield from strings_in(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from strings_in(item)
+
+
 def _replace(value: Any, old: str, new: str) -> Any:
-    return value.replace(old, new) if isinstance(value, str) else value
+    """The value with every occurrence of `old` in its strings replaced."""
+    if isinstance(value, str):
+        return value.replace(old, new)
+    if isinstance(value, Mapping):
+        return {_replace(key, old, new): _replace(item, old, new) for key, item in value.items()}
+    return [_replace(item, old, new) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _raise_exception(message: str) -> None:

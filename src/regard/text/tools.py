@@ -32,6 +32,24 @@ class ToolStyle(NamedTuple):
     end: str | None  # ends them; None: they reach to the end of the output
     bare: str | None  # an output that begins with it may be calls as a whole, without the `begin` marker
     parse: Callable[[str], list[ToolCall]]  # raises ValueError
+    syntax: "CallSyntax"
+
+
+class CallSyntax(NamedTuple):
+    """How calls are written if nothing else is: opening, then the calls between separators, then closing.
+
+    Without the markers that are special tokens, which are not decoded. A call is `before(name)`, arguments, `after`.
+    """
+
+    prefix: str  # then the name in quotes
+    key: str  # then the arguments
+    after: str
+    separator: str
+    opening: str = ""
+    closing: str = ""
+
+    def before(self, name: str) -> str:
+        return self.prefix + json.dumps(name) + self.key
 
 
 def parse_tool_calls(text: str, style: str, tools: Collection[str]) -> ToolDelta:
@@ -44,7 +62,10 @@ def parse_tool_calls(text: str, style: str, tools: Collection[str]) -> ToolDelta
 def tool_style(chat_template: str | None) -> str | None:
     """The style in which a model with this chat template calls tools; None if it knows none of them."""
     marks = {"hermes": "<tool_call>", "mistral": "[TOOL_CALLS]", "llama3": '"parameters"'}
-    return next((style for style, mark in marks.items() if mark in (chat_template or "")), None)
+    template = chat_template or ""
+    if "tools" not in template or "<function=" in template:  # calls as XML, by Qwen3-Coder
+        return None
+    return next((style for style, mark in marks.items() if mark in template), None)
 
 
 class ToolStream:
@@ -166,7 +187,14 @@ def tool_call(value: Any, *keys: str) -> ToolCall:
 
 
 STYLES = {
-    "hermes": ToolStyle("<tool_call>", "</tool_call>", None, parse_hermes),
-    "llama3": ToolStyle("<|python_tag|>", None, "{", parse_llama3),
-    "mistral": ToolStyle("[TOOL_CALLS]", None, '[{"', parse_mistral),
-}
+    "hermes": ToolStyle(
+        "<tool_call>", "</tool_call>", None, parse_hermes,
+        CallSyntax('<tool_call>\n{"name": ', ', "arguments": ', "}\n</tool_call>", "\n"),
+    ),
+    "llama3": ToolStyle(
+        "<|python_tag|>", None, "{", parse_llama3, CallSyntax('{"name": ', ', "parameters": ', "}", "; ")
+    ),
+    "mistral": ToolStyle(
+        "[TOOL_CALLS]", None, '[{"', parse_mistral, CallSyntax('{"name": ', ', "arguments": ', "}", ", ", "[", "]")
+    ),
+}  # fmt: skip

@@ -1,0 +1,137 @@
+"""Tools that a request offers: their grammar, and the calls in the generated text.
+
+    tools, tool_choice ─ offered_tools ─▶ OfferedTools ─ grammar ─▶ the engine's request (required, named, strict)
+                                                       ─ stream ─▶ text and calls, while they are generated
+
+By `tool_choice`: `none` offers nothing; `auto` lets the model decide; `required` and a named function constrain the
+output to calls whose arguments are valid for their schemas.
+"""
+
+import secrets
+import string
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from regard.engine.grammar import Grammar, GrammarCompiler, Tag
+from regard.server.errors import ApiError
+from regard.server.tool_schema import FlatToolChoice, FunctionTool, NamedToolChoice
+from regard.text.tools import STYLES, ToolCall, ToolDelta, ToolStream, tool_style
+
+CHARACTERS = string.ascii_letters + string.digits
+ID_LENGTH = 9  # templates of Mistral refuse other lengths
+
+
+class IdentifiedCall(NamedTuple):
+    id: str
+    name: str
+    arguments: str
+
+    def chat(self) -> dict[str, Any]:
+        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
+
+
+class CallDelta(NamedTuple):
+    text: str
+    calls: list[IdentifiedCall]
+
+
+class OfferedTools(NamedTuple):
+    tools: list[FunctionTool]
+    callable: list[FunctionTool]  # all of them, or the named one
+    style: str
+    constrained: bool  # the output is calls only
+    single: bool  # at most one call
+
+    @property
+    def strict(self) -> bool:
+        return any(tool.strict for tool in self.callable)
+
+    def for_template(self) -> list[dict[str, Any]]:
+        return [tool.for_template() for tool in self.tools]
+
+    @property
+    def needs_grammar(self) -> bool:
+        return self.constrained or self.strict
+
+    def schema(self, tool: FunctionTool) -> dict[str, Any]:
+        """The schema that is enforced. It allows any arguments if neither `tool_choice` nor `strict` asks for more."""
+        return tool.schema_of_arguments if self.constrained or tool.strict else {"type": "object"}
+
+    def compile(self, compiler: GrammarCompiler) -> Grammar:
+        style = STYLES[self.style]
+        syntax = style.syntax
+        tags = [Tag(tool.name, syntax.before(tool.name), self.schema(tool), syntax.after) for tool in self.callable]
+        if not self.constrained:
+            return compiler.tags(tags, trigger=style.begin, single=self.single)
+        return compiler.tags(
+            tags, separator=syntax.separator, opening=syntax.opening, closing=syntax.closing, single=self.single
+        )
+
+
+class CallStream:
+    """The text and the calls of one choice. Calls get their ids here."""
+
+    def __init__(self, offered: OfferedTools):
+        self.offered = offered
+        self.parser = ToolStream(offered.style, {tool.name for tool in offered.callable})
+        self.text = ""
+        self.calls: list[IdentifiedCall] = []
+
+    def push(self, text: str, last: bool) -> CallDelta:
+        """`last`: the text ends with it."""
+        deltas = [self.parser.push(text), *([self.parser.finish()] if last else [])]
+        new = [self.accept(delta) for delta in deltas]
+        return CallDelta("".join(each.text for each in new), [call for each in new for call in each.calls])
+
+    def accept(self, delta: ToolDelta) -> CallDelta:
+        if self.offered.single and self.calls:  # what follows the only call that was asked for is left out
+            return CallDelta("", [])
+        found = delta.calls[:1] if self.offered.single else delta.calls
+        calls = [self.with_id(call) for call in found]
+        self.text += delta.text
+        self.calls += calls
+        return CallDelta(delta.text, calls)
+
+    def with_id(self, call: ToolCall) -> IdentifiedCall:
+        id = "".join(secrets.choice(CHARACTERS) for _ in range(ID_LENGTH))
+        return IdentifiedCall(id if self.offered.style == "mistral" else f"call_{secrets.token_hex(12)}", *call)
+
+    def finish_reason(self, finish: str | None) -> str | None:
+        return "tool_calls" if finish == "stop" and self.calls else finish
+
+
+def offered_tools(
+    tools: Sequence[FunctionTool],
+    choice: str | NamedToolChoice | FlatToolChoice | None,
+    parallel: bool | None,
+    template: str | None,
+) -> OfferedTools | None:
+    """None if the model is not to call any. template: the model's chat template."""
+    names = [tool.name for tool in tools]
+    if duplicate := next((name for i, name in enumerate(names) if name in names[:i]), None):
+        raise invalid(f"tools has two functions of the name {duplicate!r}; rename one", "tools")
+    if not tools and choice not in (None, "none", "auto"):
+        raise invalid("tool_choice asks for a call, but there are no tools; send tools", "tool_choice")
+    if not tools or choice == "none":
+        return None
+    style = tool_style(template)
+    if style is None:
+        message = "the chat template of this model has no tools; use another model, or omit tools"
+        raise ApiError(400, message, code="tools_not_supported", param="tools")
+    named = choice.name if isinstance(choice, NamedToolChoice | FlatToolChoice) else None
+    callable = [tool for tool in tools if named in (None, tool.name)]
+    if not callable:
+        raise invalid(f"tool_choice names {named!r}; choose one of {', '.join(names)}", "tool_choice")
+    constrained = named is not None or choice == "required"
+    result = OfferedTools(list(tools), callable, style, constrained, single=named is not None or parallel is False)
+    if result.strict and not constrained and STYLES[style].end is None:  # no marker tells text from a call
+        message = f"strict functions need tool_choice=required for the {style} style of calls; set it, or omit strict"
+        raise ApiError(400, message, code="unsupported_value", param="tools")
+    for tool in callable if result.needs_grammar else ():
+        if result.schema(tool).get("type") != "object":
+            raise invalid(f"the parameters of {tool.name} must be a schema of type object", "tools")
+    return result
+
+
+def invalid(message: str, param: str) -> ApiError:
+    return ApiError(400, message, code="invalid_value", param=param)
