@@ -75,7 +75,7 @@ class AsyncEngine:
         self._wake = threading.Condition()
         self._stopping = self._closed = False
         self._running: dict[Request, RequestHandle] = {}  # changed only in the thread
-        self._arriving = 0  # requests that the thread has not submitted yet; used only in asyncio
+        self._posted = self._taken = 0  # requests, ever: given to the thread by asyncio; taken by the thread
         self._thread = threading.Thread(target=self._run, name="regard-engine", daemon=True)
 
     # Called from asyncio
@@ -104,13 +104,10 @@ class AsyncEngine:
 
         A full queue is found out at once, although a step may take seconds.
         """
-        if len(self._running) + self._arriving + len(handles) > self.engine.max_requests:
+        if self._posted - self._taken + len(self._running) + len(handles) > self.engine.max_requests:
             raise QueueFull("the queue of waiting requests is full; try again later")
-        self._arriving += len(handles)
-        try:
-            await self.call(self._submit, handles)
-        finally:
-            self._arriving -= len(handles)
+        self._posted += len(handles)
+        await self.call(self._submit, handles)
 
     def cancel(self, handle: RequestHandle) -> None:
         """Cancel a request; no effect if it is finished or was never submitted."""
@@ -194,6 +191,7 @@ class AsyncEngine:
                 del self._running[request]
 
     def _submit(self, handles: list[RequestHandle]) -> None:
+        self._taken += len(handles)
         try:
             for handle in handles:
                 submit = handle.submit or self._engine_submit
