@@ -109,14 +109,58 @@ def test_salts_never_share(models) -> None:
     assert generate(engine, ids, salt="a") == expected and hits(engine) == 16
 
 
-def test_requests_with_embeddings_share_nothing(models) -> None:
-    model, ids = models["gqa"], prompt(20)
+@pytest.mark.parametrize("name", ["gqa", "linear, window, full"])
+def test_embeddings_are_shared_only_if_every_bit_is_equal(models, name: str) -> None:
+    """A prompt of text, eight tokens with embeddings of their own, as of an image, and text again."""
+    model, ids, image = models[name], prompt(22), slice(8, 16)
     engine, plain = open_engine(model), open_engine(model, prefix_cache=False)
-    embeddings = torch.randn(20, model.spec.width, dtype=torch.float64)
-    generate(engine, ids)
-    for given in (embeddings, 2 * embeddings, None):
-        assert generate(engine, ids, embeddings=given) == generate(plain, ids, embeddings=given)
-    assert hits(engine) == 16  # of the last one, from the first
+    with torch.no_grad():
+        text = model.embed(torch.tensor([ids]))[0]
+        first, other = text.clone(), text.clone()
+        first[image] = torch.randn(8, model.spec.width, dtype=torch.float64)
+        other[image] = first[image]
+        other[12, 3] *= 1 + 2e-16  # the next number
+    assert (first != other).sum() == 1
+    cases = [
+        (first, 0), (first, 20), (other, 12), (other, 20), (None, 8), (text, 20), (first.clone(), 20),
+        (torch.cat([first[:20], text[:2]]), 20),
+    ]  # fmt: skip
+    if engine.store.table.overwriting:  # prefixes end where the states were copied: at 8, 16 and 20
+        cases[2] = (other, 8)
+    for i, (given, expected) in enumerate(cases):
+        before = hits(engine)
+        assert generate(engine, ids, embeddings=given) == generate(plain, ids, embeddings=given), i
+        assert hits(engine) - before == expected, i
+    assert hits(plain) == 0
+
+
+def test_a_conversation_after_an_image_reuses_the_image_and_the_answer(models) -> None:
+    model, ids = models["gqa"], prompt(20)
+    engine = open_engine(model)
+    embeddings = model.embed(torch.tensor([ids]))[0].detach().clone()
+    embeddings[4:12] += 1
+    answer = [id for id, _ in generate(engine, ids, embeddings=embeddings)]
+    longer = [*ids, *answer, *prompt(5, 2)]
+    more = model.embed(torch.tensor([longer]))[0].detach().clone()
+    more[:20] = embeddings
+    expected = generate(open_engine(model, prefix_cache=False), longer, embeddings=more)
+    before = hits(engine)
+    assert generate(engine, longer, embeddings=more) == expected
+    assert hits(engine) - before == 24  # the last new token was never computed
+
+
+def test_equal_prompts_with_different_images_do_not_wait_for_each_other(models) -> None:
+    engine, ids = open_engine(models["gqa"]), prompt(20)
+    images = [torch.full((20, models["gqa"].spec.width), float(i), dtype=torch.float64) for i in (1, 1, 2)]
+    requests = [engine.submit(ids, GREEDY, embeddings=image) for image in images]
+    assert [request.leader for request in requests] == [None, requests[0], None]
+    while not engine.idle:
+        engine.step()
+    found = [[token.id for token in request.new] for request in requests]
+    assert found[0] == found[1]
+    plain = open_engine(models["gqa"], prefix_cache=False)
+    for image, tokens in zip(images, found, strict=True):
+        assert tokens == [id for id, _ in generate(plain, ids, embeddings=image)]
 
 
 def test_log_probabilities_of_a_prompt_are_computed_in_full(models) -> None:

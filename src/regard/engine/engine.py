@@ -33,7 +33,7 @@ from regard.engine.inputs import (
     encoder_capacity,
 )
 from regard.engine.memory import open_store
-from regard.engine.namespace import namespace_of
+from regard.engine.namespace import embedding_keys, namespace_of
 from regard.engine.request import GenerationError, QueueFull, Request, Sampling, Token, TokenHistory, derived_seed
 from regard.engine.runner import Runner
 from regard.engine.sampling import Sampled, sample
@@ -139,7 +139,8 @@ class Engine:
         ids = checked_prompt(ids, self.model.spec, self.capacity, embeddings)
         check_sampled_ids(sampling, self.model.spec.vocab)
         source = checked_source(self.encoder_decoder, source, self.source_capacity)
-        request = Request(ids, sampling, source, embeddings, salt=salt)
+        keys = () if embeddings is None else embedding_keys(self.model, ids, embeddings)
+        request = Request(ids, sampling, source, embeddings, keys, salt=salt)
         request.limit = min(sampling.max_new, self.capacity - len(ids))
         if sampling.penalizes:
             request.history = TokenHistory(ids, self.model.spec.vocab, self.device)

@@ -2,19 +2,24 @@
 
 Keys and values depend on the tokens and on the model. So a namespace holds the version of the model, which changes when
 a module is replaced or a weight is written in place (training, loading, adapters), and the request's salt, which keeps
-one user from finding out another's prompts by response times. A request shares nothing if its keys depend on more: a
-source, submitted embeddings, or forward hooks, which may change what a module computes. Neither does one that needs all
-logits of its prompt.
+one user from finding out another's prompts by response times. Tokens with submitted embeddings, such as the patches of
+an image, are equal only if these are equal in every bit. A request shares nothing if its keys depend on more: a source,
+or forward hooks, which may change what a module computes. Neither does one that needs all logits of its prompt.
 """
 
-from torch import nn
+from collections.abc import Sequence
+from hashlib import sha256
 
-from regard.engine.request import Request
+import torch
+from torch import Tensor, nn
+
+from regard.engine.request import PrefixKeys, Request
+from regard.models.decoder import DecoderModule
 
 
 def namespace_of(request: Request, model: nn.Module) -> tuple[int, str] | None:
     """None: the request shares nothing."""
-    if request.source or request.embeddings is not None or request.sampling.prompt_logprobs is not None:
+    if request.source or request.sampling.prompt_logprobs is not None:
         return None
     version = model_version(model)
     return None if version is None else (version, request.salt)
@@ -34,3 +39,16 @@ def model_version(model: nn.Module) -> int | None:
             tensors += module._parameters.values()
             tensors += module._buffers.values()
     return hash(tuple((id(t), 0 if t.is_inference() else t._version) for t in tensors if t is not None))
+
+
+@torch.inference_mode()
+def embedding_keys(model: DecoderModule, ids: Sequence[int], embeddings: Tensor) -> PrefixKeys:
+    """What identifies each token of a prompt: its id, or a digest of its embedding if that is not the model's own."""
+    own = model.embed(torch.tensor([ids], device=model.embedding.weight.device))[0]  # (L, D)
+    rows = embeddings.to(own).contiguous().view(torch.uint8)  # bytes: 0.0 and -0.0 differ
+    replaced = (rows != own.contiguous().view(torch.uint8)).any(-1).tolist()
+    values = rows.cpu().numpy()
+    return tuple(
+        sha256(id.to_bytes(8, "little") + row.tobytes()).digest() if other else id
+        for id, row, other in zip(ids, values, replaced, strict=True)
+    )

@@ -34,6 +34,7 @@ UNREAD = -1  # in place of the id of a token that the host has not read
 # (T,) prompt and new tokens, (V,) logits -> (V,) logits. The arguments are copies and may be changed.
 LogitsProcessor = Callable[[Tensor, Tensor], Tensor]
 TokenSequences = tuple[tuple[int, ...], ...]
+PrefixKeys = tuple[int | bytes, ...]  # what identifies each token of a prompt: its id, or a digest of its embedding
 
 
 class GenerationError(RuntimeError):
@@ -162,6 +163,7 @@ class Request:
     sampling: Sampling
     source: tuple[int, ...] = ()  # ids that an encoder reads
     embeddings: Tensor | None = None  # (len(ids), D) input of the first block in place of the embeddings of the ids
+    prompt_keys: PrefixKeys = ()  # by which cached prefixes are found; (): the ids
     salt: str = ""  # cached prefixes are shared only between requests of the same salt
     priority: int = 0  # lower values first
     tenant: str = ""  # requests of different tenants are served equally
@@ -191,6 +193,11 @@ class Request:
     def length(self) -> int:
         """Tokens of the prompt and new tokens, also those that are not read yet."""
         return len(self.tokens) + self.unread
+
+    @property
+    def prefix(self) -> Sequence[int | bytes]:
+        """What identifies the prompt and new tokens in the store."""
+        return [*self.prompt_keys, *self.tokens[len(self.ids) :]] if self.prompt_keys else self.tokens
 
     @property
     def pending(self) -> int:

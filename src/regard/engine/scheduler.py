@@ -75,7 +75,7 @@ class Scheduler:
         """Admit waiting requests in their order, while there are rows and space."""
         while self.free_rows and (request := self.waiting.first()) is not None:
             row = min(self.free_rows)  # low rows first: a batch of rows 0 … B-1 is a slice of the store
-            cached = self.store.admit(row, request.tokens, self.namespace(request))
+            cached = self.store.admit(row, request.prefix, self.namespace(request))
             if cached is None:
                 return
             self.free_rows.remove(row)
@@ -89,8 +89,8 @@ class Scheduler:
         if not 0 < self.store.shared_block < len(request.ids):
             return None
         queued = (other for other in (*self.running, *self.waiting) if not other.new)
-        alike = (request.ids, request.tenant, request.priority)
-        leader = next((other for other in queued if (other.ids, other.tenant, other.priority) == alike), None)
+        alike = (request.ids, request.prompt_keys, request.tenant, request.priority)
+        leader = next((r for r in queued if (r.ids, r.prompt_keys, r.tenant, r.priority) == alike), None)
         namespace = None if leader is None else self.namespace(request)
         return leader if leader is not None and namespace == self.namespace(leader) is not None else None
 
@@ -121,7 +121,7 @@ class Scheduler:
     def commit(self, request: Request, copy_state: bool = False) -> None:
         """Offer the tokens that the host has read to other requests."""
         assert request.row is not None
-        self.store.commit(request.row, request.tokens, min(request.cached, len(request.tokens)), copy_state)
+        self.store.commit(request.row, request.prefix, min(request.cached, len(request.tokens)), copy_state)
 
     def preempt(self, request: Request) -> None:
         """Free the request's row and put it back into the queue."""

@@ -66,7 +66,7 @@ class Store(Protocol):
         """
         ...
 
-    def admit(self, row: int, tokens: Sequence[int], namespace: object = None) -> int | None:
+    def admit(self, row: int, tokens: Sequence[int | bytes], namespace: object = None) -> int | None:
         """Reserve space for these tokens in an empty row; None, and nothing reserved, if there is too little.
 
         Returns how many of the first tokens the row holds already, because another row has committed them in an equal
@@ -74,7 +74,7 @@ class Store(Protocol):
         """
         ...
 
-    def commit(self, row: int, tokens: Sequence[int], length: int, copy_state: bool = False) -> None:
+    def commit(self, row: int, tokens: Sequence[int | bytes], length: int, copy_state: bool = False) -> None:
         """Offer the first `length` tokens of the row to other rows. The forwards of these tokens have succeeded.
 
         copy_state: also copy the states that cannot rewind, if length is a multiple of `prompt_border`; other rows can

@@ -64,7 +64,7 @@ class BlockPool:
         self.free += free
         return free
 
-    def lookup(self, namespace: object, tokens: Sequence[int], needs_state: bool) -> KeyChain:
+    def lookup(self, namespace: object, tokens: Sequence[int | bytes], needs_state: bool) -> KeyChain:
         """The keys of the longest cached prefix. At least the last token is left over: its logits are needed."""
         chain = [sha256(repr(namespace).encode()).digest()]
         usable = 1
@@ -87,7 +87,7 @@ class BlockPool:
         if chain[-1] in self.states:
             self.states.move_to_end(chain[-1])
 
-    def commit(self, row: int, tokens: Sequence[int], length: int) -> None:
+    def commit(self, row: int, tokens: Sequence[int | bytes], length: int) -> None:
         """Give keys to the row's full blocks among its first `length` tokens, whose contents are computed."""
         chain = self.chains[row]
         while 0 < len(chain) <= length // self.block:
@@ -149,5 +149,9 @@ class BlockPool:
         assert set(self.states) <= set(self.by_key) and len(self.states) <= self.max_states, "states belong to blocks"
 
 
-def next_key(previous: bytes, tokens: Sequence[int]) -> bytes:
-    return sha256(previous + array("q", tokens).tobytes()).digest()
+def next_key(previous: bytes, tokens: Sequence[int | bytes]) -> bytes:
+    """tokens: ids, or digests of their embeddings."""
+    ids = [token for token in tokens if isinstance(token, int)]
+    if len(ids) < len(tokens):
+        return sha256(previous + repr(list(tokens)).encode()).digest()
+    return sha256(previous + array("q", ids).tobytes()).digest()

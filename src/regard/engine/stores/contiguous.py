@@ -55,10 +55,10 @@ class Contiguous:
         keys = torch.arange(span, device=rows.device).expand(len(rows), span)
         return Placement(rows.unsqueeze(-1), slots, span, KeyLayout(keys))
 
-    def admit(self, row: int, tokens: Sequence[int], namespace: object = None) -> int | None:
+    def admit(self, row: int, tokens: Sequence[int | bytes], namespace: object = None) -> int | None:
         return 0 if self.reserve(row, len(tokens)) else None
 
-    def commit(self, row: int, tokens: Sequence[int], length: int, copy_state: bool = False) -> None:
+    def commit(self, row: int, tokens: Sequence[int | bytes], length: int, copy_state: bool = False) -> None:
         pass  # rows share nothing
 
     def forget(self, row: int | None = None) -> None:

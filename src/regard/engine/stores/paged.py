@@ -113,7 +113,7 @@ class Paged:
         keys = torch.arange(span, device=slots.device).expand(len(slots), span)
         return PagedPlacement(slots, blocks, KeyLayout(keys))
 
-    def admit(self, row: int, tokens: Sequence[int], namespace: object = None) -> int | None:
+    def admit(self, row: int, tokens: Sequence[int | bytes], namespace: object = None) -> int | None:
         if self.owned[row]:
             raise ValueError(f"row {row} already has {len(self.owned[row])} blocks; release it first")
         chain = [] if namespace is None else self.pool.lookup(namespace, tokens, bool(self.table.overwriting))
@@ -132,7 +132,7 @@ class Paged:
         self.take(row, missing)
         return cached * self.block
 
-    def commit(self, row: int, tokens: Sequence[int], length: int, copy_state: bool = False) -> None:
+    def commit(self, row: int, tokens: Sequence[int | bytes], length: int, copy_state: bool = False) -> None:
         self.pool.commit(row, tokens, length)
         if copy_state and self.table.overwriting and length % self.block == 0 and self.pool.chains[row]:
             self.pool.keep_state(self.pool.chains[row][-1], self.table.copy_state(row))
