@@ -185,8 +185,9 @@ class BeamSearch:
     def child(self, parent: Request, id: int, fork: bool, taken: set[Request]) -> Request:
         """The parent's sequence with one more token; the first child takes the parent's row, others a copy."""
         child = Request(
-            parent.ids, parent.sampling, parent.source, parent.embeddings, salt=parent.salt, new=list(parent.new)
-        )
+            parent.ids, parent.sampling, parent.source, parent.embeddings, salt=parent.salt, adapter=parent.adapter,
+            new=list(parent.new),
+        )  # fmt: skip
         child.tokens, child.cached, child.row = list(parent.tokens), parent.cached, parent.row
         if parent.history is not None:
             child.history = TokenHistory(parent.ids, self.vocab, parent.history.prompt.device)

@@ -14,10 +14,14 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from regard.adapt.lora_weights import LoraWeights, read_lora
+from regard.engine.adapters import Adapters
 from regard.engine.beam import Beam, Beams, BeamSearch
 from regard.engine.contrastive import ContrastiveOptions, ContrastiveSearch
 from regard.engine.inputs import (
@@ -39,6 +43,7 @@ from regard.engine.runner import Runner
 from regard.engine.sampling import Sampled, sample
 from regard.engine.scheduler import ScheduledBatch, Scheduler
 from regard.engine.stores.base import OpenStore
+from regard.families import weight_table
 from regard.models.encoder_decoder import EncoderDecoderModule
 from regard.parts.state import PerSource, declarations, exact_cache_limit
 
@@ -59,6 +64,8 @@ class Engine:
         queue: int = 256,  # waiting requests
         prefix_cache: bool = True,  # requests that start with the same tokens share what is computed for them
         compile: bool = False,  # prepare decode steps: slow to start, then fast; ignores later hooks and modules
+        adapter_slots: int = 8,  # adapters that requests which run at the same time may have
+        max_adapters: int = 64,  # adapters that may be loaded
     ):
         decoder = decoder_of(model)
         self.encoder_decoder = model if isinstance(model, EncoderDecoderModule) else None
@@ -68,6 +75,7 @@ class Engine:
         if capacity is None:
             capacity = min(limit for limit in (context or CAPACITY, exact) if limit is not None)
         sizes = {"capacity": capacity, "chunk": chunk, "queue": queue} | ({} if rows is None else {"rows": rows})
+        sizes |= {"adapter_slots": adapter_slots, "max_adapters": max_adapters}
         for name, size in sizes.items():
             check_size(name, size)
         if context is not None and capacity > context:
@@ -96,7 +104,10 @@ class Engine:
         self.runner = Runner(decoder, self.encoder_decoder, self.store)
         if compile:
             self.runner.compile()
-        self.scheduler = Scheduler(self.store, chunk, self.namespace if prefix_cache else None, self.read_tokens)
+        self.loras = Adapters(model, self.runner, adapter_slots, max_adapters, compile)
+        self.scheduler = Scheduler(
+            self.store, chunk, self.namespace if prefix_cache else None, self.read_tokens, self.can_run
+        )
         self.lag = 1 if self.device.type == "cuda" else 0  # steps whose tokens are not read yet when the next starts
         self.unread: deque[tuple[int, list[Request], Sampled]] = deque()  # by step
         self.produced: list[tuple[Request, Token]] = []  # tokens that no step has returned yet
@@ -114,6 +125,7 @@ class Engine:
         priority: int = 0,
         tenant: str = "",
         deadline: float | None = None,
+        adapter: str | None = None,
     ) -> Request:
         """Append a request to the queue. ValueError if it can never run, QueueFull if too many requests wait.
 
@@ -121,8 +133,9 @@ class Engine:
         salt: the request shares cached prefixes only with requests of the same salt.
         priority: lower values first. tenant: tenants with waiting requests are served equally.
         deadline: seconds from now, after which the request ends with finish="timeout", waiting or running.
+        adapter: the name of a loaded adapter; None: the model without adapters.
         """
-        request = self.checked_request(ids, sampling, source, embeddings, salt)
+        request = self.checked_request(ids, sampling, source, embeddings, salt, adapter)
         check_order(priority, tenant)
         request.priority, request.tenant, request.deadline = priority, tenant, deadline_of(deadline)
         if len(self.scheduler.running) + len(self.scheduler.waiting) >= self.max_requests:
@@ -133,7 +146,13 @@ class Engine:
         return request
 
     def checked_request(
-        self, ids: TokenIds, sampling: Sampling, source: TokenIds | None, embeddings: Tensor | None, salt: str = ""
+        self,
+        ids: TokenIds,
+        sampling: Sampling,
+        source: TokenIds | None,
+        embeddings: Tensor | None,
+        salt: str = "",
+        adapter: str | None = None,
     ) -> Request:
         """A request that is not submitted. ValueError if it can never run."""
         ids = checked_prompt(ids, self.model.spec, self.capacity, embeddings)
@@ -142,6 +161,7 @@ class Engine:
         keys = () if embeddings is None else embedding_keys(self.model, ids, embeddings)
         request = Request(ids, sampling, source, embeddings, keys, salt=salt)
         request.limit = min(sampling.max_new, self.capacity - len(ids))
+        request.adapter = None if adapter is None else self.loras.find(adapter)
         if sampling.penalizes:
             request.history = TokenHistory(ids, self.model.spec.vocab, self.device)
         if sampling.grammar is not None:
@@ -160,6 +180,7 @@ class Engine:
         priority: int = 0,
         tenant: str = "",
         deadline: float | None = None,
+        adapter: str | None = None,
     ) -> list[Request]:
         """Submit n requests with the same prompt, all or none; where the store shares prefixes, it is computed once.
 
@@ -170,9 +191,12 @@ class Engine:
             raise QueueFull(f"{self.queue} requests may wait, too few for {n} more; try again later")
         settings = [replace(sampling, seed=derived_seed(sampling.seed, i)) for i in range(n)]
         return [
-            self.submit(ids, each, source, embeddings, salt=salt, priority=priority, tenant=tenant, deadline=deadline)
+            self.submit(
+                ids, each, source, embeddings, salt=salt, priority=priority, tenant=tenant, deadline=deadline,
+                adapter=adapter,
+            )
             for each in settings
-        ]
+        ]  # fmt: skip
 
     @torch.inference_mode()
     def cancel(self, request: Request) -> None:
@@ -195,7 +219,7 @@ class Engine:
         batches = self.scheduler.plan()
         for batch in batches:
             try:
-                logits = self.runner.forward(batch)
+                logits = self.forward(batch)
             except (RuntimeError, IndexError) as error:
                 self.handle_failure(batch, error)
             else:
@@ -210,10 +234,16 @@ class Engine:
         return produced
 
     def generate(
-        self, ids: TokenIds, sampling: Sampling, source: TokenIds | None = None, embeddings: Tensor | None = None
+        self,
+        ids: TokenIds,
+        sampling: Sampling,
+        source: TokenIds | None = None,
+        embeddings: Tensor | None = None,
+        *,
+        adapter: str | None = None,
     ) -> list[Token]:
         """Generate until this request is finished; other submitted requests run too. Arguments as for `submit`."""
-        request = self.submit(ids, sampling, source, embeddings)
+        request = self.submit(ids, sampling, source, embeddings, adapter=adapter)
         try:
             while request.finish is None:
                 self.step()
@@ -231,20 +261,62 @@ class Engine:
         sampling: Sampling,
         source: TokenIds | None = None,
         embeddings: Tensor | None = None,
+        *,
+        adapter: str | None = None,
     ) -> list[Beam]:
         """The best sequences, best first. Other requests do not advance meanwhile. Arguments as for `submit`."""
         self.read_tokens()
-        first = self.checked_request(ids, sampling, source, embeddings)
-        return BeamSearch(self.scheduler, self.runner.forward, self.model.spec.vocab, self.capacity).run(first, beams)
+        first = self.checked_request(ids, sampling, source, embeddings, adapter=adapter)
+        return BeamSearch(self.scheduler, self.forward, self.model.spec.vocab, self.capacity).run(first, beams)
 
     @torch.inference_mode()
-    def contrastive_search(self, ids: TokenIds, settings: ContrastiveOptions, sampling: Sampling) -> list[Token]:
+    def contrastive_search(
+        self, ids: TokenIds, settings: ContrastiveOptions, sampling: Sampling, *, adapter: str | None = None
+    ) -> list[Token]:
         """The new tokens of a decoder. Other requests do not advance meanwhile. Arguments as for `submit`."""
         if self.encoder_decoder is not None:
             raise ValueError("contrastive search is for decoders; use beam_search with an encoder-decoder")
         self.read_tokens()
-        request = self.checked_request(ids, sampling, None, None)
-        return ContrastiveSearch(self.scheduler, self.model, self.device, self.capacity).run(request, settings)
+        request = self.checked_request(ids, sampling, None, None, adapter=adapter)
+        model = self.model
+        if request.adapter is not None:
+            model = self.loras.decoder_with(request.adapter, self.scheduler.running)
+        return ContrastiveSearch(self.scheduler, model, self.device, self.capacity).run(request, settings)
+
+    def load_adapter(self, name: str, adapter: str | Path | LoraWeights) -> None:
+        """Load a LoRA adapter, which requests can then name. Requests that are running go on.
+
+        adapter: its folder, by regard or PEFT, or its weights (`lora_weights(model)`). AdapterError if it does not fit
+        the model. Hooks and modules that are added to the model later have no effect on requests with adapters.
+        """
+        if not isinstance(adapter, LoraWeights):
+            adapter = self.read_adapter(adapter)
+        self.loras.load(name, adapter)
+
+    def read_adapter(self, folder: str | Path, source_family: str | None = None) -> LoraWeights:
+        """The adapter of a folder, checked, for `load_adapter`; thread-safe.
+
+        source_family: that of the model in `transformers`, whose names the adapter may have.
+        """
+        spec: Any = self.loras.model.spec
+        return read_lora(self.loras.model, folder, lambda: weight_table(spec, source_family))
+
+    def unload_adapter(self, name: str) -> None:
+        """Unload an adapter. Requests that have it already finish with it."""
+        self.loras.unload(name)
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """The names of the loaded adapters."""
+        return tuple(self.loras.loaded)
+
+    def forward(self, batch: ScheduledBatch) -> Tensor:
+        if any(request.adapter is not None for request, _ in batch):
+            return self.loras.forward(batch, self.scheduler.running)
+        return self.runner.forward(batch)
+
+    def can_run(self, request: Request) -> bool:
+        return self.loras.can_run(request, self.scheduler.running)
 
     @property
     def max_requests(self) -> int:

@@ -1,10 +1,11 @@
 """The namespace of a request: two requests share a cached prefix only if theirs are equal.
 
 Keys and values depend on the tokens and on the model. So a namespace holds the version of the model, which changes when
-a module is replaced or a weight is written in place (training, loading, adapters), and the request's salt, which keeps
-one user from finding out another's prompts by response times. Tokens with submitted embeddings, such as the patches of
-an image, are equal only if these are equal in every bit. A request shares nothing if its keys depend on more: a source,
-or forward hooks, which may change what a module computes. Neither does one that needs all logits of its prompt.
+a module is replaced or a weight is written in place (training, loading, merged adapters), the version of the request's
+adapter, and its salt, which keeps one user from finding out another's prompts by response times. Tokens with submitted
+embeddings, such as the patches of an image, are equal only if these are equal in every bit. A request shares nothing if
+its keys depend on more: a source, or forward hooks, which may change what a module computes. Neither does one that
+needs all logits of its prompt.
 """
 
 from collections.abc import Sequence
@@ -17,12 +18,13 @@ from regard.engine.request import PrefixKeys, Request
 from regard.models.decoder import DecoderModule
 
 
-def namespace_of(request: Request, model: nn.Module) -> tuple[int, str] | None:
+def namespace_of(request: Request, model: nn.Module) -> tuple[int, int, str] | None:
     """None: the request shares nothing."""
     if request.source or request.sampling.prompt_logprobs is not None:
         return None
     version = model_version(model)
-    return None if version is None else (version, request.salt)
+    adapter = 0 if request.adapter is None else request.adapter.version  # also of a reloaded adapter a new one
+    return None if version is None else (version, adapter, request.salt)
 
 
 def model_version(model: nn.Module) -> int | None:

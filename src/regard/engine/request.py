@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from regard.adapt.lora_weights import LoraWeights
 from regard.engine.grammar import Grammar, Matcher
 
 RULES = {  # setting: (type, lowest, highest, rule); NaN is in no range
@@ -157,6 +158,15 @@ class Token(NamedTuple):
     finish: str | None  # with the last token: "stop" or "length"
 
 
+@dataclass(frozen=True, eq=False)
+class Adapter:
+    """A LoRA adapter that an engine has loaded."""
+
+    name: str
+    weights: LoraWeights
+    version: int  # differs for all adapters that the engine has loaded, also for those of one name
+
+
 @dataclass(eq=False)
 class Request:
     ids: tuple[int, ...]
@@ -168,6 +178,7 @@ class Request:
     priority: int = 0  # lower values first
     tenant: str = ""  # requests of different tenants are served equally
     deadline: float | None = None  # in seconds of time.monotonic
+    adapter: Adapter | None = None  # None: the model without adapters
     new: list[Token] = field(default_factory=list)
     prompt_logprobs: list[Token] = field(default_factory=list)  # of ids[1:], if Sampling asks for them
     finish: str | None = None  # "stop", "length", "cancelled", "timeout" or "error"

@@ -14,6 +14,7 @@ from types import ModuleType
 
 from regard.families.common.config_reader import FamilyError
 from regard.models.base import Model
+from regard.weights.table import Table
 
 FAMILIES = {
     "bamba": "regard.families.bamba",
@@ -128,6 +129,11 @@ def detect_family(model: Model) -> str:
         f"no family can express this {model.kind}; keep it in regard's own format. "
         f"The nearest family is {nearest}: {error}"
     ) from error
+
+
+def weight_table(model: Model, model_type: str | None = None) -> Table:
+    """The names of the model's weights in a family; None: in one that can express the model."""
+    return family(model_type or detect_family(model)).table(model)
 
 
 def with_article(word: str) -> str:

@@ -10,13 +10,12 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from regard.adapt.adapters import adapters, merge_lora
-from regard.adapt.foreign_adapters import has_foreign_names, load_foreign_adapter
-from regard.adapt.peft import TENSORS, adapter_base, load_adapter
+from regard.adapt.lora_weights import add_lora_of_folder
+from regard.adapt.peft import TENSORS, adapter_base
 from regard.checkpoint import model_folder
 from regard.checkpoint.atomic_folder import CheckpointError
 from regard.checkpoint.weight_files import find_files, fingerprint
-from regard.families import detect_family, family
+from regard.families import weight_table
 from regard.find_model import locate
 from regard.models.base import Model
 from regard.training.run import Run, newest_checkpoint, read_training
@@ -43,14 +42,9 @@ def add_adapter(model: nn.Module, folder: Path, source_family: str | None) -> No
 
     An adapter that the model has already is merged: the new one was trained on both.
     """
-    if adapters(model):
-        merge_lora(model)
-    if has_foreign_names(model, folder):
-        spec = model.spec
-        assert isinstance(spec, Model), f"a model has a spec; found {spec!r:.80}"
-        load_foreign_adapter(model, folder, family(source_family or detect_family(spec)).table(spec))
-    else:
-        load_adapter(model, folder)
+    spec = model.spec
+    assert isinstance(spec, Model), f"a model has a spec; found {spec!r:.80}"
+    add_lora_of_folder(model, folder, lambda: weight_table(spec, source_family))
 
 
 def base_of(folder: Path) -> Path | None:
