@@ -55,6 +55,16 @@ def test_norm_bias_and_residual(tokens: int, splits: int, options: tuple[bool, b
         assert (launch(x, weight, norm, EPS, bias, residual, None, tiles) - exact).abs().max() <= 1e-5
 
 
+@pytest.mark.parametrize("act", [None, "silu"])
+@pytest.mark.parametrize("options", [(False, False, True), (True,) * 3, (True, True, False)], ids=str)
+def test_many_tokens(options: tuple[bool, bool, bool], act: str | None) -> None:
+    from regard.kernels.triton_decode_linear import MAX_TOKENS, launch
+
+    x, weight, norm, bias, residual = draw(MAX_TOKENS + 1, act, options, torch.float32)
+    exact = compute(*(None if t is None else t.double() for t in (x, weight, norm, bias, residual)), act)
+    assert (launch(x, weight, norm, EPS, bias, residual, act) - exact).abs().max() <= 1e-5
+
+
 @pytest.mark.parametrize("act", ["silu", "gelu", "gelu_tanh"])
 @pytest.mark.parametrize("tokens, splits", [(1, 1), (5, 2)])
 def test_gated_units(tokens: int, splits: int, act: str) -> None:

@@ -27,7 +27,7 @@ from regard.parts.position.rope import RopeModule, rotations
 from regard.parts.state import State
 
 MAX_COLUMNS = 32768  # of a matrix; one row of it is in the registers of a program
-MAX_ROWS = 32  # for more, cuBLAS reads the weights as fast
+MAX_COMPILED = 32  # rows; for more, torch.compile generates kernels around the library's products
 HEAD_DIMS = (32, 64, 128, 256)
 FUSED_ACTIVATIONS = {ACTIVATIONS[name]: name for name in ("silu", "gelu", "gelu_tanh")}
 
@@ -87,7 +87,7 @@ class DecodeLinear(nn.Module):
         self.weight, self.bias = layer.weight, layer.bias
 
     def forward(self, x: Tensor) -> Tensor:
-        if not 1 <= x.numel() // x.shape[-1] <= MAX_ROWS:
+        if not 1 <= x.numel() // x.shape[-1] <= MAX_COMPILED:
             return nn.functional.linear(x, self.weight, self.bias)
         return linear(x.reshape(-1, x.shape[-1]), self.weight, bias=self.bias).view(*x.shape[:-1], -1)
 
@@ -193,7 +193,7 @@ def is_plain_linear(module: nn.Module) -> bool:
 
 
 def is_decode_step(x: Tensor) -> bool:
-    return x.shape[1] == 1 and len(x) <= MAX_ROWS
+    return x.shape[1] == 1 and (len(x) <= MAX_COMPILED or not torch.compiler.is_compiling())
 
 
 def linear(

@@ -48,6 +48,7 @@ from regard.models.encoder_decoder import EncoderDecoderModule
 from regard.parts.state import PerSource, declarations, exact_cache_limit
 
 TokenIds = Sequence[int]
+CHUNKS = {"cpu": 256, "cuda": 4096}  # as many as do not delay the tokens of other requests noticeably
 
 
 class Engine:
@@ -60,7 +61,7 @@ class Engine:
         source_capacity: int | None = None,  # tokens per source of an encoder-decoder; None: the encoder's context
         store: str | OpenStore = "paged",  # a name, or a constructor, such as partial(Paged, blocks=64)
         memory: float | None = None,  # share of the device's memory for the store; None: 0.25 on a CPU, 0.8 on a GPU
-        chunk: int = 256,  # tokens per step; a prompt is computed in chunks, beside the decoding of other requests
+        chunk: int | None = None,  # tokens per step: prompts are computed in chunks; None: 256 on a CPU, 4096 on a GPU
         queue: int = 256,  # waiting requests
         prefix_cache: bool = True,  # requests that start with the same tokens share what is computed for them
         compile: bool = False,  # prepare decode steps: slow to start, then fast; ignores later hooks and modules
@@ -74,6 +75,9 @@ class Engine:
         exact = exact_cache_limit(states)
         if capacity is None:
             capacity = min(limit for limit in (context or CAPACITY, exact) if limit is not None)
+        weight = decoder.embedding.weight
+        self.device = weight.device
+        chunk = CHUNKS.get(self.device.type, CHUNKS["cpu"]) if chunk is None else chunk
         sizes = {"capacity": capacity, "chunk": chunk, "queue": queue} | ({} if rows is None else {"rows": rows})
         sizes |= {"adapter_slots": adapter_slots, "max_adapters": max_adapters}
         for name, size in sizes.items():
@@ -94,8 +98,6 @@ class Engine:
                     f"engine: {body.kind} mixes tokens but declares no state, so a step would miss "
                     "the earlier tokens; give it a memory(), or run the model without the engine"
                 )
-        weight = decoder.embedding.weight
-        self.device = weight.device
         self.store = open_store(
             checked_store(store), states, rows, capacity, weight.dtype, self.device, self.source_capacity, memory
         )

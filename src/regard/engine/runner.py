@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.adapt.gpu_decode import MAX_ROWS, is_optimized, optimize_for_gpu_decode
+from regard.adapt.gpu_decode import is_optimized, optimize_for_gpu_decode
 from regard.compat import COMPILE_OPTIONS, cannot_compile
 from regard.engine.decode_graphs import CannotCapture, DecodeGraphs, Step
 from regard.engine.inputs import pad_ids
@@ -143,7 +143,7 @@ class Runner:
 
     def step_to_capture(self, rows: int) -> Step:
         """The function that a graph of this many rows is captured from: few kernels, or those that torch generates."""
-        if rows <= MAX_ROWS and is_optimized(self.model):
+        if is_optimized(self.model):
             return self.decode_step
         if self.compiled is None:
             self.compiled = torch.compile(self.decode_step, fullgraph=True, dynamic=True, **COMPILE_OPTIONS)

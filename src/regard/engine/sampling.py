@@ -9,7 +9,7 @@ al. 2024 (min-p), Meister et al. 2022 (typical-p), Keskar et al. 2019 (repetitio
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -27,9 +27,9 @@ class Sampled:
         self,
         ids: Tensor,
         logprobs: Tensor,
-        best: tuple[Tensor, Tensor] | None,
-        counts: list[int],
-        errors: dict[int, str],
+        best: tuple[Tensor, Tensor] | None = None,
+        counts: Sequence[int] = (),
+        errors: Mapping[int, str] | None = None,
     ):
         """ids, logprobs: (B,). best: (B, n) the most likely ids and their logprobs, of which `counts` are returned."""
         self.ids, self.counts, self.errors = ids, counts, errors or {}

@@ -7,7 +7,8 @@ A decode step reads every weight once and computes little, so memory bandwidth l
 two products costs as much as megabytes of weights. One token: a program keeps the normalized x in registers and loops
 over the rows of W; the next rows are loaded before the products of these are summed. Several tokens: tensor-core
 products, W on the left because their tiles have at least 64 rows; where few rows would leave multiprocessors idle,
-programs split the columns, and the last one adds their sums in a fixed order.
+programs split the columns, and the last one adds their sums in a fixed order. More than MAX_TOKENS: the library's
+product, which reads the weights as fast then.
 """
 
 from functools import lru_cache
@@ -19,6 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 COUNTERS = 1 << 14
+MAX_TOKENS = 32
 
 
 class Tiles(NamedTuple):
@@ -70,6 +72,16 @@ def normalize(x, weight, out, columns, eps, BLOCK_K: tl.constexpr):
     values = tl.load(x + row + k, mask=inside, other=0.0).to(tl.float32)
     scale = tl.load(weight + k, mask=inside, other=0.0)
     tl.store(out + row + k, rms_norm(values, scale, out.dtype.element_ty, columns, eps), mask=inside)
+
+
+@triton.jit
+def gate(pairs, out, outputs, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr):
+    """σ(first half) ⊙ second half of each row."""
+    row, i = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = i < outputs
+    first = tl.load(pairs + row * 2 * outputs + i, mask=inside).to(tl.float32)
+    second = tl.load(pairs + row * 2 * outputs + outputs + i, mask=inside).to(tl.float32)
+    tl.store(out + row * outputs + i, (activate(first, ACTIVATION) * second).to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -200,6 +212,12 @@ def launch(
     """(tokens, outputs)"""
     tokens, columns = x.shape
     outputs = len(weight) if activation is None else len(weight) // 2
+    if norm is not None and tokens > 1:
+        normed, block = torch.empty_like(x), next_power_of_2(columns)
+        normalize[(tokens,)](x, norm, normed, columns, eps, BLOCK_K=block, num_warps=min(max(block // 1024, 1), 16))
+        x = normed
+    if tokens > MAX_TOKENS:
+        return multiply_many(x, weight, bias, residual, activation)
     tiles = tiles or choose_tiles(tokens, outputs, columns, activation is not None, multiprocessors(x.device))
     out = x.new_empty(tokens, outputs)
     groups = -(-outputs // tiles.outputs)
@@ -213,10 +231,6 @@ def launch(
             NORM=norm is not None, EVEN=tiles.columns == columns, **options,
         )  # fmt: skip
         return out
-    if norm is not None:
-        normed, block = torch.empty_like(x), next_power_of_2(columns)
-        normalize[(tokens,)](x, norm, normed, columns, eps, BLOCK_K=block, num_warps=min(max(block // 1024, 1), 16))
-        x = normed
     block_m = max(16, next_power_of_2(tokens))
     partial = counters = None
     if tiles.splits > 1:
@@ -228,6 +242,20 @@ def launch(
         EVEN=columns % (tiles.columns * tiles.splits) == 0 and outputs % tiles.outputs == 0, **options,
     )  # fmt: skip
     return out
+
+
+def multiply_many(
+    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str | None
+) -> Tensor:
+    """(tokens, outputs) by the library's product"""
+    if residual is not None and bias is None and activation is None:
+        return torch.addmm(residual, x, weight.T)
+    y = torch.nn.functional.linear(x, weight, bias)
+    if activation is not None:
+        pairs, outputs = y, len(weight) // 2
+        y, block = x.new_empty(len(x), outputs), min(1024, next_power_of_2(outputs))
+        gate[len(x), -(-outputs // block)](pairs, y, outputs, ACTIVATION=activation, BLOCK=block, num_warps=4)
+    return y if residual is None else y + residual
 
 
 @torch.library.custom_op("regard::decode_linear", mutates_args=())
