@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from regard.engine.engine import Engine
-from regard.engine.request import Sampling
+from regard.engine.request import Request, Sampling
+from regard.engine.sampling import sample
 from regard.engine.stores.paged import Paged
 from tests.engine.pools import small_store
 
@@ -97,6 +98,45 @@ def test_an_error_in_a_forward_fails_only_the_requests_that_cause_it(tiny, kind)
     assert engine.metrics()["free_blocks"] == 40
     with pytest.raises(RuntimeError, match="the layer broke"):
         engine.generate([BAD, 1], sampling)
+
+
+def test_too_little_memory_for_sampling_fails_only_the_request_that_needs_it(tiny, monkeypatch) -> None:
+    expected = [token.id for token in Engine(tiny(), rows=1).generate([1, 2], GREEDY)]
+
+    def sample_or_fail(logits, requests):
+        if any(request.ids[0] == BAD for request in requests):
+            raise torch.OutOfMemoryError("out of memory")
+        return sample(logits, requests)
+
+    monkeypatch.setattr("regard.engine.engine.sample", sample_or_fail)
+    engine = Engine(tiny(), rows=4)
+    healthy, bad = engine.submit([1, 2], GREEDY), engine.submit([BAD, 2], GREEDY)
+    while not engine.idle:
+        engine.step()
+    assert [token.id for token in healthy.new] == expected and bad.finish == "error" and not bad.new
+
+
+def test_a_request_can_be_cancelled_by_a_processor(tiny) -> None:
+    """It ends after the step, and so does a neighbour of its batch or of another batch of the step."""
+    engine = Engine(tiny(), rows=4)
+    cancelled: list[Request] = []
+
+    def cancel(tokens: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        if len(tokens) == 5:
+            for request in cancelled:
+                engine.cancel(request)
+        return logits
+
+    cancelled += [engine.submit([1, 2, 3], Sampling(max_new=9, processors=(cancel,))), engine.submit([7, 8, 9], GREEDY)]
+    healthy = engine.submit([3, 4], GREEDY)
+    for _ in range(2):
+        engine.step()
+    cancelled.append(engine.submit([5] * 40, GREEDY))  # its prompt is computed in the step that cancels it
+    while not engine.idle:
+        engine.step()
+    assert [request.finish for request in cancelled] == ["cancelled"] * 3 and healthy.finish == "length"
+    assert [len(request.new) for request in cancelled] == [3, 3, 1]
+    assert engine.metrics()["cancelled"] == 3 and len(engine.scheduler.free_rows) == 4
 
 
 def test_an_error_of_the_engine_itself_is_raised(tiny) -> None:

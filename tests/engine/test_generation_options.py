@@ -59,6 +59,15 @@ def test_a_bias_of_minus_infinity_excludes_a_token_and_a_large_one_forces_it(tin
     assert set(generate(engine, replace(GREEDY, logit_bias={45: 1e4}))) == {45}
 
 
+def test_a_bias_that_changes_after_its_submission_has_no_effect(tiny) -> None:
+    engine, bias = Engine(tiny()), {45: 1e4}
+    request = engine.submit(PROMPT, replace(GREEDY, max_new=4, logit_bias=bias))
+    bias |= {45: 0.0, 999: 1.0}
+    while not engine.idle:
+        engine.step()
+    assert ids_of(request) == [45] * 4
+
+
 def test_stop_ids_and_sequences_wait_for_min_new(tiny) -> None:
     engine = Engine(tiny())
     best = generate(engine, GREEDY)

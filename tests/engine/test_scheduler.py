@@ -150,6 +150,9 @@ def test_a_deadline_ends_waiting_and_running_requests(tiny, monkeypatch: pytest.
     [
         ({"deadline": 0}, "deadline=0 must be a positive number of seconds"),
         ({"deadline": float("nan")}, "deadline=nan must be a positive"),
+        ({"deadline": "1"}, "deadline='1' must be a positive"),
+        ({"salt": 3}, "salt=3 must be a string"),
+        ({"embeddings": [[0.5]]}, "the embeddings have shape list; this prompt needs a tensor of shape"),
         ({"priority": "high"}, "priority='high' must be an integer; lower values go first"),
         ({"tenant": 3}, "tenant=3 must be a string"),
     ],

@@ -113,6 +113,7 @@ class Engine:
         self.lag = 1 if self.device.type == "cuda" else 0  # steps whose tokens are not read yet when the next starts
         self.unread: deque[tuple[int, list[Request], Sampled]] = deque()  # by step
         self.produced: list[tuple[Request, Token]] = []  # tokens that no step has returned yet
+        self.in_step, self.to_cancel = False, list[Request]()
         self.arrivals = count()
         self.counts = Counter(steps=0, prompt_tokens=0, new_tokens=0, stop=0, length=0, cancelled=0, timeout=0, error=0)
 
@@ -138,7 +139,7 @@ class Engine:
         adapter: the name of a loaded adapter; None: the model without adapters.
         """
         request = self.checked_request(ids, sampling, source, embeddings, salt, adapter)
-        check_order(priority, tenant)
+        check_order(priority, tenant, salt)
         request.priority, request.tenant, request.deadline = priority, tenant, deadline_of(deadline)
         if len(self.scheduler.running) + len(self.scheduler.waiting) >= self.max_requests:
             raise QueueFull(f"{self.queue} requests are waiting already; try again later")
@@ -202,12 +203,15 @@ class Engine:
 
     @torch.inference_mode()
     def cancel(self, request: Request) -> None:
-        """End a request; no effect if it has finished."""
+        """End a request; no effect if it has finished. Called by a logits processor, it waits for the step to end."""
         if request.finish is not None:
             return
         if request not in self.scheduler.running and request not in self.scheduler.waiting:
             raise ValueError("the request was not submitted to this engine; cancel it in the engine that runs it")
-        self.end(request, "cancelled")
+        if self.in_step:
+            self.to_cancel.append(request)
+        else:
+            self.end(request, "cancelled")
 
     @torch.inference_mode()
     def step(self) -> list[tuple[Request, Token]]:
@@ -219,21 +223,28 @@ class Engine:
         for request in self.scheduler.expired():
             self.end(request, "timeout")
         batches = self.scheduler.plan()
-        for batch in batches:
-            try:
-                logits = self.forward(batch)
-            except (RuntimeError, IndexError) as error:
-                self.handle_failure(batch, error)
-            else:
-                self.advance(batch, logits)
+        self.in_step = True
+        try:
+            for batch in batches:
+                self.run_batch(batch)
+        finally:
+            self.in_step = False
         waits = not batches or any(request.sampling.reads_tokens for request in self.scheduler.running)
         self.read_tokens(0 if waits else self.lag)
         if not batches and not self.scheduler.running and (request := self.scheduler.waiting.first()):
             needed = f"the store has no space for the {len(request.tokens)} tokens of this request"
             self.end(request, "error", f"{needed}, although no request is running; open a larger store")
+        while self.to_cancel:
+            self.cancel(self.to_cancel.pop())
         self.counts["steps"] += 1
         produced, self.produced = self.produced, []
         return produced
+
+    def run_batch(self, batch: ScheduledBatch) -> None:
+        try:
+            self.advance(batch, self.forward(batch))
+        except (RuntimeError, IndexError) as error:  # also of sampling: its buffers need memory too
+            self.handle_failure(batch, error)
 
     def generate(
         self,

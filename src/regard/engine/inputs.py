@@ -95,9 +95,11 @@ def checked_prompt(
             f"the prompt has {len(ids)} tokens, but prompt and new tokens must fit into {capacity}; shorten it"
         )
     ids = checked_ids("prompt", ids, spec.vocab)
-    if embeddings is not None and embeddings.shape != (len(ids), spec.width):
-        expected = (len(ids), spec.width)
-        raise ValueError(f"the embeddings have shape {tuple(embeddings.shape)}; this prompt needs {expected}")
+    if embeddings is not None:
+        found = tuple(embeddings.shape) if isinstance(embeddings, Tensor) else type(embeddings).__name__
+        if found != (len(ids), spec.width):
+            expected = (len(ids), spec.width)
+            raise ValueError(f"the embeddings have shape {found}; this prompt needs a tensor of shape {expected}")
     return ids
 
 
@@ -113,16 +115,17 @@ def check_sampled_ids(sampling: Sampling, vocab: int) -> None:
         )
 
 
-def check_order(priority: int, tenant: str) -> None:
+def check_order(priority: int, tenant: str, salt: str) -> None:
     if not isinstance(priority, int):
         raise ValueError(f"priority={priority!r} must be an integer; lower values go first")
-    if not isinstance(tenant, str):
-        raise ValueError(f"tenant={tenant!r} must be a string")
+    for name, value in (("tenant", tenant), ("salt", salt)):
+        if not isinstance(value, str):
+            raise ValueError(f"{name}={value!r} must be a string")
 
 
 def deadline_of(seconds: float | None) -> float | None:
     """The time by `monotonic` that is this many seconds from now."""
-    if seconds is not None and not 0 < seconds < float("inf"):
+    if seconds is not None and not (isinstance(seconds, int | float) and 0 < seconds < float("inf")):
         raise ValueError(f"deadline={seconds!r} must be a positive number of seconds, or None for no limit")
     return None if seconds is None else monotonic() + seconds
 

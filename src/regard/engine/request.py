@@ -101,6 +101,7 @@ class Sampling:
             raise ValueError(f"min_new={self.min_new} must be at most max_new={self.max_new}")
         if self.grammar is not None:
             self.check_grammar()
+        object.__setattr__(self, "logit_bias", dict(self.logit_bias))  # the caller may change theirs later
         if self.ignore_eos:
             object.__setattr__(self, "stop_ids", ())
 
