@@ -36,7 +36,7 @@ from regard.checkpoint.image_processor import (
 from regard.engine.engine import Engine
 from regard.engine.grammar import GrammarCompiler
 from regard.engine.inputs import decoder_of
-from regard.engine.request import Request, Sampling, Token
+from regard.engine.request import Request, RequestOptions, Sampling, Token
 from regard.models.decoder import DecoderModule
 from regard.models.encoder import EncoderModule
 from regard.models.encoder_decoder import EncoderDecoderModule
@@ -284,7 +284,7 @@ class LanguageModel:
             return self.submit_source(ids, sampling)
         return self.engine.submit(ids, sampling)
 
-    def submit_source(self, ids: Sequence[int], sampling: Sampling) -> Request:
+    def submit_source(self, ids: Sequence[int], sampling: Sampling, **options: Unpack[RequestOptions]) -> Request:
         """Submit the source of an encoder-decoder; the generation config sets the output's start and end tokens."""
         settings = self.generation
         start = self.tokenizer.bos if settings.decoder_start_token_id is None else settings.decoder_start_token_id
@@ -294,7 +294,7 @@ class LanguageModel:
             sampling, suppress_ids=settings.suppress_tokens, forced_bos_id=settings.forced_bos_token_id,
             forced_eos_id=settings.forced_eos_token_id,
         )  # fmt: skip
-        return self.engine.submit([start], sampling, ids)
+        return self.engine.submit([start], sampling, ids, **options)
 
     @torch.inference_mode()
     def embed_images(self, ids: list[int], images: Images) -> tuple[list[int], Tensor | None]:

@@ -70,7 +70,7 @@ def start_server(tokenizer) -> Iterator[Callable[..., RunningServer]]:
         def start(
             reply: str = REPLY,
             *,
-            key: str | None = None,
+            key: str | list[str] | None = None,
             lens: Callable | None = FakeRecording,
             template: str | None = DEFAULT_TEMPLATE,
             **engine_options,

@@ -6,10 +6,11 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from types import SimpleNamespace
+from typing import Unpack
 
 import torch
 
-from regard.engine.request import QueueFull, Request, Sampling, Token
+from regard.engine.request import QueueFull, Request, RequestOptions, Sampling, Token
 from regard.text.tokenizer import Tokenizer
 
 
@@ -39,12 +40,15 @@ class FakeEngine:
     def idle(self) -> bool:
         return not self.active
 
-    def submit(self, ids: Sequence[int], sampling: Sampling) -> Request:
+    def submit(self, ids: Sequence[int], sampling: Sampling, **options: Unpack[RequestOptions]) -> Request:
         if len(self.active) >= self.queue:
             raise QueueFull(f"{self.queue} requests are waiting; try again later")
         if not all(0 <= id < self.vocab for id in ids):
             raise ValueError(f"an id is outside the vocabulary of {self.vocab}; encode with this model's tokenizer")
-        self.active.append(request := Request(tuple(ids), sampling))
+        seconds = options.pop("deadline", None)
+        request = Request(tuple(ids), sampling, **options)
+        request.deadline = None if seconds is None else time.monotonic() + seconds
+        self.active.append(request)
         self.submitted.append(request)
         return request
 
@@ -59,6 +63,9 @@ class FakeEngine:
         time.sleep(self.step_seconds)
         if any(self.poison in request.ids for request in self.active):
             raise RuntimeError("a secret address: 0xdeadbeef")
+        for request in [r for r in self.active if r.deadline is not None and r.deadline <= time.monotonic()]:
+            self.active.remove(request)
+            request.finish = "timeout"
         return [(request, self.token(request)) for request in self.active[: self.rows]]
 
     def token(self, request: Request) -> Token:

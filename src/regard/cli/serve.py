@@ -22,8 +22,12 @@ def serve(
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 selects a free port.")] = 8000,
     key: Annotated[
-        str | None,
-        typer.Option(envvar="REGARD_KEY", help="API key that clients must send; safer in REGARD_KEY than here."),
+        list[str] | None,
+        typer.Option(
+            envvar="REGARD_KEY",
+            help="API key that clients must send; safer in REGARD_KEY than here. Several, repeated or separated by "
+            "commas: requests of different keys are served equally, and share no cached prefixes.",
+        ),
     ] = None,
     name: Annotated[
         str | None, typer.Option(help="The name of a single model in the API; by default the folder's.")
@@ -76,7 +80,8 @@ def serve(
     from regard.server.run_server import is_local
     from regard.server.run_server import serve as run
 
-    is_local(host, key)  # refused before the models are loaded
+    keys = [part.strip() for value in key or () for part in value.split(",") if part.strip()]
+    is_local(host, keys)  # refused before the models are loaded
     console = Console(stderr=True, soft_wrap=True)
     served = open_served(named, console, EngineOptions(device, context, adapter, dtype, rows, memory, queue, compile))
 
@@ -85,6 +90,6 @@ def serve(
         console.print(f"serving {listed} on {url}  (Ctrl-C to stop)", highlight=False)
 
     run(
-        served, host=host, port=port, key=key, allow_hosts=tuple(allow_host or ()),
+        served, host=host, port=port, key=keys, allow_hosts=tuple(allow_host or ()),
         allow_origins=tuple(allow_origin or ()), access_log=access_log, max_body=max_body, on_ready=announce,
     )  # fmt: skip

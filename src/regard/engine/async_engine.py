@@ -18,17 +18,22 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from regard.engine.engine import Engine
-from regard.engine.request import QueueFull, Request, Sampling, Token
+from regard.engine.request import QueueFull, Request, RequestOptions, Sampling, Token
 
 log = logging.getLogger(__name__)
 
 SHUTTING_DOWN = "the engine is shutting down; send the request again later"
+DEADLINE_PASSED = "the request was not finished before its deadline; allow more time, or ask for fewer tokens"
 ENGINE_FAILED = "the engine failed on this request; the log has the details"
-Submit = Callable[[Sequence[int], Sampling], Request]
+Submit = Callable[..., Request]  # (ids, sampling, **RequestOptions)
 
 
 class Failure(str):
     """The reason why a request failed, delivered in place of a token."""
+
+
+class DeadlinePassed(Failure):
+    """The failure of a request whose deadline has passed."""
 
 
 class EngineStopped(RuntimeError):
@@ -49,9 +54,10 @@ class RequestHandle:
         sampling: Sampling,
         on_token: Callable[[Token | Failure], None],
         submit: Submit | None = None,
+        options: RequestOptions | None = None,
     ):
         """submit: used in place of the `submit` of the AsyncEngine."""
-        self.ids, self.sampling, self.submit = ids, sampling, submit
+        self.ids, self.sampling, self.submit, self.options = ids, sampling, submit, options or RequestOptions()
         self.request: Request | None = None
         self.created, self.started = time.monotonic(), None  # started: when the first step began that computed it
         self.delivered = 0  # tokens; used only in the engine's thread
@@ -184,7 +190,9 @@ class AsyncEngine:
             if handle.started is None and (request.cached or request.new):
                 handle.started = begin
             handle.deliver_new(request)  # also the tokens of steps in other threads
-            if request.finish in ("error", "cancelled", "timeout"):
+            if request.finish == "timeout":
+                handle.deliver(DeadlinePassed(DEADLINE_PASSED))
+            elif request.finish in ("error", "cancelled"):
                 log.error("a request failed: %s", request.error or request.finish)
                 handle.deliver(Failure(ENGINE_FAILED))
             if request.finish is not None:
@@ -195,7 +203,7 @@ class AsyncEngine:
         try:
             for handle in handles:
                 submit = handle.submit or self._engine_submit
-                handle.request = submit(handle.ids, handle.sampling)
+                handle.request = submit(handle.ids, handle.sampling, **handle.options)
                 self._running[handle.request] = handle
         except Exception:
             for handle in handles:

@@ -10,7 +10,7 @@ import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 import torch
 from torch import Tensor
@@ -152,6 +152,15 @@ class Sampling:
         return (*self.suppress_ids, *forced, *self.logit_bias, *(id for ids in self.bad_words for id in ids))
 
 
+class RequestOptions(TypedDict, total=False):
+    """The keyword arguments of `Engine.submit` that do not change the tokens of a request."""
+
+    salt: str
+    priority: int
+    tenant: str
+    deadline: float | None  # in seconds from now
+
+
 class Token(NamedTuple):
     id: int
     logprob: float
@@ -189,6 +198,7 @@ class Request:
     arrival: int = 0  # order of submission; the latest arrival is preempted first
     row: int | None = None  # in the store, while running
     cached: int = 0  # tokens that the store holds
+    reused: int = 0  # tokens of the prompt that the store held already when the request was admitted
     unread: int = 0  # new tokens that are computed, but not read from the device yet; they are not in `tokens`
     limit: int = 0  # new tokens at most, by max_new and the capacity of the engine
     preempted: bool = False  # has lost its row, and waits for another

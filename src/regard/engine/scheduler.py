@@ -82,6 +82,7 @@ class Scheduler:
                 return
             self.free_rows.remove(row)
             self.waiting.remove(request)
+            request.reused = request.reused if request.preempted else cached
             request.row, request.cached, request.preempted = row, cached, False
             self.waiting.charge(request.tenant, request.pending)
             insort(self.running, request, key=rank)

@@ -38,7 +38,7 @@ WEB = Path(__file__).parent.parent / "web"
 def create_app(
     models: Sequence[ServedModel],
     *,
-    key: str | None = None,
+    key: str | Sequence[str] | None = None,
     allow_hosts: tuple[str, ...] = LOCAL_HOSTS,
     allow_origins: tuple[str, ...] = (),
     access_log: bool = False,
@@ -48,11 +48,12 @@ def create_app(
     `allow_origins` are the origins, such as "https://app.example", whose pages may call the server besides its own
     page; "*" allows all and requires a key. `access_log` logs every request to the logger `regard.access`.
 
+    `key`: the key that clients must send. Several keys are tenants, which are served equally and share no prefixes.
     The first of the models is the one that the page and the /regard routes use unless they name another.
     """
-    if not allow_hosts and key is None:
+    if not allow_hosts and not key:
         raise ValueError("allow_hosts=() lets any site call the server; set a key or name the hosts")
-    if "*" in allow_origins and key is None:
+    if "*" in allow_origins and not key:
         raise ValueError("allow_origins=('*',) lets any site call the server; set a key or name the origins")
     for origin in allow_origins:
         if origin != "*" and not ORIGIN.fullmatch(origin):
@@ -71,7 +72,7 @@ def create_app(
         Middleware(SecurityHeaders),
         Middleware(HostCheck, hosts=allow_hosts, origins=allow_origins),
         *([cross_origin(allow_origins)] if allow_origins else []),
-        Middleware(KeyCheck, key=key),
+        Middleware(KeyCheck, keys=[key] if isinstance(key, str) else key or ()),
         Middleware(BodyLimit, max_body=max_body),
     ]
     app = FastAPI(

@@ -10,6 +10,7 @@ from starlette.responses import Response
 from regard.server.chat_schema import ChatBody
 from regard.server.generation import GenerationTask, RouteOptions, TextDelta
 from regard.server.logprobs import chat_logprobs
+from regard.server.middleware import tenant_of
 from regard.server.model_registry import ModelRegistry
 from regard.server.response_schema import ChatCompletion, or_stream
 from regard.server.responses import data_events, respond
@@ -29,7 +30,9 @@ def router(models: ModelRegistry) -> APIRouter:
         ids = await served.encode_chat(body.messages, add_generation_prompt=True, tools=tools)
         outputs = tools if tools is not None and tools.needs_grammar else None
         grammar = await served.grammar(outputs or body.structured_outputs or outputs_of(body.response_format))
-        generation = await served.generate(body, [ids], RouteOptions(body.top_logprobs or 0, grammar=grammar))
+        generation = await served.generate(
+            body, [ids], RouteOptions(body.top_logprobs or 0, grammar=grammar, tenant=tenant_of(request))
+        )
         return await respond(request, body.stream, ChatResponse(body, generation, served, tools))
 
     return routes

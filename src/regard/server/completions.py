@@ -10,6 +10,7 @@ from starlette.responses import Response
 from regard.server.errors import ApiError
 from regard.server.generation import Choice, GenerationTask, RouteOptions, TextDelta
 from regard.server.logprobs import completion_logprobs
+from regard.server.middleware import tenant_of
 from regard.server.model_registry import ModelRegistry
 from regard.server.response_schema import Completion, or_stream
 from regard.server.responses import data_events, respond
@@ -30,7 +31,9 @@ def router(models: ModelRegistry) -> APIRouter:
         if served.prompt_is_source and prompt_logprobs is not None:
             raise ApiError(400, "the source of an encoder-decoder has no log-probabilities; omit echo", param="echo")
         grammar = await served.grammar(body.structured_outputs)
-        options = RouteOptions(body.logprobs or 0, prompt_logprobs, DEFAULT_MAX_TOKENS, True, grammar)
+        options = RouteOptions(
+            body.logprobs or 0, prompt_logprobs, DEFAULT_MAX_TOKENS, True, grammar, tenant_of(request)
+        )
         generation = await served.generate(body, prompts, options)
         return await respond(request, body.stream, CompletionResponse(body, generation, served))
 

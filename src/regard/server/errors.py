@@ -15,7 +15,13 @@ from starlette.exceptions import HTTPException
 from regard.engine.async_engine import EngineStopped
 
 MAX_MESSAGE = 400  # characters; a message may quote field names from the request, which can be of any length
-TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    408: "timeout_error",
+    429: "rate_limit_error",
+}
 STANDARD_MESSAGES = {
     404: "there is no route at this path; GET /openapi.json lists the routes",
     400: "the body cannot be read; send a JSON object that is not nested deeply",

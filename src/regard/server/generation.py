@@ -11,14 +11,14 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from regard.engine.async_engine import AsyncEngine, Failure, RequestHandle
+from regard.engine.async_engine import AsyncEngine, DeadlinePassed, Failure, RequestHandle
 from regard.engine.grammar import Grammar
-from regard.engine.request import QueueFull, Sampling, Token
+from regard.engine.request import QueueFull, RequestOptions, Sampling, Token
 from regard.server.errors import ApiError
 from regard.server.metrics import RequestMetrics
-from regard.server.schema import SamplingBody
+from regard.server.schema import SamplingBody, SchedulingBody
 from regard.text.detokenizer import TextStream
 from regard.text.tokenizer import Tokenizer
 
@@ -36,6 +36,7 @@ class RouteOptions(NamedTuple):
     default_max_tokens: int | None = None
     continues_prompt: bool = False  # the text of a choice continues the text of its prompt, unlike an answer in a chat
     grammar: Grammar | None = None
+    tenant: str = ""  # one of the server's keys, if it has several
 
 
 class TextDelta(NamedTuple):
@@ -104,13 +105,14 @@ class GenerationTask:
         stops: list[str],
         continues_prompt: bool,
         metrics: RequestMetrics,
+        options: RequestOptions | None = None,
     ):
         self.engine, self.metrics = engine, metrics
         self.events: asyncio.Queue[tuple[int, Token | Failure]] = asyncio.Queue()
         self.choices = [
             Choice(
                 index,
-                RequestHandle(ids, sampling, on_token=partial(self._enqueue, index)),
+                RequestHandle(ids, sampling, on_token=partial(self._enqueue, index), options=options),
                 ids,
                 TextStream(tokenizer, stops, prompt_ids=ids if continues_prompt else ()),
             )
@@ -139,6 +141,8 @@ class GenerationTask:
             choice = self.choices[index]
             if index not in unfinished:  # tokens that the engine produced after a stop string was found
                 continue
+            if isinstance(event, DeadlinePassed):
+                raise ApiError(408, str(event), code="timeout", param="timeout")
             if isinstance(event, Failure):
                 raise ApiError(500, str(event), code="engine_error")
             if (delta := choice.push(event)) is not None:
@@ -156,10 +160,32 @@ class GenerationTask:
         for choice in self.choices:
             self.engine.cancel(choice.handle)
 
-    def usage(self) -> dict[str, int]:
+    def usage(self) -> dict[str, Any]:
         prompts = {id(choice.prompt): len(choice.prompt) for choice in self.choices}  # n choices share one prompt
         prompt, completion = sum(prompts.values()), sum(choice.token_count for choice in self.choices)
-        return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens()},
+        }
+
+    def cached_tokens(self) -> int:
+        """The tokens of the prompts that came from the prefix cache. Of n choices the first computes the prompt."""
+        reused: dict[int, int] = {}
+        for choice in self.choices:
+            found = 0 if choice.handle.request is None else choice.handle.request.reused
+            reused[id(choice.prompt)] = min(reused.get(id(choice.prompt), found), found)
+        return sum(reused.values())
+
+
+def request_options(body: SchedulingBody, tenant: str) -> RequestOptions:
+    """What a request asks of the scheduler. Tenants share no cached prefixes, and cannot overtake each other."""
+    if tenant and (body.priority or 0) < 0:
+        message = f"priority={body.priority} would overtake other keys; send 0, or more to let others go first"
+        raise ApiError(400, message, code="invalid_value", param="priority")
+    salt = "\0".join(part for part in (tenant, body.cache_salt) if part)
+    return RequestOptions(salt=salt, priority=body.priority or 0, tenant=tenant, deadline=body.timeout)
 
 
 def engine_requests(

@@ -13,9 +13,11 @@ import hmac
 import logging
 import time
 from collections import Counter
+from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from regard.server.errors import ApiError
@@ -118,6 +120,11 @@ class HostCheck:
         await self.app(scope, receive, send)
 
 
+def tenant_of(request: Request) -> str:
+    """The tenant of a request, if the server has several keys."""
+    return getattr(request.state, "tenant", "")
+
+
 def hostname(host: str) -> str | None:
     try:
         return urlsplit(f"//{host}").hostname
@@ -126,15 +133,23 @@ def hostname(host: str) -> str | None:
 
 
 class KeyCheck:
-    def __init__(self, app: ASGIApp, key: str | None):
-        self.app, self.key = app, None if key is None else key.encode()
+    """No keys: every request is admitted. Several: the state of a request names the tenant whose key it has."""
+
+    def __init__(self, app: ASGIApp, keys: Sequence[str]):
+        self.app, self.keys = app, [key.encode() for key in keys]
 
     def admits(self, scope: Scope) -> bool:
         path = scope["path"]
-        if self.key is None or path in PUBLIC_PATHS or path.startswith(PUBLIC_FOLDER):
+        if not self.keys or path in PUBLIC_PATHS or path.startswith(PUBLIC_FOLDER):
             return True
         scheme, _, token = Headers(scope=scope).get("authorization", "").partition(" ")
-        return hmac.compare_digest(token.strip().encode(), self.key) and scheme.lower() == "bearer"
+        sent = token.strip().encode()
+        matches = [hmac.compare_digest(sent, key) for key in self.keys]  # all: the time does not tell which one matches
+        if not any(matches) or scheme.lower() != "bearer":
+            return False
+        if len(self.keys) > 1:
+            scope.setdefault("state", {})["tenant"] = f"key {matches.index(True) + 1}"
+        return True
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and not self.admits(scope):

@@ -25,10 +25,15 @@ class ModelList(ResponseBody):
     data: list[ModelCard]
 
 
+class PromptTokensDetails(ResponseBody):
+    cached_tokens: int  # that were in the prefix cache
+
+
 class Usage(ResponseBody):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
 
 
 class CompletionLogprobs(ResponseBody):

@@ -24,6 +24,7 @@ from starlette.responses import Response
 from regard.server.errors import ApiError
 from regard.server.generation import GenerationTask, RouteOptions, TextDelta
 from regard.server.logprobs import chat_logprobs
+from regard.server.middleware import tenant_of
 from regard.server.model_registry import ModelRegistry
 from regard.server.response_schema import or_stream
 from regard.server.responses import event, respond
@@ -44,11 +45,14 @@ def router(models: ModelRegistry) -> APIRouter:
         tools = served.offered_tools(body)
         ids = await served.encode_chat(body.messages, add_generation_prompt=True, tools=tools)
         sampling = SamplingBody(
-            model=body.model, max_tokens=body.max_output_tokens, temperature=body.temperature, top_p=body.top_p
-        )
+            model=body.model, max_tokens=body.max_output_tokens, temperature=body.temperature, top_p=body.top_p,
+            cache_salt=body.cache_salt, priority=body.priority, timeout=body.timeout,
+        )  # fmt: skip
         outputs = None if body.text is None else outputs_of(body.text.format)
         grammar = await served.grammar(tools if tools is not None and tools.needs_grammar else outputs)
-        generation = await served.generate(sampling, [ids], RouteOptions(body.top_logprobs or 0, grammar=grammar))
+        generation = await served.generate(
+            sampling, [ids], RouteOptions(body.top_logprobs or 0, grammar=grammar, tenant=tenant_of(request))
+        )
         return await respond(request, body.stream, ResponsesFormat(body, generation, served, tools))
 
     return routes
@@ -173,7 +177,7 @@ class ResponsesFormat:
             if status == "in_progress"
             else {
                 "input_tokens": usage["prompt_tokens"],
-                "input_tokens_details": {"cached_tokens": 0},
+                "input_tokens_details": usage["prompt_tokens_details"],
                 "output_tokens": usage["completion_tokens"],
                 "output_tokens_details": {"reasoning_tokens": 0},
                 "total_tokens": usage["total_tokens"],

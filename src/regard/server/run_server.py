@@ -39,7 +39,7 @@ def serve(
     *,
     host: str = "127.0.0.1",
     port: int = 8000,
-    key: str | None = None,
+    key: str | Sequence[str] | None = None,
     allow_hosts: tuple[str, ...] = (),
     allow_origins: tuple[str, ...] = (),
     access_log: bool = False,
@@ -66,7 +66,7 @@ def serve(
     Server(app, host, port, drain, on_ready).run()
 
 
-def is_local(host: str, key: str | None) -> bool:
+def is_local(host: str, key: str | Sequence[str] | None) -> bool:
     """Whether only this machine can connect to `host`. Raises ValueError if others can and there is no key."""
     if host in LOCAL_HOSTS:
         return True

@@ -80,7 +80,15 @@ class StructuredOutputs(RequestBody):
         return self
 
 
-class SamplingBody(RequestBody):
+class SchedulingBody(RequestBody):
+    """When and beside which other requests a request runs. None of it changes the tokens."""
+
+    cache_salt: Annotated[str, StringConstraints(min_length=1, max_length=256)] | None = None
+    priority: Annotated[int, Field(ge=-(1 << 31), lt=1 << 31)] | None = None  # lower values first
+    timeout: Annotated[float, Field(gt=0, le=86400)] | None = None  # seconds
+
+
+class SamplingBody(SchedulingBody):
     """The fields that /v1/completions and /v1/chat/completions share."""
 
     model: Name

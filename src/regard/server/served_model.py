@@ -13,7 +13,7 @@ from regard.engine.engine import Engine
 from regard.engine.grammar import Grammar
 from regard.server.chat_schema import ChatBody, Message
 from regard.server.errors import ApiError
-from regard.server.generation import GenerationTask, RouteOptions, engine_requests
+from regard.server.generation import GenerationTask, RouteOptions, engine_requests, request_options
 from regard.server.lens_thread import Lens, LensThread
 from regard.server.metrics import RequestMetrics
 from regard.server.responses_schema import ResponsesBody
@@ -145,7 +145,8 @@ class ServedModel:
         lengths = [min(len(ids), 1) if self.prompt_is_source else len(ids) for ids in prompts]
         requests = engine_requests(body, prompts, lengths, self.capacity, self.tokenizer.stop_ids, options)
         continues = options.continues_prompt and not self.prompt_is_source
-        generation = GenerationTask(engine, self.tokenizer, requests, body.stops, continues, self.metrics)
+        order = request_options(body, options.tenant)
+        generation = GenerationTask(engine, self.tokenizer, requests, body.stops, continues, self.metrics, order)
         await generation.submit()
         return generation
 
