@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.adapt import LoRA, add_lora
+from regard.adapt.lora_weights import lora_weights, without_gradients
 from regard.engine.beam import Beams
 from regard.engine.contrastive import ContrastiveOptions
 from regard.engine.engine import Engine
@@ -25,7 +27,7 @@ from regard.parts.latent_attention import LatentAttention
 from regard.parts.position.rope import Rope
 from regard.parts.ssm.mamba import Mamba
 from regard.parts.ssm.mamba2 import Mamba2
-from tests.laws import VOCAB, WIDTH, block, decoder
+from tests.laws import VOCAB, WIDTH, block, build, decoder
 
 CAPACITY = 44
 GQA = Attention(4, 2, position=Rope())
@@ -37,8 +39,25 @@ KINDS = {
     "mamba": decoder(block(Mamba(4))),
     "hybrid": decoder(block(Mamba2(4, 12)), block(WINDOW), block(GQA)),
 }
+LATENT_TARGETS = ("q_proj", "latent_proj", "o_proj", "down_proj")  # stacked layers cannot have adapters
+ADAPTERS = {"a": 2, "b": 5}  # ranks
+Variants = dict[str | None, nn.Module]  # a model without adapters, and with each of them
 STOP = 0
 LETTERS = [b"", *(bytes([letter]) for letter in b'abcdefghij0123456789{}":,'), b"ab", b"12", b"", b'{"', b'":']
+
+
+def build_variants(kind: str) -> Variants:
+    model = build(KINDS[kind])
+    variants: Variants = {None: model}
+    targets = LATENT_TARGETS if kind == "latent" else "all-linear"
+    for name, rank in ADAPTERS.items():
+        adapted = without_gradients(model)
+        add_lora(adapted, LoRA(rank, 4.0 + rank, targets), seed=rank)
+        generator = torch.Generator().manual_seed(rank)
+        for parameter in (parameter for path, parameter in adapted.named_parameters() if "lora_B" in path):
+            nn.init.normal_(parameter, std=0.4, generator=generator)
+        variants[name] = adapted.eval()
+    return variants
 
 
 def add_by_position(tokens: Tensor, logits: Tensor) -> Tensor:
@@ -66,6 +85,7 @@ class Job:
     salt: str = ""
     priority: int = 0
     tenant: str = ""
+    adapter: str | None = None
     deadline: float | None = None  # in steps
     cancel_after: int | None = None  # steps
 
@@ -86,6 +106,7 @@ class Traffic:
     seed: int
     kind: str
     engine: dict[str, Any]
+    lag: int  # 1: tokens are read one step late, as on a GPU
     jobs: tuple[Job, ...]
 
 
@@ -111,9 +132,9 @@ def random_traffic(seed: int, requests: int, compiled_grammars: list[Grammar], c
     options = {
         "rows": rng.choice([1, 2, 3, 5, 8]), "capacity": CAPACITY, "store": rng.choice(["contiguous", paged, paged]),
         "queue": rng.choice([2, 8, 99]), "chunk": rng.choice([1, 2, 5, 8, 16, 64]),
-        "prefix_cache": rng.random() < 0.8, "compile": compile,
+        "prefix_cache": rng.random() < 0.8, "adapter_slots": rng.choice([1, 2]), "compile": compile,
     }  # fmt: skip
-    return Traffic(seed, list(KINDS)[seed % len(KINDS)], options, tuple(jobs))
+    return Traffic(seed, list(KINDS)[seed % len(KINDS)], options, rng.choice([0, 1]), tuple(jobs))
 
 
 def random_ids(rng: random.Random, length: int) -> tuple[int, ...]:
@@ -132,6 +153,7 @@ def random_job(rng: random.Random, prefixes: list[tuple[int, ...]], compiled_gra
         salt=rng.choice(["", "", "", "a", "grüße 😀"]),
         priority=rng.choice([-1, 0, 0, 0, 2]),
         tenant=rng.choice(["", "", "a", "ü"]),
+        adapter=rng.choice([None, None, *ADAPTERS]),
         deadline=rng.choice([None] * 9 + [0.001, float(rng.randint(1, 40))]),
         cancel_after=rng.choice([None] * 7 + [0, rng.randint(1, 30)]),
     )
@@ -168,9 +190,12 @@ def random_sampling(rng: random.Random, compiled_grammars: list[Grammar]) -> Sam
     return Sampling(max_new=max_new, temperature=temperature, seed=rng.randrange(2**64), **chosen)
 
 
-def run(traffic: Traffic, model: nn.Module, clock: "StepClock") -> tuple[Engine, list[tuple[Job, Request]]]:
+def run(traffic: Traffic, variants: Variants, clock: "StepClock") -> tuple[Engine, list[tuple[Job, Request]]]:
     """All jobs in one engine, and each request with its job. clock: counts the steps."""
-    engine, rng = Engine(model, **traffic.engine), random.Random(traffic.seed)
+    engine, rng = Engine(variants[None], **traffic.engine), random.Random(traffic.seed)
+    engine.lag = traffic.lag
+    for name in ADAPTERS:
+        engine.load_adapter(name, lora_weights(variants[name]))
     waiting, submitted, cancellations = list(traffic.jobs), [], []
     while waiting or not engine.idle:
         for _ in range(rng.choice([0, 0, 1, 1, 2, 6])):
@@ -183,26 +208,29 @@ def run(traffic: Traffic, model: nn.Module, clock: "StepClock") -> tuple[Engine,
             if step <= clock.steps:
                 engine.cancel(request)
         if rng.random() < 0.03:
-            check_searches(engine, model, rng.choice(traffic.jobs).ids[:9])
+            check_searches(engine, variants, rng.choice(traffic.jobs))
         engine.step()
         clock.steps += 1
     return engine, submitted
 
 
-def check_searches(engine: Engine, model: nn.Module, ids: tuple[int, ...]) -> None:
+def check_searches(engine: Engine, variants: Variants, job: Job) -> None:
     """A search between the steps of other requests finds what it finds alone."""
-    width = min(2, engine.store.rows)
-    alone = Engine(model, rows=width, capacity=CAPACITY, store="contiguous")
+    width, ids = min(2, engine.store.rows), job.ids[:9]
+    alone = Engine(variants[job.adapter], rows=width, capacity=CAPACITY, store="contiguous")
     greedy, beams, options = Sampling(max_new=4, temperature=0), Beams(width), ContrastiveOptions(width)
-    found, expected = (each.beam_search(ids, beams, greedy) for each in (engine, alone))
-    assert [beam.ids for beam in found] == [beam.ids for beam in expected]
-    found, expected = (each.contrastive_search(ids, options, greedy) for each in (engine, alone))
-    assert [token.id for token in found] == [token.id for token in expected]
+    found = engine.beam_search(ids, beams, greedy, adapter=job.adapter)
+    assert [beam.ids for beam in found] == [beam.ids for beam in alone.beam_search(ids, beams, greedy)]
+    tokens = engine.contrastive_search(ids, options, greedy, adapter=job.adapter)
+    assert [token.id for token in tokens] == [token.id for token in alone.contrastive_search(ids, options, greedy)]
 
 
 def submit(engine: Engine, job: Job) -> list[Request]:
     """The requests of a job; none if the queue is full."""
-    options = {"salt": job.salt, "priority": job.priority, "tenant": job.tenant, "deadline": job.deadline}
+    options = {
+        "salt": job.salt, "priority": job.priority, "tenant": job.tenant, "deadline": job.deadline,
+        "adapter": job.adapter,
+    }  # fmt: skip
     try:
         n = min(job.n, engine.max_requests)
         if n > 1:
@@ -212,8 +240,9 @@ def submit(engine: Engine, job: Job) -> list[Request]:
         return []
 
 
-def run_alone(job: Job, model: nn.Module) -> Request:
+def run_alone(job: Job, variants: Variants) -> Request:
     """The request of a job in an engine of its own, without deadline or cancellation, with the whole prompt at once."""
+    model = variants[job.adapter]
     engine = Engine(model, rows=1, capacity=CAPACITY, store="contiguous", chunk=CAPACITY, prefix_cache=False)
     request = engine.submit(job.ids, job.sampling, embeddings=job.inputs())
     while request.finish is None:

@@ -168,3 +168,12 @@ def test_a_search_reads_the_tokens_first() -> None:
     assert [beam.ids for beam in found] == [beam.ids for beam in expected]
     alone_tokens = [alone.generate([i + 1], requests[0].sampling) for i in range(3)]
     assert [rounded(request.new) for request in requests] == [rounded(tokens) for tokens in alone_tokens]
+
+
+def test_a_waiting_request_runs_after_the_last_token_of_another_is_read() -> None:
+    """The row becomes free when that token is read, after the requests of the step were admitted."""
+    engine = late(build("attention", "cpu", torch.float64), rows=1, capacity=32)
+    requests = [engine.submit([i, 2, 3], Sampling(max_new=1)) for i in range(3)]
+    while not engine.idle:
+        engine.step()
+    assert [request.finish for request in requests] == ["length"] * 3

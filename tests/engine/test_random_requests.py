@@ -14,8 +14,16 @@ from regard.compat import cannot_compile
 from regard.engine.engine import Engine
 from regard.engine.request import Request, Token
 from regard.engine.stores.paged import Paged
-from tests.engine.random_requests import KINDS, StepClock, Traffic, grammars, random_traffic, run, run_alone
-from tests.laws import build
+from tests.engine.random_requests import (
+    KINDS,
+    StepClock,
+    Traffic,
+    build_variants,
+    grammars,
+    random_traffic,
+    run,
+    run_alone,
+)
 
 TOLERANCE = 1e-9  # of log-probabilities, in float64
 SLOW_SEEDS = 20  # of 50 requests each
@@ -23,7 +31,7 @@ SLOW_SEEDS = 20  # of 50 requests each
 
 @pytest.fixture(scope="module")
 def models():
-    return {kind: build(spec) for kind, spec in KINDS.items()}
+    return {kind: build_variants(kind) for kind in KINDS}
 
 
 @pytest.fixture(scope="module")
@@ -62,20 +70,20 @@ def test_random_requests_in_a_compiled_engine_equal_each_alone(models, compiled_
 
 
 def check(traffic: Traffic, models, clock: StepClock) -> None:
-    model = models[traffic.kind]
-    engine, submitted = run(traffic, model, clock)
+    variants = models[traffic.kind]
+    engine, submitted = run(traffic, variants, clock)
     for number, (job, request) in enumerate(submitted):
-        expected = run_alone(job, model)
-        context = f"seed {traffic.seed}, {traffic.kind}, {traffic.engine}, request {number}: {job}"
+        expected = run_alone(job, variants)
+        context = f"seed {traffic.seed}, {traffic.kind}, {traffic.engine}, lag {traffic.lag}, request {number}: {job}"
         assert has_equal_result(request, expected), (
             f"{context}\n{request.finish}: {request.new}\n{expected.finish}: {expected.new}"
         )
     check_nothing_is_left(engine, len(submitted))
     for job, _ in submitted[:5]:  # prefixes that are cached now
-        again = engine.submit(job.ids, job.sampling, embeddings=job.inputs(), salt=job.salt)
+        again = engine.submit(job.ids, job.sampling, embeddings=job.inputs(), salt=job.salt, adapter=job.adapter)
         while not engine.idle:
             engine.step()
-        assert has_equal_result(again, run_alone(job, model)), f"seed {traffic.seed}, with cached prefixes: {job}"
+        assert has_equal_result(again, run_alone(job, variants)), f"seed {traffic.seed}, with cached prefixes: {job}"
 
 
 def has_equal_result(request: Request, expected: Request) -> bool:

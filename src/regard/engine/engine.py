@@ -230,8 +230,8 @@ class Engine:
         finally:
             self.in_step = False
         waits = not batches or any(request.sampling.reads_tokens for request in self.scheduler.running)
-        self.read_tokens(0 if waits else self.lag)
-        if not batches and not self.scheduler.running and (request := self.scheduler.waiting.first()):
+        read = self.read_tokens(0 if waits else self.lag)  # may free rows, which `plan` did not have
+        if not batches and not read and not self.scheduler.running and (request := self.scheduler.waiting.first()):
             needed = f"the store has no space for the {len(request.tokens)} tokens of this request"
             self.end(request, "error", f"{needed}, although no request is running; open a larger store")
         while self.to_cancel:
