@@ -4,9 +4,11 @@ import json
 
 import httpx
 import pytest
+import tokenizers
 
 from regard.server.app import create_app
 from regard.server.served_model import ServedModel
+from regard.text.tokenizer import Tokenizer
 from tests.server.conftest import REPLY, serve, wait_until
 from tests.server.fake_engine import FakeEngine
 from tests.text.test_detokenizer import byte_fallback_tokenizer
@@ -149,3 +151,22 @@ def test_a_stream_equals_the_whole_response(start_server, reply):
     for key in ("tokens", "token_logprobs", "text_offset"):
         assert [value for choice in choices for value in choice["logprobs"][key]] == whole["logprobs"][key]
     assert [choice["finish_reason"] for choice in choices] == [None] * (len(choices) - 1) + ["stop"]
+
+
+def test_a_suffix_needs_a_model_that_can_infill(start_server, tokenizer):
+    refused = start_server().client.post("/v1/completions", json={"model": "tiny", "prompt": "Mira", "suffix": " end"})
+    assert refused.status_code == 400 and refused.json()["error"]["code"] == "suffix_not_supported"
+    core = tokenizers.Tokenizer.from_str(tokenizer.core.to_str())
+    core.add_special_tokens(["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|endoftext|>"])
+    coder, engine = Tokenizer(core, eos="<|end|>"), FakeEngine(tokenizer, "the lamp")
+    engine.vocab = coder.vocab_size
+    with serve(create_app([ServedModel("tiny", coder, engine)])) as port:
+        url = f"http://127.0.0.1:{port}/v1/completions"
+        body = {"model": "tiny", "prompt": ["Mira put", "She put"], "suffix": " into the box."}
+        choices = httpx.post(url, json=body).json()["choices"]
+        assert [choice["text"] for choice in choices] == ["the lamp"] * 2
+        prompt = coder.decode(list(engine.submitted[0].ids), special=True)
+        assert prompt == "<|fim_prefix|>Mira put<|fim_suffix|> into the box.<|fim_middle|>"
+        assert engine.submitted[0].sampling.stop_ids == (coder.eos, core.token_to_id("<|endoftext|>"))
+        for wrong in ({"echo": True}, {"prompt": [1, 2]}):
+            assert httpx.post(url, json=body | wrong).status_code == 400

@@ -26,13 +26,17 @@ def router(models: ModelRegistry) -> APIRouter:
     @routes.post("/v1/completions", responses=or_stream(Completion))
     async def completions(body: CompletionBody, request: Request) -> Response:
         served = models.find(body.model)
-        prompts = [await served.encode(p) if isinstance(p, str) else p for p in body.prompts]
+        stop_ids: tuple[int, ...] = ()
+        if body.suffix is not None:
+            stop_ids, prompts = await served.encode_infilling([str(p) for p in body.prompts], body.suffix)
+        else:
+            prompts = [await served.encode(p) if isinstance(p, str) else p for p in body.prompts]
         prompt_logprobs = body.logprobs if body.echo else None
         if served.prompt_is_source and prompt_logprobs is not None:
             raise ApiError(400, "the source of an encoder-decoder has no log-probabilities; omit echo", param="echo")
         grammar = await served.grammar(body.structured_outputs)
         options = RouteOptions(
-            body.logprobs or 0, prompt_logprobs, DEFAULT_MAX_TOKENS, True, grammar, tenant_of(request)
+            body.logprobs or 0, prompt_logprobs, DEFAULT_MAX_TOKENS, True, grammar, tenant_of(request), stop_ids
         )
         generation = await served.generate(body, prompts, options)
         return await respond(request, body.stream, CompletionResponse(body, generation, served))

@@ -37,6 +37,7 @@ class RouteOptions(NamedTuple):
     continues_prompt: bool = False  # the text of a choice continues the text of its prompt, unlike an answer in a chat
     grammar: Grammar | None = None
     tenant: str = ""  # one of the server's keys, if it has several
+    stop_ids: tuple[int, ...] = ()  # besides those of the tokenizer
 
 
 class TextDelta(NamedTuple):

@@ -142,7 +142,7 @@ class CompletionBody(SamplingBody):
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     echo: bool | None = None
     best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
-    suffix: None = None
+    suffix: Text | None = None
 
     @model_validator(mode="after")
     def check_combinations(self) -> "CompletionBody":
@@ -150,6 +150,8 @@ class CompletionBody(SamplingBody):
             raise ValueError(f"best_of={self.best_of} is smaller than n={self.n or 1}; raise it or omit it")
         if self.stream and self.samples != (self.n or 1):
             raise ValueError("the best samples are known only at the end, so best_of has no stream; omit one of them")
+        if self.suffix is not None and (self.echo or not all(isinstance(prompt, str) for prompt in self.prompts)):
+            raise ValueError("suffix needs prompts that are strings, and no echo; send strings, and omit echo")
         if self.samples * len(self.prompts) > MAX_CHOICES:
             rule = f"n, or best_of, times the number of prompts may be at most {MAX_CHOICES}"
             raise ValueError(f"{rule}; send fewer at once")

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -22,6 +23,7 @@ from regard.server.structured_output import GrammarThread
 from regard.server.tool_calls import OfferedTools, offered_tools
 from regard.server.worker_thread import WorkerThread
 from regard.text.chat import encode_chat, strings_in
+from regard.text.infilling import encode_infilling, infilling_tokens
 from regard.text.tokenizer import Tokenizer
 
 MAX_CONTEXT = 1 << 20  # tokens, where neither an engine nor an encoder limits them
@@ -109,6 +111,19 @@ class ServedModel:
         self.check_length(len(text))
         return await self._in_tokenizer_thread(self.tokenizer.encode_with_special_tokens, text)
 
+    async def encode_infilling(self, prompts: list[str], suffix: str) -> tuple[tuple[int, ...], list[list[int]]]:
+        """The stop ids and prompts for the text between each prompt and the suffix; 400 if the model cannot infill."""
+        tokens = infilling_tokens(self.tokenizer)
+        if tokens is None:
+            message = (
+                "this model has no tokens for fill-in-the-middle; omit suffix, or use a model of code that has them"
+            )
+            raise ApiError(400, message, code="suffix_not_supported", param="suffix")
+        for prompt in prompts:
+            self.check_length(len(prompt) + len(suffix))
+        encode = partial(encode_infilling, self.tokenizer, tokens)
+        return tokens.stop_ids, [await self._in_tokenizer_thread(encode, prompt, suffix) for prompt in prompts]
+
     async def decode(self, ids: list[int]) -> str:
         return await self._in_tokenizer_thread(lambda: self.tokenizer.decode(ids, special=True))
 
@@ -143,7 +158,8 @@ class ServedModel:
         engine = self.generator
         # The source has its own capacity; in the decoder only the start token counts.
         lengths = [min(len(ids), 1) if self.prompt_is_source else len(ids) for ids in prompts]
-        requests = engine_requests(body, prompts, lengths, self.capacity, self.tokenizer.stop_ids, options)
+        stop_ids = tuple(dict.fromkeys((*self.tokenizer.stop_ids, *options.stop_ids)))
+        requests = engine_requests(body, prompts, lengths, self.capacity, stop_ids, options)
         continues = options.continues_prompt and not self.prompt_is_source
         order = request_options(body, options.tenant)
         generation = GenerationTask(engine, self.tokenizer, requests, body.stops, continues, self.metrics, order)

@@ -94,11 +94,11 @@ def encode_chat(
     text = render(tokenizer.chat_template, messages, add_generation_prompt, tokenizer.special_tokens_map, tools)
     ids: list[int] = []
     for part in re.split(f"([{''.join(placeholders)}])", text) if placeholders else [text]:
-        ids += _encode_part(tokenizer, placeholders.get(part, part), special=part not in placeholders, first=not ids)
+        ids += encode_part(tokenizer, placeholders.get(part, part), special=part not in placeholders, first=not ids)
     return ids
 
 
-def _encode_part(tokenizer: Tokenizer, text: str, special: bool, first: bool) -> list[int]:
+def encode_part(tokenizer: Tokenizer, text: str, special: bool, first: bool) -> list[int]:
     """Ids of a part of a longer string, without the space that SentencePiece adds at the start of a string."""
     ids, newline = tokenizer.encode("\n" + text, special), tokenizer.encode("\n")
     continues = not first and ids[: len(newline)] == newline
