@@ -1,11 +1,12 @@
-"""Sublayers whose decode step on a GPU takes two or three kernels instead of a dozen.
+"""Sublayers that take a few kernels on a GPU instead of dozens.
 
     attention       norm, W_q, W_k, W_v  →  rotation, append, attention  →  W_o, residual
     gated unit      norm, W_gate, W_up, activation, product  →  W_down, residual
 
-Matrices that read the same input are stacked into one tensor, and the parameters of the model become views of it, so no
-weight is kept twice and checkpoints do not change. What is not a decode step of a few rows, such as a prompt, runs the
-original modules. This is for inference: it works on a copy of the modules that shares all tensors.
+An arrow separates kernels of a decode step. For prompts and many rows the products are the library's, with kernels for
+what is between them. Matrices that read the same input are stacked into one tensor, and the parameters of the model
+become views of it, so no weight is kept twice and checkpoints do not change. This is for inference: it works on a copy
+of the modules that shares all tensors.
 """
 
 from typing import Any
@@ -24,6 +25,7 @@ from regard.parts.feedforward import ACTIVATIONS, GatedModule
 from regard.parts.norm import RMSNormModule
 from regard.parts.position.base import PositionModule
 from regard.parts.position.rope import RopeModule, rotations
+from regard.parts.split_heads import merge_heads
 from regard.parts.state import State
 
 MAX_COLUMNS = 32768  # of a matrix; one row of it is in the registers of a program
@@ -41,26 +43,54 @@ class DecodeAttention(nn.Module):
         self.before = body.mask.size - 1 if isinstance(body.mask, Window) else -1
 
     def forward(self, x: Tensor, layout: TokenLayout, state: State) -> tuple[Tensor, Losses]:
-        if not is_decode_step(x) or not hasattr(state, "pages") or layout.inputs.bias is not None:
+        if not runs_kernels(x) or not hasattr(state, "pages") or layout.inputs.bias is not None:
             return self.sublayer(x, layout, state)
         body: Any = self.sublayer.body
-        x = x[:, 0]  # (B, D)
-        qkv = linear(x, self.qkv, self.sublayer.norm, bias=self.bias)
-        cos = sin = None
-        if isinstance(body.position, RopeModule):
-            angles = layout.derived(rotations, body.position.spec, body.position.dim, x.dtype)
-            cos, sin = (angle[:, 0, 0].expand(len(x), -1) for angle in angles)  # (B, E / 2)
-        q_norm, k_norm = body.q_norm.norm, body.k_norm.norm
-        normed = isinstance(q_norm, RMSNormModule)
+        qkv = linear(x, self.qkv, self.sublayer.norm, bias=self.bias)  # (B, L, (H + 2 K) · E)
+        z = self.decode(qkv, layout, state) if x.shape[1] == 1 else self.prefill(qkv, layout, state)
+        return linear(z, body.o_proj.weight, bias=body.o_proj.bias, residual=x), {}
+
+    def decode(self, qkv: Tensor, layout: TokenLayout, state: Any) -> Tensor:
+        """(B, 1, H · E)"""
+        body: Any = self.sublayer.body
+        cos, sin = (None, None) if (angles := self.angles(qkv, layout)) is None else (a[:, 0] for a in angles)
+        (q_norm, k_norm), eps = self.norms()
         k, v = state.pages("k", "v")
         valid = None if layout.valid is None else layout.valid[:, 0]
-        z = attend(
-            qkv, cos, sin, q_norm.weight if normed else None, k_norm.weight if normed else None,
-            q_norm.eps if normed else 0.0, k.pool, v.pool, k.table, k.block, layout.positions[:, 0], valid,
+        return attend(
+            qkv[:, 0], cos, sin, q_norm, k_norm, eps, k.pool, v.pool, k.table, k.block, layout.positions[:, 0], valid,
             body.scale, self.before,
+        ).unsqueeze(1)  # fmt: skip
+
+    def prefill(self, qkv: Tensor, layout: TokenLayout, state: Any) -> Tensor:
+        """(B, L, H · E)"""
+        from regard.kernels.attention.triton.prepare_prompt import prepare_prompt
+
+        body: Any = self.sublayer.body
+        norms, eps = self.norms()
+        k, v = state.pages("k", "v")
+        q = prepare_prompt(
+            qkv, self.angles(qkv, layout), None if norms[0] is None else norms, eps, k.pool, v.pool, k.table, k.block,
+            layout.positions, layout.valid,
         )  # fmt: skip
-        y = linear(z, body.o_proj.weight, bias=body.o_proj.bias, residual=x)
-        return y.unsqueeze(1), {}
+        layout = state.key_layout(layout)
+        return merge_heads(body.attend(q, k, v, layout, body.score_options(layout)))
+
+    def angles(self, x: Tensor, layout: TokenLayout) -> tuple[Tensor, Tensor] | None:
+        """Cosines and sines (B, L, E / 2) of the rotation."""
+        position: Any = getattr(self.sublayer.body, "position", None)
+        if not isinstance(position, RopeModule):
+            return None
+        cos, sin = layout.derived(rotations, position.spec, position.dim, x.dtype)  # (B or 1, 1, L, E / 2)
+        return cos[:, 0].expand(len(x), -1, -1), sin[:, 0].expand(len(x), -1, -1)
+
+    def norms(self) -> tuple[tuple[Tensor | None, Tensor | None], float]:
+        """The weights of the norms of queries and keys."""
+        body: Any = self.sublayer.body
+        q_norm, k_norm = body.q_norm.norm, body.k_norm.norm
+        if not isinstance(q_norm, RMSNormModule):
+            return (None, None), 0.0
+        return (q_norm.weight, k_norm.weight), q_norm.eps
 
 
 class DecodeGated(nn.Module):
@@ -71,14 +101,12 @@ class DecodeGated(nn.Module):
         self.gate_up, self.bias = stacked.stack(body.gate_proj, body.up_proj)
 
     def forward(self, x: Tensor, layout: TokenLayout, state: State) -> tuple[Tensor, Losses]:
-        if not is_decode_step(x):
+        if not runs_kernels(x):
             return self.sublayer(x, layout, state)
         body: Any = self.sublayer.body
-        x = x[:, 0]  # (B, D)
         activation = FUSED_ACTIVATIONS[body.activation]
-        h = linear(x, self.gate_up, self.sublayer.norm, bias=self.bias, activation=activation)  # (B, F)
-        y = linear(h, body.down_proj.weight, bias=body.down_proj.bias, residual=x)
-        return y.unsqueeze(1), {}
+        h = linear(x, self.gate_up, self.sublayer.norm, bias=self.bias, activation=activation)  # (B, L, F)
+        return linear(h, body.down_proj.weight, bias=body.down_proj.bias, residual=x), {}
 
 
 class DecodeLinear(nn.Module):
@@ -89,7 +117,8 @@ class DecodeLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not 1 <= x.numel() // x.shape[-1] <= MAX_COMPILED:
             return nn.functional.linear(x, self.weight, self.bias)
-        return linear(x.reshape(-1, x.shape[-1]), self.weight, bias=self.bias).view(*x.shape[:-1], -1)
+        flat = x.reshape(1, -1, x.shape[-1])
+        return linear(flat, self.weight, bias=self.bias).view(*x.shape[:-1], -1)
 
 
 class StackedWeights:
@@ -192,19 +221,23 @@ def is_plain_linear(module: nn.Module) -> bool:
     return type(module) is nn.Linear and module.out_features >= 16 and 16 <= module.in_features <= MAX_COLUMNS
 
 
-def is_decode_step(x: Tensor) -> bool:
-    return x.shape[1] == 1 and (len(x) <= MAX_COMPILED or not torch.compiler.is_compiling())
+def runs_kernels(x: Tensor) -> bool:
+    """Whether these tokens (B, L, D) are computed here: inside torch.compile only decode steps of a few rows."""
+    return not torch.compiler.is_compiling() or (x.shape[1] == 1 and len(x) <= MAX_COMPILED)
 
 
 def linear(
     x: Tensor, weight: Tensor, norm: nn.Module | None = None, *, bias: Tensor | None = None,
     residual: Tensor | None = None, activation: str | None = None,
 ) -> Tensor:  # fmt: skip
+    """(B, L, D) -> (B, L, outputs)"""
     from regard.kernels.triton_decode_linear import decode_linear, launch
 
     run = decode_linear if torch.compiler.is_compiling() else launch
     scale, eps = (norm.weight, norm.eps) if isinstance(norm, RMSNormModule) else (None, 0.0)
-    return run(x.contiguous(), weight, scale, eps, bias, residual, activation)
+    residual = None if residual is None else residual.flatten(0, 1).contiguous()
+    y = run(x.flatten(0, 1).contiguous(), weight, scale, eps, bias, residual, activation)
+    return y.unflatten(0, x.shape[:2])
 
 
 def attend(*arguments) -> Tensor:

@@ -48,7 +48,7 @@ from regard.models.encoder_decoder import EncoderDecoderModule
 from regard.parts.state import PerSource, declarations, exact_cache_limit
 
 TokenIds = Sequence[int]
-CHUNKS = {"cpu": 256, "cuda": 4096}  # as many as do not delay the tokens of other requests noticeably
+CHUNKS = {"cpu": 256, "cuda": 8192}  # as many as do not delay the tokens of other requests noticeably
 
 
 class Engine:
@@ -61,7 +61,7 @@ class Engine:
         source_capacity: int | None = None,  # tokens per source of an encoder-decoder; None: the encoder's context
         store: str | OpenStore = "paged",  # a name, or a constructor, such as partial(Paged, blocks=64)
         memory: float | None = None,  # share of the device's memory for the store; None: 0.25 on a CPU, 0.8 on a GPU
-        chunk: int | None = None,  # tokens per step: prompts are computed in chunks; None: 256 on a CPU, 4096 on a GPU
+        chunk: int | None = None,  # tokens per step: prompts are computed in chunks; None: 256 on a CPU, 8192 on a GPU
         queue: int = 256,  # waiting requests
         prefix_cache: bool = True,  # requests that start with the same tokens share what is computed for them
         compile: bool = False,  # prepare decode steps: slow to start, then fast; ignores later hooks and modules
