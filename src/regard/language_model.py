@@ -2,6 +2,7 @@
 
     llm = regard.load("smollm2")
     llm.generate("The three primary colours are")
+    llm.load_adapter("pirate", "runs/pirate"); llm.generate("Hello", adapter="pirate")
     llm.chat([{"role": "user", "content": "Name a primary colour."}])
     for text in llm.stream("Once upon a time"): print(text, end="")
     await llm.agenerate(["a prompt", "another one"])      achat, astream and aembed too
@@ -24,6 +25,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor, nn
 
+from regard.adapt.lora_weights import LoraWeights
 from regard.checkpoint import model_folder
 from regard.checkpoint.image_processor import (
     ImageProcessor,
@@ -49,7 +51,7 @@ from regard.text.tokenizer_folder import GenerationConfig
 from regard.text.vocabulary import token_bytes
 from regard.text_embedding import embed
 from regard.text_generation import Prompt, SamplingOptions, TextGenerator, checked_sampling
-from regard.training.base_model import add_adapter, base_of, check_base
+from regard.training.base_model import add_adapter, base_of, check_base, warn_of_other_base
 from regard.training.run import newest_checkpoint
 
 ChatMessages = Sequence[Mapping[str, Any]]  # [{"role": "user", "content": "…"}, …]
@@ -80,6 +82,7 @@ class LanguageModel:
         self.context, self.rows = context, rows
         self.generation, self.image_processor = generation or GenerationConfig(), image_processor
         self.extra_files, self.source_family = extra_files or {}, source_family
+        self.folder: Path | None = None  # from which the model was loaded
 
     @cached_property
     def engine(self) -> Engine:
@@ -112,7 +115,8 @@ class LanguageModel:
 
         Several prompts are decoded in one batch and return a list. images: the image of the prompt, or the images in
         the order of its image tokens; for several prompts, one sequence of images per prompt. stop: strings at which
-        the text ends; they are not part of it. The other options are the fields of `Sampling`.
+        the text ends; they are not part of it. The other options are the fields of `Sampling`, and `adapter`, the name
+        of an adapter that `load_adapter` has loaded.
         """
         texts = self.texts.generate(self.prompts(prompt, images, stop, sampling))
         return texts[0] if isinstance(prompt, str) else texts
@@ -197,6 +201,33 @@ class LanguageModel:
         ids = self.encode(prompt) if isinstance(prompt, str) else self.encode_chat(prompt)
         return self.submit(ids, stop, isinstance(prompt, str), sampling, images)
 
+    def load_adapter(self, name: str, path: str | Path) -> None:
+        """Load a LoRA adapter, by regard or PEFT, beside others: `generate(…, adapter=name)` uses it.
+
+        Prompts with different adapters are decoded in one batch. The model itself does not change.
+        """
+        weights = self.read_adapter(path)
+        with self.texts.lock:
+            self.engine.load_adapter(name, weights)
+
+    def read_adapter(self, path: str | Path) -> LoraWeights:
+        """The adapter of a run or folder, checked, for `Engine.load_adapter`."""
+        folder = newest_checkpoint(path)
+        if self.folder is not None:
+            check_base(folder, self.folder)
+            warn_of_other_base(folder, self.folder)
+        return self.engine.read_adapter(folder, self.source_family)
+
+    def unload_adapter(self, name: str) -> None:
+        """Unload an adapter; requests that have it already finish with it."""
+        with self.texts.lock:
+            self.engine.unload_adapter(name)
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """The names of the adapters that `load_adapter` has loaded."""
+        return self.engine.adapters
+
     def embed(self, texts: str | Sequence[str]) -> Tensor:
         """(N, D) unit vectors, one per text; for a single string (D,). Texts are truncated to the model's context.
 
@@ -258,7 +289,8 @@ class LanguageModel:
         def text_stream(request: Request) -> TextStream:
             return TextStream(self.tokenizer, stop, prompt_ids=request.ids if continues else ())
 
-        return Prompt(ids, sampling, partial(self.submit_ids, images=images), text_stream)
+        submit = partial(self.submit_ids, images=images, adapter=options.get("adapter"))
+        return Prompt(ids, sampling, submit, text_stream)
 
     def submit(
         self,
@@ -273,16 +305,18 @@ class LanguageModel:
         request = self.texts.submit(prompt)
         return self.texts.stream(request, prompt.text_stream(request))
 
-    def submit_ids(self, ids: Sequence[int], sampling: Sampling, images: Images = ()) -> Request:
+    def submit_ids(
+        self, ids: Sequence[int], sampling: Sampling, images: Images = (), adapter: str | None = None
+    ) -> Request:
         """Submit the ids of a prompt: the source of an encoder-decoder, for other models the prompt of the decoder."""
         if isinstance(self.model, InterleavedModule):
             ids, embeddings = self.embed_images(list(ids), images)
-            return self.engine.submit(ids, sampling, embeddings=embeddings)
+            return self.engine.submit(ids, sampling, embeddings=embeddings, adapter=adapter)
         if image_list(images):
             raise ValueError(f"this model is of kind {self.model.spec.kind} and reads no images; leave them out")
         if isinstance(self.model, EncoderDecoderModule):
-            return self.submit_source(ids, sampling)
-        return self.engine.submit(ids, sampling)
+            return self.submit_source(ids, sampling, adapter=adapter)
+        return self.engine.submit(ids, sampling, adapter=adapter)
 
     def submit_source(self, ids: Sequence[int], sampling: Sampling, **options: Unpack[RequestOptions]) -> Request:
         """Submit the source of an encoder-decoder; the generation config sets the output's start and end tokens."""
@@ -366,19 +400,23 @@ def load(
         llm, adapter = load(folder, device, dtype, context, progress), newest_checkpoint(adapter)
         check_base(adapter, folder)
         add_adapter(llm.model, adapter, llm.source_family)
+        llm.folder = adapter
         return llm
     if (base := base_of(folder)) is not None:
         llm = load(base, device, dtype, context, progress)
         add_adapter(llm.model, folder, llm.source_family)
+        llm.folder = folder
         return llm
     model = model_folder.load(folder, resolve_device(device), dtype, checked=folder != Path(name), progress=progress)
     reads_images = takes_images(model.spec) and has_image_processor(folder)
     processor = load_image_processor(folder) if reads_images else None
     generation = GenerationConfig.load(folder) if isinstance(model, EncoderDecoderModule) else None
-    return LanguageModel(
+    llm = LanguageModel(
         model, load_tokenizer(folder, model.spec), context, generation=generation, image_processor=processor,
         extra_files=model_folder.read_extra_files(folder), source_family=model_folder.read_source_family(folder),
     )  # fmt: skip
+    llm.folder = folder
+    return llm
 
 
 def resolve_device(name: str) -> str:

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import cached_property
-from typing import NamedTuple, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 from regard.engine.async_engine import AsyncEngine, Failure, RequestHandle
 from regard.engine.engine import Engine
@@ -35,8 +35,9 @@ SAMPLING_FIELDS = [field.name for field in fields(Sampling) if field.name != "st
 
 
 class SamplingOptions(TypedDict, total=False):
-    """The fields of `Sampling` as keyword arguments."""
+    """The fields of `Sampling` as keyword arguments, and the name of a loaded adapter."""
 
+    adapter: str | None
     max_new: int
     temperature: float
     top_k: int
@@ -58,9 +59,10 @@ class SamplingOptions(TypedDict, total=False):
 
 
 def checked_sampling(options: SamplingOptions, stop_ids: tuple[int, ...]) -> Sampling:
-    if unknown := [name for name in options if name not in SAMPLING_FIELDS]:
+    fields: dict[str, Any] = {name: value for name, value in options.items() if name != "adapter"}
+    if unknown := [name for name in fields if name not in SAMPLING_FIELDS]:
         raise TypeError(f"there is no sampling option {unknown[0]!r}; {suggest_name(unknown[0], SAMPLING_FIELDS)}")
-    return Sampling(stop_ids=stop_ids, **options)
+    return Sampling(stop_ids=stop_ids, **fields)
 
 
 class Prompt(NamedTuple):

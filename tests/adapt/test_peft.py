@@ -56,7 +56,7 @@ def test_adapter_files_round_trip(saved, make_model, ids):
         ({"target_modules": ["q_porj"]}, "did you mean 'q_proj'"),
         ({"target_modules": ".*q_proj"}, "LoRA.targets"),
         ({"use_dora": True}, "use_dora=True is not supported"),
-        ({"use_rslora": True}, "use_rslora=True is not supported"),
+        ({"use_rslora": "yes"}, "use_rslora='yes' is not supported"),
         ({"rank_pattern": {"q_proj": 2}}, "rank_pattern"),
         ({"bias": "all"}, "bias='all' is not supported"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights"),

@@ -160,6 +160,8 @@ def load_foreign_adapter(model: nn.Module, folder: Path | str, table: Table, nam
             f"{folder}: {unknown[0]} is not a linear layer that this model has (and {len(unknown) - 1} more); load the "
             "adapter into the model that it was trained for"
         )
+    if options.get("use_rslora") and (options.get("rank_pattern") or options.get("alpha_pattern")):
+        raise AdapterError(f"{folder}: use_rslora with rank_pattern or alpha_pattern is not supported; use one of them")
     ranks = {path: pattern_value(options.get("rank_pattern"), path, lora.rank) for path in stored}
     alphas = {path: pattern_value(options.get("alpha_pattern"), path, lora.alpha) for path in stored}
     shapes = {}

@@ -36,6 +36,7 @@ IGNORED_OPTIONS = {  # they do not change the adapter's output
 SUPPORTED_VALUES = {  # other initializations change the weights of the model
     "bias": ("none",),
     "init_lora_weights": (True, False, "gaussian"),
+    "use_rslora": (True, False, None),
 }
 
 
@@ -239,9 +240,11 @@ def read_config(path: Path, accepted: Collection[str] = (), targets: Any = None)
         if (parameters := config.get("target_parameters")) is not None:
             targets = join_targets(targets, parameters)
     try:
-        return LoRA(config.get("r"), config.get("lora_alpha"), targets, config.get("lora_dropout", 0.0))
+        lora = LoRA(config.get("r"), config.get("lora_alpha"), targets, config.get("lora_dropout", 0.0))
     except SpecError as error:
         raise AdapterError(f"{path}: {error}") from error
+    # rank-stabilized LoRA (Kalajdzievski 2023): the scale is α / √r, as that of another α
+    return replace(lora, alpha=lora.alpha * lora.rank**0.5) if config.get("use_rslora") else lora
 
 
 def join_targets(modules: Any, parameters: Any) -> Any:

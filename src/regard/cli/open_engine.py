@@ -52,6 +52,8 @@ class EngineOptions(NamedTuple):
     memory: float | None = None  # all engines together
     queue: int = 256
     compile: bool | None = None
+    max_adapters: int = 64
+    adapter_slots: int = 8
 
 
 def open_engine(
@@ -71,7 +73,7 @@ def open_engine(
     part = divided_share(memory, index, engines, weight.device) if engines > 1 else memory
     engine = Engine(
         llm.model, rows=rows, capacity=context, source_capacity=context, memory=part, queue=options.queue,
-        compile=compiles.value == "on",
+        compile=compiles.value == "on", max_adapters=options.max_adapters, adapter_slots=options.adapter_slots,
     )  # fmt: skip
     llm.engine, llm.rows = engine, engine.store.rows
     warm_up(engine, console)

@@ -1,12 +1,13 @@
 """`regard serve`: an OpenAI-compatible API for models, with a web page to chat with them and inspect them."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from regard.cli.open_engine import CompileOption, DtypeOption, EngineOptions, MemoryOption, QueueOption, RowsOption
 from regard.cli.open_model import AdapterOption, ContextOption, DeviceOption
-from regard.cli.open_served import named_models, open_served
+from regard.cli.open_served import load_adapters, named_adapters, named_models, open_served
 
 
 def serve(
@@ -46,6 +47,22 @@ def serve(
     access_log: Annotated[bool, typer.Option("--access-log", help="Write a line per request to stderr.")] = False,
     context: ContextOption = None,
     adapter: AdapterOption = None,
+    lora: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=PATH", help="An adapter that requests name as their model; can be repeated, and mixed."
+        ),
+    ] = None,
+    adapters: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True, file_okay=False, help="A folder of adapters that clients may load and unload at run time."
+        ),
+    ] = None,
+    max_adapters: Annotated[int, typer.Option(min=1, help="Adapters that may be loaded per model.")] = 64,
+    adapter_slots: Annotated[
+        int, typer.Option(min=1, help="Adapters that run at the same time; requests with others wait.")
+    ] = 8,
     dtype: DtypeOption = "auto",
     compile: CompileOption = None,
     device: DeviceOption = "auto",
@@ -57,6 +74,9 @@ def serve(
     For an encoder-decoder, the prompt of /v1/completions is the source and the completion is its output. An encoder
     has /v1/embeddings and /v1/rerank instead.
 
+    --adapter adds one adapter to the model for all requests. With --lora, and with adapters that are loaded by POST
+    /v1/load_lora_adapter, each request chooses: its model is the name of an adapter.
+
     Routes: /v1/chat/completions, /v1/completions, /v1/responses, /v1/embeddings, /v1/rerank, /v1/models, /tokenize,
     /detokenize, /health, /ready, /metrics, and for inspection /regard/model, /regard/tokenize, /regard/attention.
 
@@ -65,12 +85,14 @@ def serve(
       regard serve runs/demo
       regard serve smollm2 --rows 32 --context 2048 --compile
       regard serve chat=smollm2 minilm
+      regard serve smollm2 --lora pirate=runs/pirate --lora legal=adapters/legal
       regard serve runs/demo --allow-origin https://app.example --access-log
       REGARD_KEY=secret regard serve runs/demo --host 0.0.0.0 --port 9000
     """
     named = named_models(models, name)  # before torch and the server are imported: a mistyped name is refused at once
     if adapter is not None and len(named) > 1:
         raise ValueError("--adapter is for one model; serve the models with adapters as runs, or start another server")
+    loras = named_adapters(lora or [], named)
     try:
         import uvicorn  # noqa: F401
     except ModuleNotFoundError:
@@ -83,7 +105,11 @@ def serve(
     keys = [part.strip() for value in key or () for part in value.split(",") if part.strip()]
     is_local(host, keys)  # refused before the models are loaded
     console = Console(stderr=True, soft_wrap=True)
-    served = open_served(named, console, EngineOptions(device, context, adapter, dtype, rows, memory, queue, compile))
+    options = EngineOptions(
+        device, context, adapter, dtype, rows, memory, queue, compile, max_adapters, adapter_slots
+    )  # fmt: skip
+    served = open_served(named, console, options)
+    load_adapters(served[0], loras, console)
 
     def announce(url: str) -> None:
         listed = ", ".join(f"[bold]{model.name}[/]" for model in named)
@@ -91,5 +117,6 @@ def serve(
 
     run(
         served, host=host, port=port, key=keys, allow_hosts=tuple(allow_host or ()),
-        allow_origins=tuple(allow_origin or ()), access_log=access_log, max_body=max_body, on_ready=announce,
+        allow_origins=tuple(allow_origin or ()), access_log=access_log, max_body=max_body,
+        adapters=adapters, on_ready=announce,
     )  # fmt: skip

@@ -24,6 +24,7 @@ from regard.models.interleaved import InterleavedModule
 from regard.spec import suggest_name
 
 MAX_NAME = 256  # characters
+MAX_RANK = 512  # every slot has space for the largest rank
 
 
 class Adapters:
@@ -43,6 +44,8 @@ class Adapters:
             raise AdapterError(f"an adapter named {name!r} is loaded already; unload it first, or choose another name")
         if len(self.loaded) >= self.limit:
             raise AdapterError(f"{self.limit} adapters are loaded, the most allowed (max_adapters); unload one first")
+        if weights.rank > MAX_RANK:
+            raise AdapterError(f"the adapter has rank {weights.rank}, and at most {MAX_RANK} can be mixed; merge it")
         adapted = self.adapted or self.copy_model()
         adapted.check(weights)
         if adapted.prepare(weights) or self.runner is None:

@@ -153,8 +153,9 @@ class Sampling:
 
 
 class RequestOptions(TypedDict, total=False):
-    """The keyword arguments of `Engine.submit` that do not change the tokens of a request."""
+    """The keyword arguments of `Engine.submit`. All but the adapter do not change the tokens of a request."""
 
+    adapter: str | None
     salt: str
     priority: int
     tenant: str

@@ -14,7 +14,16 @@ from starlette.responses import FileResponse, PlainTextResponse
 from starlette.staticfiles import StaticFiles
 
 from regard.engine.async_engine import EngineStopped
-from regard.server import chat, completions, errors, inspection, responses_api, text_encoder, tokenization
+from regard.server import (
+    adapter_routes,
+    chat,
+    completions,
+    errors,
+    inspection,
+    responses_api,
+    text_encoder,
+    tokenization,
+)
 from regard.server.errors import ApiError
 from regard.server.metrics import ModelMetrics, metrics_text
 from regard.server.middleware import (
@@ -43,6 +52,7 @@ def create_app(
     allow_origins: tuple[str, ...] = (),
     access_log: bool = False,
     max_body: int = MAX_BODY,
+    adapters: Path | None = None,
 ) -> FastAPI:
     """`allow_hosts` are the host names that the server accepts. An empty tuple accepts all names and requires a key.
     `allow_origins` are the origins, such as "https://app.example", whose pages may call the server besides its own
@@ -50,6 +60,7 @@ def create_app(
 
     `key`: the key that clients must send. Several keys are tenants, which are served equally and share no prefixes.
     The first of the models is the one that the page and the /regard routes use unless they name another.
+    `adapters` is a folder from which clients may load adapters; None: they may not.
     """
     if not allow_hosts and not key:
         raise ValueError("allow_hosts=() lets any site call the server; set a key or name the hosts")
@@ -88,6 +99,7 @@ def create_app(
     app.include_router(monitoring_routes(registry, responses))
     for routes in (completions, chat, responses_api, text_encoder, tokenization, inspection):
         app.include_router(routes.router(registry))
+    app.include_router(adapter_routes.router(registry, adapters))
 
     @app.get("/", include_in_schema=False)
     async def page() -> FileResponse:
@@ -114,11 +126,12 @@ def monitoring_routes(models: ModelRegistry, responses: Mapping[tuple[str, int],
     routes = APIRouter()
 
     def card(served: ServedModel) -> ModelCard:
-        return ModelCard(id=served.name, object="model", created=served.created, owned_by="regard")
+        parent = next((model.name for model in models if served.adapter in model.adapters), None)
+        return ModelCard(id=served.name, object="model", created=served.created, owned_by="regard", parent=parent)
 
     @routes.get("/v1/models")
     async def list_models() -> ModelList:
-        return ModelList(object="list", data=[card(served) for served in models])
+        return ModelList(object="list", data=[card(models.find(name)) for name in models.names])
 
     @routes.get("/v1/models/{name:path}")
     async def describe_model(name: str) -> ModelCard:

@@ -1,4 +1,4 @@
-"""The models of a server by their names.
+"""The models of a server by their names. An adapter is named like a model.
 
 Each model has its own engine in its own thread, so a model that fails, or takes long, does not affect the others.
 """
@@ -29,7 +29,8 @@ class ModelRegistry:
 
     @property
     def names(self) -> list[str]:
-        return list(self._models)
+        """The names of models and of their adapters."""
+        return [name for model in self for name in (model.name, *model.adapters)]
 
     @property
     def default(self) -> ServedModel:
@@ -46,6 +47,9 @@ class ModelRegistry:
             return self.default
         if name in self._models:
             return self._models[name]
+        for model in self:
+            if name in model.adapters:
+                return model.with_adapter(name)
         close = difflib.get_close_matches(name[:200], self.names, n=1)  # the time grows with the length of the name
         hint = f"; did you mean {close[0]!r}?" if close and len(self.names) > 1 else ""
         message = f"there is no model {name[:100]!r} on this server{hint}; use {' or '.join(map(repr, self.names))}"

@@ -18,6 +18,7 @@ class ModelCard(ResponseBody):
     object: Literal["model"]
     created: int
     owned_by: str
+    parent: str | None = None  # of an adapter: its model
 
 
 class ModelList(ResponseBody):

@@ -12,6 +12,7 @@ import socket
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from types import FrameType
 from typing import Any, cast
 
@@ -44,6 +45,7 @@ def serve(
     allow_origins: tuple[str, ...] = (),
     access_log: bool = False,
     max_body: int = MAX_BODY,
+    adapters: Path | None = None,
     drain: float = 30.0,
     on_ready: Callable[[str], None] = lambda url: None,
 ) -> None:
@@ -51,12 +53,13 @@ def serve(
 
     Port 0 selects a free port. `allow_hosts`: host names that clients may use besides those of this machine; none for
     an address that other machines can reach: any name. `access_log` writes a line per request to stderr. For
-    `models` and `allow_origins` see `create_app`.
+    `models`, `allow_origins` and `adapters` see `create_app`.
     """
     local = is_local(host, key)
     hosts = (*LOCAL_HOSTS, *allow_hosts) if local or allow_hosts else ()
     app = create_app(
-        models, key=key, allow_hosts=hosts, allow_origins=allow_origins, access_log=access_log, max_body=max_body
+        models, key=key, allow_hosts=hosts, allow_origins=allow_origins, access_log=access_log, max_body=max_body,
+        adapters=adapters,
     )  # fmt: skip
     if access_log:
         logger, handler = logging.getLogger("regard.access"), logging.StreamHandler()

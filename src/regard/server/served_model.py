@@ -4,13 +4,15 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from copy import copy
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from regard.engine.async_engine import AsyncEngine, Submit
-from regard.engine.engine import Engine
+from regard.engine.engine import Engine, LoraWeights
 from regard.engine.grammar import Grammar
 from regard.server.chat_schema import ChatBody, Message
 from regard.server.errors import ApiError
@@ -42,7 +44,10 @@ class TextEncoder(NamedTuple):
 
 class ServedModel:
     """`engine` is None for a model that only encodes texts. `encoder` is for embeddings and ranking. `submit_source`
-    submits a prompt as the source of an encoder-decoder; None: a decoder continues the prompt."""
+    submits a prompt as the source of an encoder-decoder; None: a decoder continues the prompt. `read_adapter` reads the
+    adapter of a folder, for clients that load one."""
+
+    adapter: str | None = None  # set by with_adapter
 
     def __init__(
         self,
@@ -53,12 +58,14 @@ class ServedModel:
         lens: Lens | None = None,
         encoder: TextEncoder | None = None,
         submit_source: Submit | None = None,
+        read_adapter: Callable[[Path], LoraWeights] | None = None,
     ):
         self.name, self.created, self.tokenizer = name, int(time.time()), tokenizer
         self.engine = None if engine is None else AsyncEngine(engine, submit_source)
         self.lens = None if lens is None else LensThread(lens)
         self.encoder, self.encoder_thread = encoder, WorkerThread("encoder")
         self.prompt_is_source = submit_source is not None  # for an encoder-decoder
+        self.read_adapter = read_adapter
         self.metrics = RequestMetrics()
         self._grammars = GrammarThread(tokenizer)
         # One thread for tokenizing: a long prompt must not block the event loop, and a tokenizer is not thread-safe.
@@ -81,6 +88,18 @@ class ServedModel:
         if self.engine is not None:
             return self.engine.engine.capacity
         return MAX_CONTEXT if self.encoder is None or self.encoder.context is None else self.encoder.context
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """The names of the loaded adapters, which are names of models in the API."""
+        return () if self.engine is None else getattr(self.engine.engine, "adapters", ())
+
+    def with_adapter(self, name: str) -> "ServedModel":
+        """The model with this adapter, under its name; everything else is shared."""
+        model = copy(self)
+        model.name = model.adapter = name
+        model.lens = None  # it would show the model without the adapter
+        return model
 
     def start(self) -> None:
         if self.engine is not None:
@@ -162,6 +181,8 @@ class ServedModel:
         requests = engine_requests(body, prompts, lengths, self.capacity, stop_ids, options)
         continues = options.continues_prompt and not self.prompt_is_source
         order = request_options(body, options.tenant)
+        if self.adapter is not None:
+            order["adapter"] = self.adapter
         generation = GenerationTask(engine, self.tokenizer, requests, body.stops, continues, self.metrics, order)
         await generation.submit()
         return generation

@@ -5,13 +5,14 @@ checkpoint also has a fingerprint of the model's weights, so that the adapter is
 from a model has the fingerprint in its identity.
 """
 
+import warnings
 from pathlib import Path
 
 import torch
 from torch import nn
 
 from regard.adapt.lora_weights import add_lora_of_folder
-from regard.adapt.peft import TENSORS, adapter_base
+from regard.adapt.peft import CONFIG, TENSORS, adapter_base, read_options
 from regard.checkpoint import model_folder
 from regard.checkpoint.atomic_folder import CheckpointError
 from regard.checkpoint.weight_files import find_files, fingerprint
@@ -68,6 +69,19 @@ def root_of(folder: Path) -> Path:
 def check_base(adapter: Path, base: Path) -> None:
     if (adapter / "training.json").is_file():
         check_weights(base, read_training(adapter).get("run", {}).get("base"), adapter)
+
+
+def warn_of_other_base(adapter: Path, base: Path) -> None:
+    """Warn if PEFT's config names another model; it has no fingerprint, so equal weights may have other names."""
+    if (adapter / "training.json").is_file():
+        return
+    name = read_options(adapter / CONFIG).get("base_model_name_or_path")
+    if isinstance(name, str) and Path(name).name.lower() != base.name.lower():
+        warnings.warn(
+            f"the adapter in {adapter} names {name!r} as its model, and this one is {base.name!r}; if its weights are "
+            "others, the adapter makes no sense with them",
+            stacklevel=3,
+        )
 
 
 def fingerprint_model(folder: Path) -> str:

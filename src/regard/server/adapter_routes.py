@@ -1,0 +1,95 @@
+"""POST /v1/load_lora_adapter and /v1/unload_lora_adapter: adapters while the server runs, as in vLLM.
+
+They exist only if the server has a folder of adapters. A path is one inside this folder: neither `..` nor a symbolic
+link leads out of it. A loaded adapter is named like a model in later requests.
+"""
+
+import asyncio
+from pathlib import Path
+
+from fastapi import APIRouter
+from pydantic import BaseModel, ConfigDict, Field
+
+from regard.server.errors import ApiError
+from regard.server.model_registry import ModelRegistry
+from regard.server.response_schema import Status
+from regard.server.served_model import ServedModel
+
+FILES = ("adapter_config.json", "adapter_model.safetensors")
+
+
+class LoadAdapterBody(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    lora_name: str = Field(min_length=1, max_length=256)
+    lora_path: str = Field(min_length=1, max_length=1024)
+    model: str | None = Field(default=None, max_length=256, description="The adapter's model; by default the first.")
+
+
+class UnloadAdapterBody(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    lora_name: str = Field(min_length=1, max_length=256)
+
+
+def router(models: ModelRegistry, folder: Path | None) -> APIRouter:
+    """folder: the adapters that may be loaded; None: there are no such routes."""
+    routes = APIRouter()
+    if folder is None:
+        return routes
+    root, lock = folder.resolve(), asyncio.Lock()
+
+    @routes.post("/v1/load_lora_adapter")
+    async def load_lora_adapter(body: LoadAdapterBody) -> Status:
+        served = models.find(body.model)
+        if served.adapter is not None:
+            raise ApiError(
+                400, f"{served.name!r:.100} is an adapter; name its model", code="invalid_value", param="model"
+            )
+        path = find_adapter(root, body.lora_path)
+        async with lock:  # two requests cannot load the same name
+            if body.lora_name in models.names:
+                message = f"the name {body.lora_name!r:.100} is taken; unload the adapter first, or choose another name"
+                raise ApiError(400, message, code="adapter_exists", param="lora_name")
+            await load_adapter(served, body.lora_name, path, root)
+        return Status(status="ok")
+
+    @routes.post("/v1/unload_lora_adapter")
+    async def unload_lora_adapter(body: UnloadAdapterBody) -> Status:
+        served = next((model for model in models if body.lora_name in model.adapters), None)
+        if served is None:
+            message = f"there is no adapter {body.lora_name!r:.100} on this server; GET /v1/models lists them"
+            raise ApiError(404, message, code="adapter_not_found", param="lora_name")
+        try:
+            await served.generator.call(served.generator.engine.unload_adapter, body.lora_name)
+        except ValueError as error:  # another request has unloaded it
+            raise ApiError(404, str(error), code="adapter_not_found", param="lora_name") from error
+        return Status(status="ok")
+
+    return routes
+
+
+async def load_adapter(served: ServedModel, name: str, path: Path, root: Path) -> None:
+    """Read the files in a thread, then load the adapter between two steps of the engine."""
+    engine, read = served.generator, served.read_adapter
+    assert read is not None, "checked by the route"
+    try:
+        weights = await asyncio.to_thread(read, path)
+        await engine.call(engine.engine.load_adapter, name, weights)
+    except (ValueError, OSError) as error:
+        message = str(error).replace(f"{root}/", "")  # clients do not learn where the folder is
+        raise ApiError(400, message, code="invalid_adapter", param="lora_path") from error
+
+
+def find_adapter(root: Path, name: str) -> Path:
+    """The folder of an adapter inside `root`; 400 if it is not there."""
+    try:
+        path = (root / name).resolve()
+        inside = path.is_relative_to(root) and all((path / file).resolve().is_relative_to(root) for file in FILES)
+        exists = inside and path.is_dir()
+    except (OSError, ValueError, RuntimeError):  # a name with a null byte, or too long; a circle of links
+        exists = False
+    if not exists:
+        message = f"there is no adapter folder {name!r:.100} in the server's folder of adapters; give a path inside it"
+        raise ApiError(400, message, code="adapter_not_found", param="lora_path")
+    return path
