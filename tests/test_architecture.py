@@ -45,7 +45,7 @@ PACKAGES = {  # package: the packages that it may import, beside itself
     "objectives": MODELS | {"data", "text"},
     "training": STORED | FILE_LOOKUP | {"text", "data", "objectives", "adapt", "lens"},
     "engine": STORED | {"adapt"},
-    "server": BASE | {"engine", "text", "lens"},
+    "server": BASE | {"engine", "text", "lens", "image_file"},
     "retrieval": STORED | {"engine", "text"},
     "planning": MODELS | {"adapt"},
     "evals": STORED | {"engine", "text", "data"},
@@ -55,8 +55,10 @@ PACKAGES = {  # package: the packages that it may import, beside itself
 }
 PACKAGES["predictions"] = STORED | {"text", "data", "objectives"}
 PACKAGES["text_generation"] = PACKAGES["text_embedding"] = STORED | {"engine", "text"}
+PACKAGES["image_prompts"] = STORED | {"text"}
 PACKAGES["language_model"] = STORED | {
-    *("adapt", "engine", "text", "training", "find_model", "predictions", "text_generation", "text_embedding")
+    "image_prompts",
+    *("adapt", "engine", "text", "training", "find_model", "predictions", "text_generation", "text_embedding"),
 }
 PACKAGES["verification"] = PACKAGES["language_model"] | {"language_model", "adapt"}
 PACKAGES["training_run"] = PACKAGES["language_model"] | {"language_model", "data", "objectives", "adapt", "planning"}

@@ -3,6 +3,7 @@
 Transparent parts become white. Images with 16 bits per pixel are scaled to 8. Pillow is an optional package.
 """
 
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,22 @@ import numpy as np
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+
+def decode_image(data: bytes, format: str, max_pixels: int) -> "Image":
+    """An image of Pillow's `format` ("PNG", "JPEG" …) from untrusted bytes. ValueError if it is none, or too large."""
+    try:
+        from PIL import Image
+    except ModuleNotFoundError:
+        raise ValueError("reading images needs Pillow: pip install 'regard[images]'") from None
+    try:
+        image = Image.open(BytesIO(data), formats=(format,))
+        if image.width * image.height > max_pixels:
+            raise ValueError(f"{image.width} x {image.height} pixels are too many; {max_pixels:,} are left")
+        image.load()
+    except (OSError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
+        raise ValueError(f"it is no {format} image, or damaged") from error
+    return image
 
 
 def open_image(image: "str | Path | Image", gray: bool = False) -> "Image":

@@ -39,6 +39,7 @@ from regard.engine.engine import Engine
 from regard.engine.grammar import GrammarCompiler
 from regard.engine.inputs import decoder_of
 from regard.engine.request import Request, RequestOptions, Sampling, Token
+from regard.image_prompts import embed_patches, expand_images
 from regard.models.decoder import DecoderModule
 from regard.models.encoder import EncoderModule
 from regard.models.encoder_decoder import EncoderDecoderModule
@@ -330,29 +331,17 @@ class LanguageModel:
         )  # fmt: skip
         return self.engine.submit([start], sampling, ids, **options)
 
-    @torch.inference_mode()
     def embed_images(self, ids: list[int], images: Images) -> tuple[list[int], Tensor | None]:
         """The ids with one image token per patch of each image, and their embeddings.
 
         If the prompt has no image tokens, they are inserted at its start, after the prefix ids.
         """
-        images, spec, prefix = image_list(images), self.model.spec, len(self.tokenizer.prefix_ids)
-        if spec.marker not in ids:
+        images, marker, prefix = image_list(images), self.model.spec.marker, len(self.tokenizer.prefix_ids)
+        if marker not in ids:
             prefix = prefix if tuple(ids[:prefix]) == self.tokenizer.prefix_ids else 0
-            ids = [*ids[:prefix], *[spec.marker] * len(images), *ids[prefix:]]
-        if ids.count(spec.marker) != len(images):
-            token = self.tokenizer.decode_token(spec.marker)
-            raise ValueError(
-                f"the prompt has {ids.count(spec.marker)} image tokens for {len(images)} images; "
-                f"write {token} once per image, or leave it out"
-            )
-        if not images:
-            return ids, None
-        if self.image_processor is None:
-            raise ValueError("the folder has no preprocessor_config.json, so images cannot be read; copy it there")
-        ids, weight = spec.expand(ids), self.model.decoder.embedding.weight
-        pixels = self.image_processor.read(images).to(weight)
-        return ids, self.model.embed(torch.tensor([ids], device=weight.device), pixels)[0][0]
+            ids = [*ids[:prefix], *[marker] * len(images), *ids[prefix:]]
+        ids = expand_images(self.model, self.tokenizer, ids, len(images))
+        return ids, embed_patches(self.model, self.image_processor, ids, images) if images else None
 
 
 def is_conversation(messages: Any) -> bool:

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from regard.language_model import LanguageModel
     from regard.server.served_model import ServedModel, TextEncoder
 
+TEXT_BODY, MEDIA_BODY = 1 << 20, 1 << 24  # bytes
+
 
 class NamedModel(NamedTuple):
     name: str
@@ -66,12 +68,20 @@ def open_served(models: list[NamedModel], console: "Console", options: "EngineOp
     return served
 
 
+def default_max_body(models: "list[ServedModel]") -> int:
+    """Bytes of the largest body: more for a model that reads images."""
+    return MEDIA_BODY if any(model.images is not None for model in models) else TEXT_BODY
+
+
 def generating_model(name: str, path: Path, llm: "LanguageModel") -> "ServedModel":
     from functools import partial
 
     from regard.cli.open_model import require_decoder
+    from regard.image_prompts import embed_patches, expand_images
     from regard.lens import RecordedAttention, attention_heads
     from regard.models.encoder_decoder import EncoderDecoderModule
+    from regard.models.interleaved import InterleavedModule
+    from regard.server.image_input import ImageReader
     from regard.server.lens_thread import Lens
     from regard.server.served_model import ServedModel
 
@@ -79,6 +89,12 @@ def generating_model(name: str, path: Path, llm: "LanguageModel") -> "ServedMode
         return ServedModel(
             name, llm.tokenizer, llm.engine, submit_source=llm.submit_source, read_adapter=llm.read_adapter
         )
+    if isinstance(llm.model, InterleavedModule):
+        marker = llm.model.spec.marker
+        expand = partial(expand_images, llm.model, llm.tokenizer)
+        embed = partial(embed_patches, llm.model, llm.image_processor)
+        reader = ImageReader(llm.tokenizer.decode_token(marker), marker, expand, embed)
+        return ServedModel(name, llm.tokenizer, llm.engine, images=reader)
     require_decoder(path, llm)
     lens = Lens(partial(RecordedAttention, llm.model), attention_heads(llm.model))
     return ServedModel(name, llm.tokenizer, llm.engine, lens=lens, read_adapter=llm.read_adapter)

@@ -7,7 +7,7 @@ import typer
 
 from regard.cli.open_engine import CompileOption, DtypeOption, EngineOptions, MemoryOption, QueueOption, RowsOption
 from regard.cli.open_model import AdapterOption, ContextOption, DeviceOption
-from regard.cli.open_served import load_adapters, named_adapters, named_models, open_served
+from regard.cli.open_served import default_max_body, load_adapters, named_adapters, named_models, open_served
 
 
 def serve(
@@ -36,7 +36,10 @@ def serve(
     rows: RowsOption = None,
     memory: MemoryOption = None,
     queue: QueueOption = 256,
-    max_body: Annotated[int, typer.Option(min=1024, help="Largest body of a request in bytes.")] = 1 << 20,
+    max_body: Annotated[
+        int | None,
+        typer.Option(min=1024, help="Largest body of a request in bytes; by default 1 MiB, with images 16 MiB."),
+    ] = None,
     allow_host: Annotated[
         list[str] | None, typer.Option(help="A host name by which clients may call the server; can be repeated.")
     ] = None,
@@ -115,6 +118,7 @@ def serve(
         listed = ", ".join(f"[bold]{model.name}[/]" for model in named)
         console.print(f"serving {listed} on {url}  (Ctrl-C to stop)", highlight=False)
 
+    max_body = max_body or default_max_body(served)
     run(
         served, host=host, port=port, key=keys, allow_hosts=tuple(allow_host or ()),
         allow_origins=tuple(allow_origin or ()), access_log=access_log, max_body=max_body,

@@ -28,11 +28,11 @@ def router(models: ModelRegistry) -> APIRouter:
         body.max_tokens = body.max_completion_tokens or body.max_tokens
         tools = served.offered_tools(body)
         ids = await served.encode_chat(body.messages, add_generation_prompt=True, tools=tools)
+        images = await served.embed_images(ids, body.messages)
         outputs = tools if tools is not None and tools.needs_grammar else None
         grammar = await served.grammar(outputs or body.structured_outputs or outputs_of(body.response_format))
-        generation = await served.generate(
-            body, [ids], RouteOptions(body.top_logprobs or 0, grammar=grammar, tenant=tenant_of(request))
-        )
+        options = RouteOptions(body.top_logprobs or 0, grammar=grammar, tenant=tenant_of(request), embeddings=images)
+        generation = await served.generate(body, [ids], options)
         return await respond(request, body.stream, ChatResponse(body, generation, served, tools))
 
     return routes

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
+from regard.server.image_input import ImagePart
 from regard.server.schema import MAX_LOGPROBS, Count, Name, RequestBody, SamplingBody, Text, at_most
 from regard.server.structured_output import JsonObjectFormat, JsonSchemaFormat, TextFormat, outputs_of
 from regard.server.tool_schema import FunctionTool, Mode, NamedToolChoice, ToolCalls, Tools
@@ -23,11 +24,14 @@ class TextPart(RequestBody):
     text: Text
 
 
+ContentPart = Annotated[TextPart | ImagePart, Field(discriminator="type")]
+
+
 class Message(RequestBody):
     """A message of a request, or the message of an earlier response, which has more fields, most without a value."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | Annotated[list[TextPart], Field(fail_fast=True, max_length=MAX_PARTS)] | None = None
+    content: Text | Annotated[list[ContentPart], Field(fail_fast=True, max_length=MAX_PARTS)] | None = None
     name: Label | None = None
     refusal: None = None
     tool_calls: ToolCalls | None = None
@@ -40,16 +44,31 @@ class Message(RequestBody):
     def check_content(self) -> "Message":
         if self.content is None and self.role != "assistant":
             raise ValueError(f"the content of a message of role {self.role} is null; send a string, which may be empty")
+        if self.images and self.role != "user":
+            raise ValueError(f"a message of role {self.role} has images; only a user sends them")
         if self.tool_calls and self.role != "assistant":
             raise ValueError(f"a message of role {self.role} has tool_calls; only the assistant calls tools")
         if (self.tool_call_id is not None) != (self.role == "tool"):
             raise ValueError("tool_call_id goes with role tool, and names the call that the message is the result of")
         return self
 
+    @property
+    def images(self) -> list[str]:
+        """The data URLs of its images."""
+        parts = self.content if isinstance(self.content, list) else []
+        return [part.image_url.url for part in parts if isinstance(part, ImagePart)]
+
     def for_template(self) -> dict[str, Any]:
-        """The message for a chat template: text parts are joined, and `developer`, OpenAI's new role, is `system`."""
-        parts = [] if self.content is None else self.content
-        content = parts if isinstance(parts, str) else "".join(part.text for part in parts)
+        """The message for a chat template: text parts are joined unless there are images between them, and
+        `developer`, OpenAI's new role, is `system`."""
+        content: Any = self.content or ""
+        if self.images:
+            content = [
+                {"type": "text", "text": part.text} if isinstance(part, TextPart) else {"type": "image"}
+                for part in content
+            ]
+        elif not isinstance(content, str):
+            content = "".join(part.text for part in content)
         message: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": content}
         if self.tool_calls:
             message["tool_calls"] = [call.for_template() for call in self.tool_calls]

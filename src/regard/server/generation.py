@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
-from regard.engine.async_engine import AsyncEngine, DeadlinePassed, Failure, RequestHandle
+from torch import Tensor
+
+from regard.engine.async_engine import AsyncEngine, DeadlinePassed, Failure, RequestHandle, Submit
 from regard.engine.grammar import Grammar
 from regard.engine.request import QueueFull, RequestOptions, Sampling, Token
 from regard.server.errors import ApiError
@@ -38,6 +40,7 @@ class RouteOptions(NamedTuple):
     grammar: Grammar | None = None
     tenant: str = ""  # one of the server's keys, if it has several
     stop_ids: tuple[int, ...] = ()  # besides those of the tokenizer
+    embeddings: Tensor | None = None  # (L, D) of the prompt with images
 
 
 class TextDelta(NamedTuple):
@@ -107,13 +110,15 @@ class GenerationTask:
         continues_prompt: bool,
         metrics: RequestMetrics,
         options: RequestOptions | None = None,
+        submit: Submit | None = None,
     ):
+        """submit: used in place of the `submit` of the engine."""
         self.engine, self.metrics = engine, metrics
         self.events: asyncio.Queue[tuple[int, Token | Failure]] = asyncio.Queue()
         self.choices = [
             Choice(
                 index,
-                RequestHandle(ids, sampling, on_token=partial(self._enqueue, index), options=options),
+                RequestHandle(ids, sampling, partial(self._enqueue, index), submit, options),
                 ids,
                 TextStream(tokenizer, stops, prompt_ids=ids if continues_prompt else ()),
             )

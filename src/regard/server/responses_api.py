@@ -44,15 +44,15 @@ def router(models: ModelRegistry) -> APIRouter:
         served = models.find(body.model)
         tools = served.offered_tools(body)
         ids = await served.encode_chat(body.messages, add_generation_prompt=True, tools=tools)
+        images = await served.embed_images(ids, body.messages)
         sampling = SamplingBody(
             model=body.model, max_tokens=body.max_output_tokens, temperature=body.temperature, top_p=body.top_p,
             cache_salt=body.cache_salt, priority=body.priority, timeout=body.timeout,
         )  # fmt: skip
         outputs = None if body.text is None else outputs_of(body.text.format)
         grammar = await served.grammar(tools if tools is not None and tools.needs_grammar else outputs)
-        generation = await served.generate(
-            sampling, [ids], RouteOptions(body.top_logprobs or 0, grammar=grammar, tenant=tenant_of(request))
-        )
+        options = RouteOptions(body.top_logprobs or 0, grammar=grammar, tenant=tenant_of(request), embeddings=images)
+        generation = await served.generate(sampling, [ids], options)
         return await respond(request, body.stream, ResponsesFormat(body, generation, served, tools))
 
     return routes

@@ -5,7 +5,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
-from regard.server.chat_schema import MAX_MESSAGES, MAX_PARTS, Empty, Message, Metadata, limit_parts
+from regard.server.chat_schema import MAX_MESSAGES, MAX_PARTS, Empty, Message, Metadata, TextPart, limit_parts
+from regard.server.image_input import DataUrl, ImagePart, ImageUrl
 from regard.server.response_schema import ResponseBody, TokenLogprobs
 from regard.server.schema import MAX_LOGPROBS, Count, Name, RequestBody, SchedulingBody, Text, at_most
 from regard.server.structured_output import FlatJsonSchemaFormat, JsonObjectFormat, TextFormat, outputs_of
@@ -33,18 +34,30 @@ class InputPart(RequestBody):
     logprobs: Annotated[list[Any], at_most(1 << 16)] | None = None
 
 
+class InputImage(RequestBody):
+    type: Literal["input_image"]
+    image_url: DataUrl
+    detail: Literal["auto"] | None = None
+    file_id: None = None
+
+
+MessagePart = Annotated[InputPart | InputImage, Field(discriminator="type")]
+
+
 class InputItem(RequestBody):
     """A message, or an item of an earlier response's output."""
 
     type: Literal["message"] | None = None
     role: Literal["user", "assistant", "system", "developer"]
-    content: Text | Annotated[list[InputPart], Field(max_length=MAX_PARTS, fail_fast=True)]
+    content: Text | Annotated[list[MessagePart], Field(max_length=MAX_PARTS, fail_fast=True)]
     id: Name | None = None
     status: ItemStatus | None = None
     phase: Literal["commentary", "final_answer"] | None = None
 
     def message(self) -> Message:
-        return Message(role=self.role, content=text_of(self.content))
+        if isinstance(self.content, str):
+            return Message(role=self.role, content=self.content)
+        return Message(role=self.role, content=[part_of_message(part) for part in self.content])
 
 
 class FunctionCallItem(RequestBody):
@@ -76,6 +89,12 @@ class FunctionCallOutput(RequestBody):
 
     def message(self) -> Message:
         return Message(role="tool", content=text_of(self.output), tool_call_id=self.call_id)
+
+
+def part_of_message(part: InputPart | InputImage) -> TextPart | ImagePart:
+    if isinstance(part, InputPart):
+        return TextPart(type="text", text=part.text)
+    return ImagePart(type="image_url", image_url=ImageUrl(url=part.image_url))
 
 
 def text_of(content: str | list[InputPart]) -> str:

@@ -17,6 +17,7 @@ from regard.engine.grammar import Grammar
 from regard.server.chat_schema import ChatBody, Message
 from regard.server.errors import ApiError
 from regard.server.generation import GenerationTask, RouteOptions, engine_requests, request_options
+from regard.server.image_input import MAX_IMAGES, ImageReader, decode_images
 from regard.server.lens_thread import Lens, LensThread
 from regard.server.metrics import RequestMetrics
 from regard.server.responses_schema import ResponsesBody
@@ -45,7 +46,7 @@ class TextEncoder(NamedTuple):
 class ServedModel:
     """`engine` is None for a model that only encodes texts. `encoder` is for embeddings and ranking. `submit_source`
     submits a prompt as the source of an encoder-decoder; None: a decoder continues the prompt. `read_adapter` reads the
-    adapter of a folder, for clients that load one."""
+    adapter of a folder, for clients that load one. `images` is for a model that reads images."""
 
     adapter: str | None = None  # set by with_adapter
 
@@ -59,11 +60,13 @@ class ServedModel:
         encoder: TextEncoder | None = None,
         submit_source: Submit | None = None,
         read_adapter: Callable[[Path], LoraWeights] | None = None,
+        images: ImageReader | None = None,
     ):
         self.name, self.created, self.tokenizer = name, int(time.time()), tokenizer
         self.engine = None if engine is None else AsyncEngine(engine, submit_source)
         self.lens = None if lens is None else LensThread(lens)
         self.encoder, self.encoder_thread = encoder, WorkerThread("encoder")
+        self.images, self.image_thread = images, WorkerThread("images")
         self.prompt_is_source = submit_source is not None  # for an encoder-decoder
         self.read_adapter = read_adapter
         self.metrics = RequestMetrics()
@@ -109,6 +112,7 @@ class ServedModel:
         if self.engine is not None:
             await self.engine.stop()
         self.encoder_thread.stop()
+        self.image_thread.stop()
         self._grammars.stop()
         if self.lens is not None:
             self.lens.stop()
@@ -149,7 +153,10 @@ class ServedModel:
     async def encode_chat(
         self, messages: list[Message], add_generation_prompt: bool, tools: OfferedTools | None = None
     ) -> list[int]:
-        """The ids of the conversation in the model's chat template; the generation prompt starts the next answer."""
+        """The ids of the conversation in the model's chat template; the generation prompt starts the next answer.
+
+        An image has as many ids as patches.
+        """
         if self.tokenizer.chat_template is None:
             message = "this model has no chat template; use /v1/completions"
             raise ApiError(400, message, code="no_chat_template", param="messages")
@@ -157,8 +164,36 @@ class ServedModel:
         offered = None if tools is None else tools.for_template()
         written = [[message.get(key) for key in ("content", "name", "tool_calls")] for message in conversation]
         self.check_length(sum(map(len, strings_in([written, offered]))))
-        arguments = (self.tokenizer, conversation, add_generation_prompt, offered)
-        return await self._in_tokenizer_thread(encode_chat, *arguments)
+        count, token = sum(len(message.images) for message in messages), None
+        if count:
+            token = self.image_reader(count).token
+        arguments = (self.tokenizer, conversation, add_generation_prompt, offered, token)
+        ids = await self._in_tokenizer_thread(encode_chat, *arguments)
+        return ids if self.images is None else await self._in_tokenizer_thread(self.images.expand, ids, count)
+
+    def image_reader(self, count: int) -> ImageReader:
+        """400 if the model cannot read this many images."""
+        if self.images is None:
+            raise ApiError(400, "this model reads no images; send text only", code="no_images", param="messages")
+        if count > MAX_IMAGES:
+            message = f"the messages have {count} images; send at most {MAX_IMAGES}"
+            raise ApiError(400, message, code="invalid_value", param="messages")
+        return self.images
+
+    async def embed_images(self, ids: list[int], messages: list[Message]) -> Tensor | None:
+        """The embeddings (L, D) of the ids of a conversation; None if it has no images."""
+        urls = [url for message in messages for url in message.images]
+        if not urls:
+            return None
+        if len(ids) >= self.capacity:
+            message = f"{len(ids)} tokens of text and images exceed this model's {self.capacity}; send fewer"
+            raise ApiError(400, message, code="context_length_exceeded", param="messages")
+        embed = self.image_reader(len(urls)).embed
+        with self.image_thread.request():
+            try:
+                return await self.image_thread.run(lambda: embed(ids, decode_images(urls)))
+            except ValueError as error:
+                raise ApiError(400, str(error), code="invalid_image", param="messages") from error
 
     async def token_texts(self, ids: list[int]) -> list[str]:
         """A readable string for each id. Not computed in the event loop: a long text takes 0.1 seconds."""
@@ -180,10 +215,19 @@ class ServedModel:
         stop_ids = tuple(dict.fromkeys((*self.tokenizer.stop_ids, *options.stop_ids)))
         requests = engine_requests(body, prompts, lengths, self.capacity, stop_ids, options)
         continues = options.continues_prompt and not self.prompt_is_source
-        order = request_options(body, options.tenant)
+        order, submit = request_options(body, options.tenant), None
         if self.adapter is not None:
             order["adapter"] = self.adapter
-        generation = GenerationTask(engine, self.tokenizer, requests, body.stops, continues, self.metrics, order)
+        if options.embeddings is not None:
+            submit = partial(engine.engine.submit, embeddings=options.embeddings)
+        elif self.images is not None and any(self.images.marker in ids for ids in prompts):
+            message = (
+                f"the prompt has the token {self.images.token} without an image; send images to /v1/chat/completions"
+            )
+            raise ApiError(400, message, code="invalid_value", param="prompt")
+        generation = GenerationTask(
+            engine, self.tokenizer, requests, body.stops, continues, self.metrics, order, submit
+        )
         await generation.submit()
         return generation
 

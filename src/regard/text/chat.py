@@ -76,11 +76,13 @@ def encode_chat(
     messages: list[dict[str, Any]],
     add_generation_prompt: bool = True,
     tools: Sequence[Mapping[str, Any]] | None = None,
+    image_token: str | None = None,
 ) -> list[int]:
     """The ids of a conversation; the generation prompt starts the assistant's next message.
 
-    tools: as for `render`. A special token typed in a message or a tool is encoded as its characters: while the
-    template is rendered, a private-use character replaces it.
+    tools: as for `render`. image_token: stands for each image, a part {"type": "image"} of the content of a message.
+    A special token typed in a message or a tool is encoded as its characters: while the template is rendered, a
+    private-use character replaces it.
     """
     if tokenizer.chat_template is None:
         raise ChatError("this model has no chat template; let it continue a prompt instead of answering messages")
@@ -91,11 +93,44 @@ def encode_chat(
     placeholders = dict(zip(islice(unused, len(typed)), typed, strict=True))
     for char, token in placeholders.items():
         messages, tools = _replace(messages, token, char), _replace(tools, token, char)
-    text = render(tokenizer.chat_template, messages, add_generation_prompt, tokenizer.special_tokens_map, tools)
+    arguments = (add_generation_prompt, tokenizer.special_tokens_map, tools)
+    if image_token is None or not (images := _images_in(messages)):
+        text = render(tokenizer.chat_template, messages, *arguments)
+    else:
+        image = next(unused)
+        text = _render_images(tokenizer.chat_template, messages, images, image_token, image, arguments)
     ids: list[int] = []
     for part in re.split(f"([{''.join(placeholders)}])", text) if placeholders else [text]:
         ids += encode_part(tokenizer, placeholders.get(part, part), special=part not in placeholders, first=not ids)
     return ids
+
+
+def _images_in(messages: list[dict[str, Any]]) -> int:
+    contents = (message.get("content") for message in messages)
+    return sum(part["type"] == "image" for parts in contents if isinstance(parts, list) for part in parts)
+
+
+def _render_images(
+    template: str, messages: list[dict[str, Any]], images: int, token: str, char: str, arguments: tuple
+) -> str:
+    """The conversation with an image token per image.
+
+    Templates of models that read images write the tokens of content parts. Any other gets strings, with `char`, which
+    the messages do not have, in place of each image.
+    """
+    try:
+        text = render(template, messages, *arguments)
+        if text.count(token) == images:
+            return text
+    except ChatError:  # it takes strings
+        pass
+    joined = []
+    for message in messages:
+        content = message["content"]
+        if isinstance(content, list):
+            content = "".join(char if part["type"] == "image" else part["text"] for part in content)
+        joined.append(message | {"content": content})
+    return render(template, joined, *arguments).replace(char, token)
 
 
 def encode_part(tokenizer: Tokenizer, text: str, special: bool, first: bool) -> list[int]:

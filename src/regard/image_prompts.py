@@ -1,0 +1,30 @@
+"""Prompts with images: one image token per image becomes one per patch, with the embeddings of the patches."""
+
+import torch
+from torch import Tensor
+
+from regard.checkpoint.image_processor import ImageProcessor, Images
+from regard.models.interleaved import InterleavedModule
+from regard.text.tokenizer import Tokenizer
+
+
+def expand_images(model: InterleavedModule, tokenizer: Tokenizer, ids: list[int], images: int) -> list[int]:
+    """The ids with one image token per patch. ValueError unless they have one per image."""
+    spec = model.spec
+    if ids.count(spec.marker) != images:
+        token = tokenizer.decode_token(spec.marker)
+        raise ValueError(
+            f"the prompt has {ids.count(spec.marker)} image tokens for {images} images; "
+            f"write {token} once per image, or leave it out"
+        )
+    return spec.expand(ids)
+
+
+@torch.inference_mode()
+def embed_patches(model: InterleavedModule, processor: ImageProcessor | None, ids: list[int], images: Images) -> Tensor:
+    """The embeddings (L, D) of ids with one image token per patch."""
+    if processor is None:
+        raise ValueError("the folder has no preprocessor_config.json, so images cannot be read; copy it there")
+    weight = model.decoder.embedding.weight
+    pixels = processor.read(images).to(weight)
+    return model.embed(torch.tensor([ids], device=weight.device), pixels)[0][0]
