@@ -94,12 +94,12 @@ def test_each_request_is_logged_if_asked_for(tokenizer, caplog):
     ):
         client.post("/v1/completions", json=body)
         client.post("/v1/completions", json=body | {"stream": True})
-        client.get("/a%0Ab/" + "x" * 500)
+        client.get("/a%0Ab/" + "x" * 500, headers={"x-request-id": "mine-1"})
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == 3
     for line in lines[:2]:
-        assert re.fullmatch(r"POST /v1/completions 200 \d+\.\d ms, 3 \+ 2 tokens", line)
-    assert re.fullmatch(r"GET /a%0Ab/x+ 404 \d+\.\d ms, 0 \+ 0 tokens", lines[2]) and len(lines[2]) < 300
+        assert re.fullmatch(r"POST /v1/completions 200 \d+\.\d ms, 3 \+ 2 tokens, req_[0-9a-f]{24}", line)
+    assert re.fullmatch(r"GET /a%0Ab/x+ 404 \d+\.\d ms, 0 \+ 0 tokens, mine-1", lines[2]) and len(lines[2]) < 300
 
 
 def test_requests_are_not_logged_by_default(start_server, caplog):
@@ -147,3 +147,33 @@ def test_security_headers_allow_no_other_host(start_server):
         policy = headers["content-security-policy"]
         assert "default-src 'none'" in policy and "unsafe" not in policy and "http" not in policy
         assert headers["x-content-type-options"] == "nosniff" and "set-cookie" not in headers
+
+
+def test_every_response_has_the_id_of_its_request(start_server):
+    server = start_server(key="k")
+    for path, headers, status in (
+        ("/health", {}, 200),
+        ("/nothing", {}, 404),
+        ("/v1/models", {"authorization": "x"}, 401),
+    ):
+        response = server.client.get(path, headers=headers | {"x-request-id": "mine:1"})
+        assert response.status_code == status and response.headers["x-request-id"] == "mine:1"
+        new = [server.client.get(path, headers=headers).headers["x-request-id"] for _ in range(2)]
+        assert len(set(new)) == 2 and all(re.fullmatch("req_[0-9a-f]{24}", id) for id in new)
+    for bad in ("a b", "x" * 129, 'a"b', "é".encode()):
+        response = server.client.get("/health", headers={"x-request-id": bad})
+        assert response.headers["x-request-id"].startswith("req_")
+
+
+def test_an_unexpected_failure_names_the_request(start_server, monkeypatch, caplog):
+    server = start_server()
+
+    async def fail(*args, **options):
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(ServedModel, "encode", fail)
+    body, headers = {"model": "tiny", "prompt": "a"}, {"x-request-id": "mine-2"}
+    response = server.client.post("/v1/completions", json=body, headers=headers)
+    assert response.status_code == 500 and "mine-2" in response.json()["error"]["message"]
+    assert response.headers["x-request-id"] == "mine-2" and "a bug" not in response.text
+    assert any("mine-2" in record.getMessage() for record in caplog.records)

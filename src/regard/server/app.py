@@ -37,8 +37,10 @@ from regard.server.middleware import (
     SecurityHeaders,
 )
 from regard.server.model_registry import ModelRegistry
+from regard.server.request_id import HEADER, RequestId
 from regard.server.response_schema import ModelCard, ModelList, Status
 from regard.server.served_model import ServedModel
+from regard.server.tracing import Traces, has_opentelemetry
 
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+")
 WEB = Path(__file__).parent.parent / "web"
@@ -78,6 +80,8 @@ def create_app(
         await registry.stop()
 
     middleware = [
+        Middleware(RequestId),
+        *([Middleware(Traces)] if has_opentelemetry() else []),
         Middleware(ResponseCounter, counts=responses),
         *([Middleware(AccessLog)] if access_log else []),
         Middleware(SecurityHeaders),
@@ -93,6 +97,8 @@ def create_app(
         responses={"4XX": {"model": errors.ErrorBody}, "5XX": {"model": errors.ErrorBody}},
         docs_url=None,  # FastAPI's documentation pages load scripts from other hosts
         redoc_url=None,
+        # tracing.py makes the spans. FastAPI's own would double them, and its records of invalid bodies quote prompts.
+        telemetry={"tracing": False, "metrics": False, "logs": False, "operation_spans": False},
     )
     app.state.models = registry
     errors.install_handlers(app)
@@ -111,7 +117,7 @@ def create_app(
 
 def cross_origin(origins: tuple[str, ...]) -> Middleware:
     """Answers the preflight requests of browsers, which have no key, and names the origin in responses."""
-    exposed = ["retry-after"]
+    exposed = ["retry-after", HEADER]
     return Middleware(
         CORSMiddleware,
         allow_origins=origins,

@@ -4,6 +4,7 @@ Routes raise `ApiError`; exceptions of FastAPI and Starlette are converted to th
 with the field as `param`. An unexpected exception is a 500 with a fixed message; its traceback goes to the log.
 """
 
+import logging
 from collections.abc import Mapping
 
 from fastapi import FastAPI, Request
@@ -13,6 +14,9 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from regard.engine.async_engine import EngineStopped
+from regard.server.request_id import HEADER, request_id
+
+log = logging.getLogger(__name__)
 
 MAX_MESSAGE = 400  # characters; a message may quote field names from the request, which can be of any length
 TYPES = {
@@ -101,6 +105,8 @@ def install_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(ApiError)
     async def api_error(request: Request, error: ApiError) -> JSONResponse:
+        if error.status >= 500:
+            log.error("%s: %s", request_id(request), error)
         return error.response()
 
     @app.exception_handler(EngineStopped)
@@ -118,4 +124,8 @@ def install_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def unexpected(request: Request, error: Exception) -> JSONResponse:
-        return ApiError(500, "the server failed on this request; its log has the details", code="internal").response()
+        id = request_id(request)
+        log.error("%s: %s", id, error)
+        message = f"the server failed on this request ({id}); its log has the details"
+        # This response passes no middleware, which have been left by the exception.
+        return ApiError(500, message, code="internal", headers={HEADER: id}).response()

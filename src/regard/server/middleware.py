@@ -1,4 +1,4 @@
-"""ASGI middleware around all routes, outermost first:
+"""ASGI middleware around all routes, outermost first (before these: request_id.py and tracing.py):
 
 - `ResponseCounter`  counts responses per route and status, for the metrics;
 - `AccessLog`        logs one line per request, if it is asked for;
@@ -58,7 +58,7 @@ class ResponseCounter:
 
 
 class AccessLog:
-    """Method, path, status, milliseconds until the last byte, and the tokens of prompt and output."""
+    """Method, path, status, milliseconds until the last byte, the tokens of prompt and output, and the request's id."""
 
     def __init__(self, app: ASGIApp):
         self.app = app
@@ -79,8 +79,9 @@ class AccessLog:
         finally:
             path = scope.get("raw_path", b"")[:MAX_LOGGED_PATH].decode("ascii", "backslashreplace")  # still encoded
             usage, ms = state.get("usage") or {}, 1000 * (time.monotonic() - start)
+            line = scope["method"], path, status, ms
             tokens = usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0)
-            access_log.info("%s %s %d %.1f ms, %d + %d tokens", scope["method"], path, status, ms, *tokens)
+            access_log.info("%s %s %d %.1f ms, %d + %d tokens, %s", *line, *tokens, state.get("request_id", "-"))
 
 
 class SecurityHeaders:

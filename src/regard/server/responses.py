@@ -24,6 +24,7 @@ class ResponseFormat(Protocol):
     """A generation in the JSON format of its route."""
 
     generation: GenerationTask
+    request: Any  # the body
 
     def events(self) -> AsyncIterator[str]:
         """The events of a stream."""
@@ -35,6 +36,8 @@ class ResponseFormat(Protocol):
 
 
 async def respond(request: Request, stream: bool | None, response: ResponseFormat) -> Response:
+    request.state.body, request.state.generation = response.request, response.generation  # for traces
+
     def close() -> None:
         response.generation.cancel()
         request.state.usage = response.generation.usage()  # for the access log

@@ -129,6 +129,7 @@ def router(models: ModelRegistry) -> APIRouter:
             raise ApiError(404, "this model has no embeddings; serve an encoder", code="no_embeddings")
         texts = [body.input] if isinstance(body.input, str) else body.input
         tokens = await count_tokens(served, texts, encoder.context)
+        request.state.body, request.state.usage = body, {"prompt_tokens": tokens}  # for traces and the access log
         embed, as_base64 = encoder.embed, body.encoding_format == "base64"
 
         def work(batch: list[str]) -> list:
