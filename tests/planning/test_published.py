@@ -26,6 +26,7 @@ from regard.planning.memory import (
 )
 from regard.planning.parameters import relative_to_dense, shared_and_expert_params
 from regard.planning.published import PUBLISHED, block_weights, depth_for, scaled_llama
+from regard.planning.speed import DEVICES, Device
 
 SEVENTY_BILLION = 70 * 10**9
 KV_BYTES = 327_680  # per cached token: 80 layers, 8 heads of 128, 16 bits
@@ -203,6 +204,19 @@ def test_intensity_is_about_the_batch_size_in_16_bits():
     planned = plan(published("llama-7b"), context=1, dtype="float16")
     assert planned.intensity == pytest.approx(1, rel=0.01)
     assert dataclasses.replace(planned, batch=64).intensity == pytest.approx(64, rel=0.02)
+
+
+@pytest.mark.ledger("inf.bound", exact=True)
+@pytest.mark.parametrize("device", DEVICES.values(), ids=list(DEVICES))
+@pytest.mark.parametrize("name", ["llama-7b", "llama-2-70b"])
+def test_prefill_is_bound_by_compute_and_decode_by_bandwidth(name: str, device: Device) -> None:
+    planned = plan(published(name), context=2048, dtype="float16")
+    reading = planned.weights_read / device.bandwidth
+    assert planned.flops(2048, 2048) / device.flops > 3 * reading  # of a prompt, which reads the weights once too
+    assert planned.decode_flops / device.flops < reading / 50
+    batched = dataclasses.replace(planned, context=128, batch=32)  # as long as its cache is small
+    per_token = device.seconds(batched.batch * batched.decode_flops, batched.bytes_read) / batched.batch
+    assert per_token < reading / 20
 
 
 @pytest.mark.ledger("eff.crossover", "calc.crossover")
