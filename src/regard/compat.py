@@ -78,3 +78,19 @@ def supports_grouped_mm(x: torch.Tensor, weight: torch.Tensor) -> bool:
     aligned = all(size * x.element_size() % 16 == 0 for size in weight.shape[1:])
     traced = torch.compiler.is_compiling() or x.is_meta
     return x.dtype != torch.float64 and aligned and (x.dtype == torch.bfloat16 or not traced or COMPILES_GROUPED_MM)
+
+
+def resolve_device(name: str) -> str:
+    """The device's name; `auto` is the GPU if there is one. Raises ValueError if this machine lacks the device.
+
+    Turns TF32 off in cuDNN, where it is on by default, so that float32 convolutions are computed in float32.
+    """
+    torch.backends.cudnn.allow_tf32 = False
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError, NotImplementedError):  # AssertionError: a torch that was built without CUDA
+        available = ["auto", "cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
+        raise ValueError(f"there is no device {name!r} here; choose one of {', '.join(available)}") from None
+    return name

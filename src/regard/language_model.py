@@ -35,13 +35,12 @@ from regard.checkpoint.image_processor import (
     images_per_prompt,
     load_image_processor,
 )
+from regard.compat import resolve_device
 from regard.engine.engine import Engine
 from regard.engine.grammar import GrammarCompiler
-from regard.engine.inputs import decoder_of
+from regard.engine.inputs import check_context, decoder_of
 from regard.engine.request import Request, RequestOptions, Sampling, Token
 from regard.image_prompts import embed_patches, expand_images
-from regard.models.decoder import DecoderModule
-from regard.models.encoder import EncoderModule
 from regard.models.encoder_decoder import EncoderDecoderModule
 from regard.models.interleaved import InterleavedModule
 from regard.predictions import classify, load_tokenizer, takes_images
@@ -349,25 +348,6 @@ def is_conversation(messages: Any) -> bool:
     return isinstance(messages, str) or (len(messages) > 0 and isinstance(messages[0], Mapping))
 
 
-def check_context(context: int, model: nn.Module) -> None:
-    """Raise ValueError if the model does not support this context."""
-    match model:
-        case EncoderDecoderModule(spec=spec):
-            parts = (spec.source, spec.target)
-        case InterleavedModule(spec=spec):
-            parts = (spec.decoder,)
-        case EncoderModule(spec=spec) | DecoderModule(spec=spec):
-            parts = (spec,)
-        case _:
-            parts = ()
-    if context < 1:
-        raise ValueError(f"context={context} must be positive")
-    for part in parts:
-        limit = part.context or part.position.max_positions
-        if limit is not None and context > limit:
-            raise ValueError(f"context={context} exceeds the model's context of {limit} tokens; choose at most {limit}")
-
-
 def load(
     name: str | Path,
     device: str = "auto",
@@ -406,19 +386,3 @@ def load(
     )  # fmt: skip
     llm.folder = folder
     return llm
-
-
-def resolve_device(name: str) -> str:
-    """The device's name; `auto` is the GPU if there is one. Raises ValueError if this machine lacks the device.
-
-    Turns TF32 off in cuDNN, where it is on by default, so that float32 convolutions are computed in float32.
-    """
-    torch.backends.cudnn.allow_tf32 = False
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError, NotImplementedError):  # AssertionError: a torch that was built without CUDA
-        available = ["auto", "cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
-        raise ValueError(f"there is no device {name!r} here; choose one of {', '.join(available)}") from None
-    return name

@@ -14,13 +14,13 @@ import torch
 from rich.console import Console
 from torch import nn
 
+from regard.compat import resolve_device
 from regard.data.batch import Batch
 from regard.data.loader import Loader
 from regard.data.sources.base import DataSource, Examples, Splits
 from regard.data.tokenization import Tokenization
 from regard.engine.engine import Engine
 from regard.engine.request import Sampling
-from regard.language_model import resolve_device
 from regard.models.decoder import DecoderModule
 from regard.objectives.base import Objective
 from regard.objectives.next_token import NextToken

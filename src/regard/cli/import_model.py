@@ -36,8 +36,8 @@ def import_(
 
     from regard.checkpoint.model_folder import load, read_extra_files, read_source_family, save
     from regard.cli.open_model import loading_bar
+    from regard.compat import resolve_device
     from regard.find_model import find_model
-    from regard.language_model import resolve_device
     from regard.models.decoder import DecoderModule
     from regard.models.encoder_decoder import EncoderDecoderModule
     from regard.models.interleaved import InterleavedModule

@@ -34,7 +34,7 @@ def lr_find(
 
     from rich.console import Console
 
-    from regard.language_model import resolve_device
+    from regard.compat import resolve_device
     from regard.report.plots import pyplot, rate_sweep
     from regard.report.terminal import text_plot
     from regard.training.lr_finder import sweep_learning_rate, table_rows

@@ -25,10 +25,11 @@ from regard.engine.adapters import Adapters
 from regard.engine.beam import Beam, Beams, BeamSearch
 from regard.engine.contrastive import ContrastiveOptions, ContrastiveSearch
 from regard.engine.inputs import (
-    CAPACITY,
     check_order,
     check_sampled_ids,
     check_size,
+    check_states,
+    checked_capacity,
     checked_prompt,
     checked_source,
     checked_store,
@@ -45,7 +46,6 @@ from regard.engine.scheduler import ScheduledBatch, Scheduler
 from regard.engine.stores.base import OpenStore
 from regard.families import weight_table
 from regard.models.encoder_decoder import EncoderDecoderModule
-from regard.parts.state import PerSource, declarations, exact_cache_limit
 
 TokenIds = Sequence[int]
 CHUNKS = {"cpu": 256, "cuda": 8192}  # as many as do not delay the tokens of other requests noticeably
@@ -71,33 +71,14 @@ class Engine:
         decoder = decoder_of(model)
         self.encoder_decoder = model if isinstance(model, EncoderDecoderModule) else None
         self.source_capacity = encoder_capacity(self.encoder_decoder, source_capacity)
-        context, states = decoder.spec.context, decoder.spec.memory()
-        exact = exact_cache_limit(states)
-        if capacity is None:
-            capacity = min(limit for limit in (context or CAPACITY, exact) if limit is not None)
-        weight = decoder.embedding.weight
+        weight, states = decoder.embedding.weight, decoder.spec.memory()
         self.device = weight.device
+        capacity = checked_capacity(decoder.spec, capacity)
         chunk = CHUNKS.get(self.device.type, CHUNKS["cpu"]) if chunk is None else chunk
-        sizes = {"capacity": capacity, "chunk": chunk, "queue": queue} | ({} if rows is None else {"rows": rows})
-        sizes |= {"adapter_slots": adapter_slots, "max_adapters": max_adapters}
-        for name, size in sizes.items():
+        sizes = {"chunk": chunk, "queue": queue, "adapter_slots": adapter_slots, "max_adapters": max_adapters}
+        for name, size in (sizes if rows is None else sizes | {"rows": rows}).items():
             check_size(name, size)
-        if context is not None and capacity > context:
-            raise ValueError(f"engine: capacity={capacity} exceeds the model's context={context}; choose at most that")
-        if exact is not None and capacity > exact:
-            raise ValueError(
-                f"engine: capacity={capacity}, but this model is cached exactly up to {exact} tokens only, because its "
-                f"rotations depend on the length of the sequence; choose a capacity (--context) of at most {exact}"
-            )
-        for body in (sublayer.body for layer in decoder.spec.blocks for sublayer in layer.sublayers):
-            declared = declarations(body.memory(decoder.spec.width))
-            if self.encoder_decoder is None and any(isinstance(kind, PerSource) for kind in declared):
-                raise ValueError(f"engine: {body.kind} reads a source; give the engine the whole encoder-decoder")
-            if body.mixes and declared == (None,):
-                raise ValueError(
-                    f"engine: {body.kind} mixes tokens but declares no state, so a step would miss "
-                    "the earlier tokens; give it a memory(), or run the model without the engine"
-                )
+        check_states(decoder.spec, has_source=self.encoder_decoder is not None)
         self.store = open_store(
             checked_store(store), states, rows, capacity, weight.dtype, self.device, self.source_capacity, memory
         )

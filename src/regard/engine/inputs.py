@@ -13,9 +13,11 @@ from regard.engine.stores import STORES
 from regard.engine.stores.base import OpenStore
 from regard.layout import TokenLayout
 from regard.models.decoder import Decoder, DecoderModule
+from regard.models.encoder import EncoderModule
 from regard.models.encoder_decoder import EncoderDecoderModule
 from regard.models.interleaved import InterleavedModule
 from regard.parts.input import Tokens
+from regard.parts.state import PerSource, declarations, exact_cache_limit
 from regard.spec import suggest_name
 
 CAPACITY = 2048  # tokens per request, and per source, if neither the caller nor the model sets a limit
@@ -34,6 +36,25 @@ def decoder_of(model: nn.Module) -> DecoderModule:
     raise ValueError(f"this model is of kind {spec.kind} and does not generate text; use one with a decoder")
 
 
+def check_context(context: int, model: nn.Module) -> None:
+    """Raise ValueError if the model does not support this context."""
+    match model:
+        case EncoderDecoderModule(spec=spec):
+            parts = (spec.source, spec.target)
+        case InterleavedModule(spec=spec):
+            parts = (spec.decoder,)
+        case EncoderModule(spec=spec) | DecoderModule(spec=spec):
+            parts = (spec,)
+        case _:
+            parts = ()
+    if context < 1:
+        raise ValueError(f"context={context} must be positive")
+    for part in parts:
+        limit = part.context or part.position.max_positions
+        if limit is not None and context > limit:
+            raise ValueError(f"context={context} exceeds the model's context of {limit} tokens; choose at most {limit}")
+
+
 def encoder_capacity(model: EncoderDecoderModule | None, requested: int | None) -> int:
     """Tokens per source: as requested, or the encoder's context; 0 for a model without an encoder."""
     if model is None:
@@ -50,6 +71,35 @@ def encoder_capacity(model: EncoderDecoderModule | None, requested: int | None) 
     if limit is not None and requested > limit:
         raise ValueError(f"engine: source_capacity={requested} must be from 1 to the encoder's context, {limit}")
     return requested
+
+
+def checked_capacity(spec: Decoder, capacity: int | None) -> int:
+    """Tokens per request: as requested, or the most that the model can have. ValueError if they are too many."""
+    context, exact = spec.context, exact_cache_limit(spec.memory())
+    if capacity is None:
+        return min(limit for limit in (context or CAPACITY, exact) if limit is not None)
+    check_size("capacity", capacity)
+    if context is not None and capacity > context:
+        raise ValueError(f"engine: capacity={capacity} exceeds the model's context={context}; choose at most that")
+    if exact is not None and capacity > exact:
+        raise ValueError(
+            f"engine: capacity={capacity}, but this model is cached exactly up to {exact} tokens only, because its "
+            f"rotations depend on the length of the sequence; choose a capacity (--context) of at most {exact}"
+        )
+    return capacity
+
+
+def check_states(spec: Decoder, has_source: bool) -> None:
+    """Raise ValueError if a step could not have all that earlier steps computed, or the source that it reads."""
+    for body in (sublayer.body for layer in spec.blocks for sublayer in layer.sublayers):
+        declared = declarations(body.memory(spec.width))
+        if not has_source and any(isinstance(kind, PerSource) for kind in declared):
+            raise ValueError(f"engine: {body.kind} reads a source; give the engine the whole encoder-decoder")
+        if body.mixes and declared == (None,):
+            raise ValueError(
+                f"engine: {body.kind} mixes tokens but declares no state, so a step would miss "
+                "the earlier tokens; give it a memory(), or run the model without the engine"
+            )
 
 
 def check_size(name: str, size: int) -> None:

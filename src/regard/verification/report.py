@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 from regard.checkpoint.model_folder import load
+from regard.compat import resolve_device
 from regard.kernels.attention.mask import Mask
-from regard.language_model import LanguageModel, resolve_device
+from regard.language_model import LanguageModel
 from regard.models.base import Model
 from regard.training.run import newest_checkpoint
 from regard.verification.laws import LAWS
