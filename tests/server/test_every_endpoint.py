@@ -129,10 +129,9 @@ def test_responses(client):
     plain = client.responses.create(model="small", input="Where?", instructions="Be brief.", max_output_tokens=5)
     assert plain.status in ("completed", "incomplete")
     assert plain.usage.input_tokens_details.cached_tokens < plain.usage.input_tokens
-    with client.responses.stream(model="small", input="Where?", max_output_tokens=5, temperature=0) as stream:
-        final = stream.get_final_response()
-    whole = client.responses.create(model="small", input="Where?", max_output_tokens=5, temperature=0)
-    assert final.output_text == whole.output_text
+    greedy = {"model": "small", "input": "Where?", "max_output_tokens": 5, "temperature": 0}
+    final = list(client.responses.create(**greedy, stream=True))[-1].response
+    assert final.output_text == client.responses.create(**greedy).output_text
     tools = [{"type": "function", **FIND, "strict": True}]
     items = [QUESTION]
     called = client.responses.create(model="small", input=items, tools=tools, tool_choice="required")
