@@ -1,0 +1,63 @@
+"""`regard serve` of a tiny model as a process, as users run it."""
+
+import re
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import regard
+from regard.language_model import LanguageModel
+from regard.models.decoder import Decoder
+from regard.models.stack import Repeat
+from regard.parts.attention import Attention
+from regard.parts.block import Block, Sublayer
+from regard.parts.feedforward import SwiGLU
+from regard.parts.position.rope import Rope
+from regard.text.train import byte
+
+
+def save_tiny(folder: Path) -> Path:
+    """A random model with a tokenizer of bytes."""
+    block = Block((Sublayer(Attention(heads=4, kv_heads=2, position=Rope())), Sublayer(SwiGLU(48))))
+    model = Decoder(vocab=261, width=32, layers=(Repeat((block,), 2),), context=1024).build(seed=3)
+    regard.save(LanguageModel(model, byte(), context=64, rows=1), folder)
+    return folder
+
+
+@contextmanager
+def serve_process(folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The process and its URL. It is killed at the end if it is still running."""
+    command = [sys.executable, "-m", "regard", "serve", str(folder), "--name", "tiny", "--port", "0", *options]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        messages = process.stderr
+        assert messages is not None
+        try:
+            url = next((found[0] for line in messages if (found := re.search(r"http://127\.0\.0\.1:\d+", line))), None)
+            assert url is not None, "the server did not start"
+            log: deque[str] = deque(maxlen=50)  # read all the time, because a full pipe would block the server
+            threading.Thread(target=lambda: log.extend(messages), daemon=True).start()
+            try:
+                yield process, url
+            except Exception as error:
+                error.add_note(f"the server's status is {process.poll()} and its log ends:\n{''.join(log)}")
+                raise
+        finally:
+            process.kill()
+
+
+def resident_bytes(process: subprocess.Popen[str]) -> int:
+    return int(Path(f"/proc/{process.pid}/statm").read_text().split()[1]) * 4096
+
+
+def open_files(process: subprocess.Popen[str]) -> int:
+    return len(list(Path(f"/proc/{process.pid}/fd").iterdir()))
+
+
+def children(process: subprocess.Popen[str]) -> list[str]:
+    """The processes that this one has started."""
+    tasks = Path(f"/proc/{process.pid}/task").glob("*/children")
+    return [child for task in tasks for child in task.read_text().split()]
