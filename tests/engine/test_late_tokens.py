@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from regard.engine.decode_graphs import DecodeGraphs
 from regard.engine.engine import Engine
 from regard.engine.request import UNREAD, Request, Sampling, Token
 from regard.engine.stores.paged import Paged
@@ -177,3 +178,16 @@ def test_a_waiting_request_runs_after_the_last_token_of_another_is_read() -> Non
     while not engine.idle:
         engine.step()
     assert [request.finish for request in requests] == ["length"] * 3
+
+
+def test_the_warm_up_of_prompts_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.engine.test_decode_graphs import repeat_step
+
+    monkeypatch.setattr(DecodeGraphs, "record", repeat_step)
+    monkeypatch.setattr("regard.engine.engine.WARM_UP_PROMPTS", ((5,), (9, 17), (500,)))
+    engine = late(build("hybrid", "cpu", torch.float64), rows=3, capacity=64)
+    engine.runner.graphs = DecodeGraphs(lambda rows: engine.runner.decode_step, 3, torch.device("cpu"))
+    before = engine.metrics()
+    engine.warm_up()
+    assert engine.metrics() == before
+    engine.store.check()

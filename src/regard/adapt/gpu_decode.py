@@ -54,12 +54,12 @@ class DecodeAttention(nn.Module):
         """(B, 1, H · E)"""
         body: Any = self.sublayer.body
         cos, sin = (None, None) if (angles := self.angles(qkv, layout)) is None else (a[:, 0] for a in angles)
-        (q_norm, k_norm), eps = self.norms()
+        norms, eps = self.norms()
         k, v = state.pages("k", "v")
         valid = None if layout.valid is None else layout.valid[:, 0]
         return attend(
-            qkv[:, 0], cos, sin, q_norm, k_norm, eps, k.pool, v.pool, k.table, k.block, layout.positions[:, 0], valid,
-            body.scale, self.before,
+            qkv[:, 0], cos, sin, *(norms or (None, None)), eps, k.pool, v.pool, k.table, k.block,
+            layout.positions[:, 0], valid, body.scale, self.before,
         ).unsqueeze(1)  # fmt: skip
 
     def prefill(self, qkv: Tensor, layout: TokenLayout, state: Any) -> Tensor:
@@ -70,8 +70,7 @@ class DecodeAttention(nn.Module):
         norms, eps = self.norms()
         k, v = state.pages("k", "v")
         q = prepare_prompt(
-            qkv, self.angles(qkv, layout), None if norms[0] is None else norms, eps, k.pool, v.pool, k.table, k.block,
-            layout.positions, layout.valid,
+            qkv, self.angles(qkv, layout), norms, eps, k.pool, v.pool, k.table, k.block, layout.positions, layout.valid
         )  # fmt: skip
         layout = state.key_layout(layout)
         return merge_heads(body.attend(q, k, v, layout, body.score_options(layout)))
@@ -84,13 +83,11 @@ class DecodeAttention(nn.Module):
         cos, sin = layout.derived(rotations, position.spec, position.dim, x.dtype)  # (B or 1, 1, L, E / 2)
         return cos[:, 0].expand(len(x), -1, -1), sin[:, 0].expand(len(x), -1, -1)
 
-    def norms(self) -> tuple[tuple[Tensor | None, Tensor | None], float]:
-        """The weights of the norms of queries and keys."""
+    def norms(self) -> tuple[tuple[Tensor, Tensor] | None, float]:
+        """The weights of the norms of queries and keys, and their epsilon."""
         body: Any = self.sublayer.body
         q_norm, k_norm = body.q_norm.norm, body.k_norm.norm
-        if not isinstance(q_norm, RMSNormModule):
-            return (None, None), 0.0
-        return (q_norm.weight, k_norm.weight), q_norm.eps
+        return ((q_norm.weight, k_norm.weight), q_norm.eps) if isinstance(q_norm, RMSNormModule) else (None, 0.0)
 
 
 class DecodeGated(nn.Module):
@@ -218,7 +215,11 @@ def is_plain_norm(norm: nn.Module) -> bool:
 
 
 def is_plain_linear(module: nn.Module) -> bool:
-    return type(module) is nn.Linear and module.out_features >= 16 and 16 <= module.in_features <= MAX_COLUMNS
+    if type(module) is not nn.Linear or module.out_features < 16:
+        return False
+    return (
+        16 <= module.in_features <= MAX_COLUMNS and module.in_features % 8 == 0
+    )  # rows begin at multiples of 16 bytes
 
 
 def runs_kernels(x: Tensor) -> bool:

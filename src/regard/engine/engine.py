@@ -48,6 +48,7 @@ from regard.families import weight_table
 from regard.models.encoder_decoder import EncoderDecoderModule
 
 TokenIds = Sequence[int]
+WARM_UP_PROMPTS = ((16,), (33,), (1040,), (2049,), (48, 17), (700, 1024))  # requests that are read together
 CHUNKS = {"cpu": 256, "cuda": 8192}  # as many as do not delay the tokens of other requests noticeably
 
 
@@ -333,6 +334,19 @@ class Engine:
     def warm_up(self, progress: Callable[[int, int], None] = lambda done, total: None) -> None:
         """Prepare decode steps of all batch sizes now instead of when they are needed; progress(done, all)."""
         self.runner.warm_up(progress)
+        if self.runner.graphs is not None and self.encoder_decoder is None and self.idle:
+            self.warm_up_prompts()
+
+    def warm_up_prompts(self) -> None:
+        """Compile the kernels that read prompts, by requests that are neither counted nor cached."""
+        counts, namespace = self.counts.copy(), self.scheduler.namespace
+        self.scheduler.namespace = lambda request: None
+        for lengths in WARM_UP_PROMPTS:
+            for length in lengths[: self.store.rows]:
+                self.submit([0] * min(length, self.capacity - 2), Sampling(max_new=2, temperature=1, top_p=0.9))
+            while not self.idle:
+                self.step()
+        self.counts, self.scheduler.namespace = counts, namespace
 
     def namespace(self, request: Request) -> object:
         return namespace_of(request, self.model)

@@ -18,6 +18,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 COUNTERS = 1 << 14
 MAX_TOKENS = 32
@@ -132,34 +133,21 @@ def multiply_vector(
 def multiply_rows(
     x, weight, bias, residual, partial, counters, out, tokens, outputs, columns,
     BIAS: tl.constexpr, RESIDUAL: tl.constexpr, ACTIVATION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLITS: tl.constexpr, EVEN: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Up to BLOCK_M tokens, transposed: (N, K) · (K, M)."""
+    """Up to BLOCK_M tokens, transposed: (N, K) · (K, M). x, weight: descriptors, which read zeros past the ends."""
     group, split = tl.program_id(0), tl.program_id(1)
-    n, m, k = group * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_K)
+    n, m = group * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_M)
     exists, is_token = (n < outputs)[:, None], (m < tokens)[None, :]
     chunk = tl.cdiv(tl.cdiv(columns, BLOCK_K), SPLITS) * BLOCK_K
     begin = split * chunk
-    end = tl.minimum(begin + chunk, columns)
-    weight += n.to(tl.int64)[:, None] * columns + k[None, :]  # (N, K)
-    gap = outputs.to(tl.int64) * columns
     y = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     second = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-    for start in range(begin, end, BLOCK_K):
-        if EVEN:
-            tile = tl.load(weight + start, eviction_policy="evict_first")
-            values = tl.load(x + m[None, :] * columns + start + k[:, None], mask=is_token, other=0.0)  # (K, M)
-        else:
-            mask = exists & (start + k < end)[None, :]
-            tile = tl.load(weight + start, mask=mask, other=0.0)
-            inside = is_token & (start + k < end)[:, None]
-            values = tl.load(x + m[None, :] * columns + start + k[:, None], mask=inside, other=0.0)
-        y = tl.dot(tile, values, y, input_precision="ieee")
+    for start in range(begin, tl.minimum(begin + chunk, columns), BLOCK_K):
+        values = x.load([0, start]).T  # (K, M)
+        y = tl.dot(weight.load([group * BLOCK_N, start]), values, y, input_precision="ieee")
         if ACTIVATION is not None:
-            if EVEN:
-                tile = tl.load(weight + gap + start, eviction_policy="evict_first")
-            else:
-                tile = tl.load(weight + gap + start, mask=mask, other=0.0)
+            tile = weight.load([outputs + group * BLOCK_N, start])
             second = tl.dot(tile, values, second, input_precision="ieee")
     if SPLITS > 1:
         arrived, y, second = add_splits(
@@ -237,9 +225,10 @@ def launch(
         partial = x.new_empty(groups * tiles.splits * 2 * block_m * tiles.outputs, dtype=torch.float32)
         counters = arrival_counters(x.device)
     multiply_rows[groups, tiles.splits](
-        x, weight, bias, residual, partial, counters, out, tokens, outputs, columns,
-        BLOCK_M=block_m, SPLITS=tiles.splits,
-        EVEN=columns % (tiles.columns * tiles.splits) == 0 and outputs % tiles.outputs == 0, **options,
+        TensorDescriptor.from_tensor(x, [block_m, tiles.columns]),
+        TensorDescriptor.from_tensor(weight, [tiles.outputs, tiles.columns]),
+        bias, residual, partial, counters, out, tokens, outputs, columns,
+        BLOCK_M=block_m, SPLITS=tiles.splits, **options,
     )  # fmt: skip
     return out
 
@@ -286,12 +275,14 @@ def choose_tiles(tokens: int, outputs: int, columns: int, gated: bool, processor
         return Tiles(
             1 if gated or block > 16384 else 2, block, warps, programs=processors * (32 // warps if warps < 16 else 1)
         )
+    if gated:
+        return Tiles(64, 128, 4, 4)
+    if outputs > 256 * processors:
+        return Tiles(128, 128, 4, 3)
     groups, splits = -(-outputs // 64), 1
-    while splits < 4 and 2 * splits * groups <= 2 * processors:
+    while splits < 4 and splits * groups * 2 <= processors and columns > 256 * splits:
         splits *= 2
-    if gated or groups > processors:  # several programs, or two tiles of weights, share a multiprocessor's memory
-        return Tiles(64, 128, 4, 4, splits)
-    return Tiles(64, 128, 4, 6, min(splits, 2)) if splits > 1 else Tiles(64, 256, 4, 3)
+    return Tiles(64, 256, 4, 3, max(splits, 2 if columns > 8192 else 1))
 
 
 def arrival_counters(device: torch.device) -> Tensor:
