@@ -52,8 +52,8 @@ def test_a_timeout_of_the_client_frees_the_engine(start_server):
     assert len(server.engine.submitted[0].new) < 4000
 
 
-def test_a_full_queue_refuses_requests_with_429(start_server):
-    """At once, also while the engine is in a step."""
+def test_a_full_queue_refuses_requests_with_429(start_server, monkeypatch):
+    """At once, also while the engine is in a step, and without tokenizing the prompt."""
     server = start_server(queue=2)
     server.engine.may_step.clear()
     responses: list[httpx.Response] = []
@@ -61,10 +61,15 @@ def test_a_full_queue_refuses_requests_with_429(start_server):
     wait_until(lambda: server.engine.submitted)
     second = post_in_background(server, responses)
     wait_until(lambda: len(server.served.engine._inbox) == 1)  # the thread is inside its step
-    for choices in (1, 3):
-        refused = server.client.post("/v1/completions", json=LONG | {"n": choices})
-        assert refused.status_code == 429 and refused.headers["retry-after"] == "1"
-        assert refused.json()["error"]["type"] == "rate_limit_error"
+    with monkeypatch.context() as patch:
+        patch.setattr("regard.text.tokenizer.Tokenizer.encode", None)
+        for choices in (1, 3):
+            refused = server.client.post("/v1/completions", json=LONG | {"n": choices})
+            assert refused.status_code == 429 and refused.headers["retry-after"] == "1"
+            assert refused.json()["error"]["type"] == "rate_limit_error"
+        chat = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+        assert server.client.post("/v1/chat/completions", json=chat).status_code == 429
+        assert server.client.post("/v1/responses", json={"model": "tiny", "input": "hi"}).status_code == 429
     server.engine.may_step.set()
     for thread in (first, second):
         thread.join()

@@ -105,13 +105,14 @@ class AsyncEngine:
     def alive(self) -> bool:
         return self._thread.is_alive() and not self._stopping
 
-    async def submit(self, handles: list[RequestHandle]) -> None:
-        """Submit all requests or none. Raises ValueError or QueueFull, as `Engine.submit` does.
-
-        A full queue is found out at once, although a step may take seconds.
-        """
-        if self._posted - self._taken + len(self._running) + len(handles) > self.engine.max_requests:
+    def check_queue(self, count: int) -> None:
+        """Raise QueueFull if there is no space for so many requests; at once, although a step may take seconds."""
+        if self._posted - self._taken + len(self._running) + count > self.engine.max_requests:
             raise QueueFull("the queue of waiting requests is full; try again later")
+
+    async def submit(self, handles: list[RequestHandle]) -> None:
+        """Submit all requests or none. Raises ValueError or QueueFull, as `Engine.submit` does."""
+        self.check_queue(len(handles))
         self._posted += len(handles)
         await self.call(self._submit, handles)
 

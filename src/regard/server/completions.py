@@ -26,6 +26,7 @@ def router(models: ModelRegistry) -> APIRouter:
     @routes.post("/v1/completions", responses=or_stream(Completion))
     async def completions(body: CompletionBody, request: Request) -> Response:
         served = models.find(body.model)
+        served.check_queue()
         stop_ids: tuple[int, ...] = ()
         if body.suffix is not None:
             stop_ids, prompts = await served.encode_infilling([str(p) for p in body.prompts], body.suffix)

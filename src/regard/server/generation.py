@@ -133,7 +133,7 @@ class GenerationTask:
         try:
             await self.engine.submit([choice.handle for choice in self.choices])
         except QueueFull as error:
-            raise ApiError(429, str(error), code="queue_full", headers={"retry-after": "1"}) from error
+            raise queue_full(error) from error
         except ValueError as error:
             raise ApiError(400, str(error), code="invalid_value") from error
         except asyncio.CancelledError:  # the client disconnected while the requests were being submitted
@@ -192,6 +192,10 @@ def request_options(body: SchedulingBody, tenant: str) -> RequestOptions:
         raise ApiError(400, message, code="invalid_value", param="priority")
     salt = "\0".join(part for part in (tenant, body.cache_salt) if part)
     return RequestOptions(salt=salt, priority=body.priority or 0, tenant=tenant, deadline=body.timeout)
+
+
+def queue_full(error: QueueFull) -> ApiError:
+    return ApiError(429, str(error), code="queue_full", headers={"retry-after": "1"})
 
 
 def engine_requests(
