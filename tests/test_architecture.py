@@ -32,6 +32,7 @@ PACKAGES = {  # package: the packages that it may import, beside itself
     "gguf_header": set(),
     "find_model": set(),
     "image_file": set(),
+    "audio": set(),
     "kernels": BASE,
     "parts": BASE | {"kernels"},
     "models": BASE | {"kernels", "parts"},

@@ -103,7 +103,7 @@ def test_invalid_sources_are_refused(tiny) -> None:
             engine.submit([1], greedy, source)
     with pytest.raises(ValueError, match="a decoder reads no source"):
         Engine(tiny()).submit([1], greedy, [1])
-    with pytest.raises(ValueError, match=r"embeddings have shape \(3, 32\); this prompt needs \(2, 32\)"):
+    with pytest.raises(ValueError, match=r"have shape \(3, 32\); this prompt needs a tensor of shape \(2, 32\)"):
         Engine(tiny()).submit([1, 2], greedy, embeddings=torch.zeros(3, 32))
     for wrong in ({"suppress_ids": (1, 61)}, {"forced_bos_id": 61}, {"forced_eos_id": 61}):
         with pytest.raises(ValueError, match="id 61 cannot be biased, suppressed or forced; the ids are 0 to 60"):

@@ -25,6 +25,7 @@ from regard.engine.adapters import Adapters
 from regard.engine.beam import Beam, Beams, BeamSearch
 from regard.engine.contrastive import ContrastiveOptions, ContrastiveSearch
 from regard.engine.inputs import (
+    Source,
     check_order,
     check_sampled_ids,
     check_size,
@@ -103,7 +104,7 @@ class Engine:
         self,
         ids: TokenIds,
         sampling: Sampling,
-        source: TokenIds | None = None,
+        source: Source | None = None,
         embeddings: Tensor | None = None,
         *,
         salt: str = "",
@@ -114,7 +115,7 @@ class Engine:
     ) -> Request:
         """Append a request to the queue. ValueError if it can never run, QueueFull if too many requests wait.
 
-        source: ids that the encoder of an encoder-decoder reads. embeddings: (len(ids), D) replace those of the prompt.
+        source: ids that an encoder reads, or a signal (C, frames). embeddings: (len(ids), D) of the prompt.
         salt: the request shares cached prefixes only with requests of the same salt.
         priority: lower values first. tenant: tenants with waiting requests are served equally.
         deadline: seconds from now, after which the request ends with finish="timeout", waiting or running.
@@ -127,14 +128,14 @@ class Engine:
             raise QueueFull(f"{self.queue} requests are waiting already; try again later")
         request.arrival = next(self.arrivals)
         self.scheduler.add(request)
-        self.counts["prompt_tokens"] += len(request.source) or len(request.ids)
+        self.counts["prompt_tokens"] += request.source_length or len(request.ids)
         return request
 
     def checked_request(
         self,
         ids: TokenIds,
         sampling: Sampling,
-        source: TokenIds | None,
+        source: Source | None,
         embeddings: Tensor | None,
         salt: str = "",
         adapter: str | None = None,
@@ -158,7 +159,7 @@ class Engine:
         ids: TokenIds,
         sampling: Sampling,
         n: int,
-        source: TokenIds | None = None,
+        source: Source | None = None,
         embeddings: Tensor | None = None,
         *,
         salt: str = "",
@@ -232,7 +233,7 @@ class Engine:
         self,
         ids: TokenIds,
         sampling: Sampling,
-        source: TokenIds | None = None,
+        source: Source | None = None,
         embeddings: Tensor | None = None,
         *,
         adapter: str | None = None,
@@ -254,7 +255,7 @@ class Engine:
         ids: TokenIds,
         beams: Beams,
         sampling: Sampling,
-        source: TokenIds | None = None,
+        source: Source | None = None,
         embeddings: Tensor | None = None,
         *,
         adapter: str | None = None,

@@ -1,5 +1,6 @@
 """The inputs of the engine: the decoder of a model, checked ids of prompts and sources, and padded batches of them."""
 
+import math
 import operator
 from collections.abc import Sequence
 from time import monotonic
@@ -16,10 +17,12 @@ from regard.models.decoder import Decoder, DecoderModule
 from regard.models.encoder import EncoderModule
 from regard.models.encoder_decoder import EncoderDecoderModule
 from regard.models.interleaved import InterleavedModule
+from regard.parts.frames import Frames
 from regard.parts.input import Tokens
 from regard.parts.state import PerSource, declarations, exact_cache_limit
 from regard.spec import suggest_name
 
+Source = Sequence[int] | Tensor  # ids, or a signal (C, frames)
 CAPACITY = 2048  # tokens per request, and per source, if neither the caller nor the model sets a limit
 
 
@@ -56,15 +59,22 @@ def check_context(context: int, model: nn.Module) -> None:
 
 
 def encoder_capacity(model: EncoderDecoderModule | None, requested: int | None) -> int:
-    """Tokens per source: as requested, or the encoder's context; 0 for a model without an encoder."""
+    """Tokens per source: as requested, or the encoder's context; 0 for a model without an encoder.
+
+    A signal always has the length of the encoder's context, as in Whisper: padding would change its last tokens.
+    """
     if model is None:
         if requested is not None:
             check_size("source_capacity", requested)
         return 0
     encoder = model.spec.source
-    if not isinstance(encoder.input, Tokens):
-        raise ValueError(f"engine: the source is {encoder.input.kind}, not token ids; call the model directly")
     limit = encoder.context or encoder.position.max_positions
+    if isinstance(encoder.input, Frames):
+        if limit is None:
+            raise ValueError("engine: the encoder of a signal needs a context, which sets the number of frames")
+        return limit
+    if not isinstance(encoder.input, Tokens):
+        raise ValueError(f"engine: the source is {encoder.input.kind}, not tokens or frames; call the model directly")
     if requested is None:
         return limit or CAPACITY
     check_size("source_capacity", requested)
@@ -180,25 +190,39 @@ def deadline_of(seconds: float | None) -> float | None:
     return None if seconds is None else monotonic() + seconds
 
 
-def check_sequence(name: str, ids: Sequence[int]) -> None:
+def check_sequence(name: str, ids: Source) -> None:
     if not hasattr(ids, "__len__"):
         raise ValueError(f"the {name} is {ids!r}, not a sequence of token ids; give a list of integers")
 
 
-def checked_source(model: EncoderDecoderModule | None, source: Sequence[int] | None, capacity: int) -> tuple[int, ...]:
-    """The ids of the source as a tuple, empty for a model without an encoder."""
+def checked_source(model: EncoderDecoderModule | None, source: Source | None, capacity: int) -> Source:
+    """The ids of the source as a tuple, or its signal; () for a model without an encoder."""
     if model is None:
         if source is not None:
             raise ValueError("a decoder reads no source; leave it out, or put its ids into the prompt")
         return ()
+    spec = model.spec.source.input
+    if isinstance(spec, Frames):
+        shape = (spec.channels, capacity * math.prod(spec.strides))
+        if not isinstance(source, Tensor) or source.shape != shape:
+            found = f"shape {tuple(source.shape)}" if isinstance(source, Tensor) else f"type {type(source).__name__}"
+            raise ValueError(f"the source has {found}; this model reads a signal, a tensor of shape {shape}")
+        return source
     if source is None:
         raise ValueError("an encoder-decoder needs the ids of a source: submit(ids, sampling, source)")
     check_sequence("source", source)
     if len(source) > capacity:
         raise ValueError(f"the source has {len(source)} tokens, but at most {capacity} fit; shorten it")
-    spec = model.spec.source.input
-    assert isinstance(spec, Tokens)
+    assert isinstance(spec, Tokens) and not isinstance(source, Tensor)
     return checked_ids("source", source, spec.vocab)
+
+
+def pad_sources(sources: Sequence[Source], weight: Tensor) -> tuple[Tensor, TokenLayout | None]:
+    """Tokens (B, L) and their layout, or signals (B, C, frames), which all have the same length."""
+    signals = [source for source in sources if isinstance(source, Tensor)]
+    if signals:
+        return torch.stack(signals).to(weight), None
+    return pad_ids([source for source in sources if not isinstance(source, Tensor)], weight.device)
 
 
 def pad_ids(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, TokenLayout]:

@@ -20,7 +20,7 @@ from regard.models.decoder import DecoderModule
 
 def namespace_of(request: Request, model: nn.Module) -> tuple[int, int, str] | None:
     """None: the request shares nothing."""
-    if request.source or request.sampling.prompt_logprobs is not None:
+    if request.source_length or request.sampling.prompt_logprobs is not None:
         return None
     version = model_version(model)
     adapter = 0 if request.adapter is None else request.adapter.version  # also of a reloaded adapter a new one

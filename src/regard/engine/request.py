@@ -1,7 +1,7 @@
 """A request: a prompt (ids), its sampling settings, and the tokens generated so far.
 
-A request for an encoder-decoder has the ids of a source too; its prompt is the start of the target. A prompt may have
-embeddings that replace those of its ids, for example those of image patches.
+A request for an encoder-decoder has a source too, ids or a signal; its prompt is the start of the target. A prompt may
+have embeddings that replace those of its ids, for example those of image patches.
 
 Log-probabilities are those of the model's distribution, before penalties, temperature and filters.
 """
@@ -182,7 +182,7 @@ class Adapter:
 class Request:
     ids: tuple[int, ...]
     sampling: Sampling
-    source: tuple[int, ...] = ()  # ids that an encoder reads
+    source: Sequence[int] | Tensor = ()  # ids that an encoder reads, or a signal (C, frames)
     embeddings: Tensor | None = None  # (len(ids), D) input of the first block in place of the embeddings of the ids
     prompt_keys: PrefixKeys = ()  # by which cached prefixes are found; (): the ids
     salt: str = ""  # cached prefixes are shared only between requests of the same salt
@@ -238,9 +238,14 @@ class Request:
         return ids + [UNREAD] * (count - len(ids))
 
     @property
+    def source_length(self) -> int:
+        """Tokens of the source, for a signal its frames."""
+        return self.source.shape[-1] if isinstance(self.source, Tensor) else len(self.source)
+
+    @property
     def pending_source(self) -> int:
         """Tokens of the source that are not encoded yet: all before the first forward, then none."""
-        return 0 if self.cached else len(self.source)
+        return 0 if self.cached else self.source_length
 
     @property
     def held(self) -> bool:

@@ -15,7 +15,7 @@ from torch import Tensor
 from regard.adapt.gpu_decode import is_optimized, optimize_for_gpu_decode
 from regard.compat import COMPILE_OPTIONS, cannot_compile
 from regard.engine.decode_graphs import CannotCapture, DecodeGraphs, Step
-from regard.engine.inputs import pad_ids
+from regard.engine.inputs import pad_sources
 from regard.engine.prompt_logprobs import record_prompt_logprobs
 from regard.engine.request import UNREAD, Request
 from regard.engine.scheduler import ScheduledBatch
@@ -88,7 +88,7 @@ class Runner:
         states = self.store.begin_forward(layout, span, check=False)  # the scheduler has reserved the space
         if self.encoder_decoder is not None and reads_source:
             # every row of the batch is encoded; a request past its first chunk gets the same keys a second time
-            source, source_layout = pad_ids([request.source for request, _ in batch], self.device)
+            source, source_layout = pad_sources([request.source for request, _ in batch], self.model.embedding.weight)
             layout, states, _ = self.encoder_decoder.condition(source, source_layout, layout, states)
         embeddings = self.embed(batch, tokens) if embeds else None
         hidden = self.model.hidden(tokens, layout, states, embeddings)  # (B, L, D)
