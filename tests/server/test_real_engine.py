@@ -26,7 +26,7 @@ from regard.server.served_model import ServedModel
 from regard.text.tokenizer_folder import GenerationConfig
 from regard.text.train import byte
 from tests.laws import randomize_weights
-from tests.server.conftest import serve
+from tests.server.conftest import serve, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -126,6 +126,39 @@ def test_maps_and_streams_at_the_same_time_equal_each_alone(client, model):
     for found in maps:
         weights = attention_maps(model, found.result().json()["ids"])[0][1]
         torch.testing.assert_close(torch.tensor(found.result().json()["weights"]).double(), weights, atol=6e-5, rtol=0)
+
+
+def test_the_engine_makes_steps_while_an_overview_is_computed() -> None:
+    """Counted in the forward of a long text and in the maps of its layers, which hold no lock of the engine."""
+    block = Block((Sublayer(Attention(heads=8, position=Rope())), Sublayer(SwiGLU(64))))
+    model = Decoder(vocab=261, width=64, layers=(Repeat((block,), 4),), context=1000).build(seed=3)
+    engine, steps = Engine(model, rows=2), []
+
+    class Counted(RecordedAttention):
+        def __init__(self, *args):
+            begin = engine.counts["steps"]
+            super().__init__(*args)
+            steps.append(engine.counts["steps"] - begin)
+
+        def layer_map(self, layer):
+            begin = engine.counts["steps"]
+            found = super().layer_map(layer)
+            steps.append(engine.counts["steps"] - begin)
+            return found
+
+    served = ServedModel("small", byte(), engine, lens=Lens(partial(Counted, model), attention_heads(model)))
+    stream = {"model": "small", "prompt": "Mira", "max_tokens": 500, "ignore_eos": True}
+    with (
+        serve(create_app([served])) as port,
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        answer = threads.submit(client.post, "/v1/completions", json=stream)
+        wait_until(lambda: engine.counts["new_tokens"] > 5)
+        overview = client.post("/regard/attention", json={"text": "x" * 512})
+        assert overview.status_code == 200
+        assert answer.result().json()["usage"]["completion_tokens"] == 500
+    assert len(steps) == 5 and sum(steps) > 10
 
 
 def test_a_prompt_that_does_not_fit_is_refused(client):
