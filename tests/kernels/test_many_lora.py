@@ -10,6 +10,7 @@ INDICES = {
     "one": [2, 2, 2, 2],
     "none": [-1, -1, -1, -1],
     "mixed": [1, -1, 0, 1, 2, -1, 0],
+    "few rows per adapter": [2, 0, -1, 1, 0],
     "single row": [0],
 }
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import torch
     from rich.console import Console
 
+    from regard.engine.adapters import Adapters
     from regard.engine.engine import Engine
     from regard.language_model import LanguageModel
 
@@ -102,7 +103,7 @@ def open_engine(
         console.print(f"  {name:<8} {value}  [dim]({reason})[/]", highlight=False)
 
 
-def warm_up(engine: "Engine", console: "Console") -> None:
+def warm_up(engine: "Engine | Adapters", console: "Console") -> None:
     """Prepare the decode steps before the first request arrives, with a bar."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 

@@ -118,9 +118,13 @@ def named_adapters(texts: list[str], models: list[NamedModel]) -> dict[str, Path
 
 
 def load_adapters(model: "ServedModel", adapters: dict[str, Path], console: "Console") -> None:
+    from regard.cli.open_engine import warm_up
+
     for name, path in adapters.items():
         if model.engine is None or model.read_adapter is None:
             raise ValueError(f"{model.name} generates no text, so it has no adapters; leave --lora out")
         weights = model.read_adapter(path)
         model.engine.engine.load_adapter(name, weights)
         console.print(f"  adapter  [bold]{name}[/]  [dim](rank {weights.rank}, {path})[/]", highlight=False)
+    if adapters and model.engine is not None:
+        warm_up(model.engine.engine.loras, console)

@@ -6,7 +6,8 @@ request keeps its adapter until it ends, even if the adapter is unloaded meanwhi
 name. A batch in which no request has an adapter runs the model itself, so it is computed as without adapters.
 """
 
-from collections.abc import Iterable
+import warnings
+from collections.abc import Callable, Iterable
 from itertools import count
 
 from torch import Tensor, nn
@@ -54,6 +55,11 @@ class Adapters:
                 self.runner.compile()
         self.adapted = adapted
         self.loaded[name] = Adapter(name, on_host(weights), next(self.versions))
+
+    def warm_up(self, progress: Callable[[int, int], None] = lambda done, total: None) -> None:
+        """As `Engine.warm_up`, for batches with adapters."""
+        if self.runner is not None:
+            self.runner.warm_up(progress)
 
     def unload(self, name: str) -> None:
         del self.loaded[self.find(name).name]
@@ -119,6 +125,23 @@ class AdaptedRunner(Runner):
         self.last = base.last  # a request may be in batches of both runners
         self.rows = adapted.rows
         self.slot_of: dict[Adapter, int] = {}
+
+    def compile(self) -> None:
+        if self.device.type != "cuda":
+            return super().compile()
+        warnings.warn(
+            "requests with adapters are decoded by CUDA graphs of the ordinary layers: the fused ones, which requests "
+            "without adapters use, have no place for the products of adapters",
+            stacklevel=4,
+        )
+        self.graphs = DecodeGraphs(self.step_to_capture, self.store.rows, self.device)
+
+    def step_to_capture(self, rows: int) -> Step:
+        return self.decode_step  # not compiled, which would take minutes while the engine runs
+
+    def warm_up(self, progress: Callable[[int, int], None] = lambda done, total: None) -> None:
+        self.rows.write_decode([], [])
+        super().warm_up(progress)
 
     def forward_with_slots(self, batch: ScheduledBatch, slot_of: dict[Adapter, int]) -> Tensor:
         batch.sort(key=lambda pair: pair[0].row)

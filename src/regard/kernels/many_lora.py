@@ -13,6 +13,7 @@ from torch import Tensor
 from regard.compat import HAS_TRITON
 
 TRITON_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+FEW_TOKENS = 4  # per adapter: then copying its matrices for every row takes less time than one product per adapter
 
 
 def add_lora(y: Tensor, x: Tensor, a: Tensor, b: Tensor, scale: Tensor, index: Tensor) -> None:
@@ -39,23 +40,30 @@ def reference(y: Tensor, x: Tensor, a: Tensor, b: Tensor, scale: Tensor, index: 
 
 def gathered(y: Tensor, x: Tensor, a: Tensor, b: Tensor, scale: Tensor, index: Tensor) -> None:
     """With a copy of the matrices per row, for dtypes that the kernels do not support."""
-    chosen = index.clamp(min=0).long()
-    delta = scale[chosen, None, None] * (x @ a[chosen].mT @ b[chosen].mT)  # (N, L, out)
-    y += torch.where(index[:, None, None] >= 0, delta, 0)
+    y += torch.where(index[:, None, None] >= 0, products(x, a, b, scale, index.clamp(min=0).long()), 0)
 
 
 def grouped(y: Tensor, x: Tensor, a: Tensor, b: Tensor, scale: Tensor, index: Tensor) -> None:
-    """The rows of each adapter together."""
+    """The rows of each adapter together, or each with a copy of its matrices if there are many adapters."""
     groups: dict[int, list[int]] = {}
     for row, adapter in enumerate(index.tolist()):
         if adapter >= 0:
             groups.setdefault(adapter, []).append(row)
+    if len(groups) > 2 and x.shape[0] * x.shape[1] <= FEW_TOKENS * len(groups):
+        rows = torch.tensor([row for group in groups.values() for row in group])
+        y.index_add_(0, rows, products(x[rows], a, b, scale, index[rows].long()))
+        return
     for adapter, rows in groups.items():
         if len(rows) == len(index):
             y += scale[adapter] * (x @ a[adapter].T @ b[adapter].T)
         else:
             chosen = torch.tensor(rows)
             y.index_add_(0, chosen, scale[adapter] * (x[chosen] @ a[adapter].T @ b[adapter].T))
+
+
+def products(x: Tensor, a: Tensor, b: Tensor, scale: Tensor, adapters: Tensor) -> Tensor:
+    """s B A x of each row, x (N, L, in), with the matrices of its adapter (N,): (N, L, out)"""
+    return scale[adapters, None, None] * (x @ a[adapters].mT @ b[adapters].mT)
 
 
 @torch.library.custom_op("regard::add_lora_grouped", mutates_args=("y",))
