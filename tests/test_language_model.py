@@ -1,5 +1,6 @@
 """`regard.load` and its object: text for prompts, replies for conversations, embeddings for strings."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,9 @@ from regard.engine.request import Sampling
 from regard.language_model import LanguageModel
 from regard.models.heads import Pooled
 from regard.parts.input import Tokens
+from regard.text.tokenizer import Tokenizer
 from tests.server.fake_engine import FakeEngine
+from tests.server.test_tools import HERMES
 from tests.text.test_detokenizer import byte_fallback_tokenizer
 from tests.training.tiny import SETTINGS, SPEC, TOKENIZER, trainer
 
@@ -210,3 +213,26 @@ def test_a_mistyped_model_is_refused_with_the_nearest_and_all_known_names(
     assert str(refused.value) == expected
     with pytest.raises(ValueError, match=r"did you mean 'runs/mine'\?"):
         regard.load(Path("runs/mien"))
+
+
+def test_chat_offers_tools_and_returns_a_message_with_the_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = {"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}
+    with pytest.raises(ValueError, match="no tools"):
+        LanguageModel(SPEC.build(seed=3), TOKENIZER, context=200).chat("Where?", tools=[tool])
+    tokenizer = Tokenizer(TOKENIZER.core, eos="<|end|>", chat_template=HERMES)
+    llm = LanguageModel(SPEC.build(seed=3), tokenizer, context=400, rows=2)
+    submitted = []
+
+    def reply(prompts: list) -> list[str]:
+        submitted.extend(tokenizer.decode(prompt.ids, special=True) for prompt in prompts)
+        return ['I look. <tool_call>{"name": "find", "arguments": {"a": 1}}</tool_call>'] * len(prompts)
+
+    monkeypatch.setattr(llm.texts, "generate", reply)
+    messages = [{"role": "user", "content": "Where?"}]
+    message = llm.chat(messages, tools=[tool])
+    assert message["content"] == "I look." and json.dumps(tool) in submitted[0]
+    assert message["tool_calls"][0]["function"] == {"name": "find", "arguments": {"a": 1}}
+    result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "There."}
+    assert len(llm.chat([[*messages, message, result]] * 2, tools=[tool])) == 2
+    assert '<tool_call>{"name": "find", "arguments": {"a": 1}}</tool_call><|user|>There.' in submitted[-1]
+    assert llm.chat("Where?").startswith("I look. <tool_call>")  # without tools, all is text

@@ -44,10 +44,11 @@ from regard.image_prompts import embed_patches, expand_images
 from regard.models.encoder_decoder import EncoderDecoderModule
 from regard.models.interleaved import InterleavedModule
 from regard.predictions import classify, load_tokenizer, takes_images
-from regard.text.chat import encode_chat
+from regard.text.chat import encode_chat, is_conversation
 from regard.text.detokenizer import TextStream
 from regard.text.tokenizer import Tokenizer
 from regard.text.tokenizer_folder import GenerationConfig
+from regard.text.tools import assistant_message, require_tool_style
 from regard.text.vocabulary import token_bytes
 from regard.text_embedding import embed
 from regard.text_generation import Prompt, SamplingOptions, TextGenerator, checked_sampling
@@ -55,6 +56,7 @@ from regard.training.base_model import add_adapter, base_of, check_base, warn_of
 from regard.training.run import newest_checkpoint
 
 ChatMessages = Sequence[Mapping[str, Any]]  # [{"role": "user", "content": "…"}, …]
+ChatTools = Sequence[Mapping[str, Any]]  # [{"type": "function", "function": {"name": "…", "parameters": {…}}}, …]
 
 
 class LanguageModel:
@@ -139,14 +141,16 @@ class LanguageModel:
         *,
         images: "Images | Sequence[Images]" = (),
         stop: Sequence[str] = (),
+        tools: ChatTools = (),
         **sampling: Unpack[SamplingOptions],
     ) -> Any:
         """The answer to a conversation, formatted by the model's chat template; a string is one user message.
 
         Several conversations, a list of strings or of lists of messages, are decoded in one batch and return a list.
+        tools: functions that the model may call; an answer is a message then, whose `tool_calls` are its calls, if any.
         """
-        texts = self.texts.generate(self.conversations(messages, images, stop, sampling))
-        return texts[0] if is_conversation(messages) else texts
+        texts = self.texts.generate(self.conversations(messages, images, stop, sampling, tools))
+        return self.answers(messages, texts, tools)
 
     async def achat(
         self,
@@ -154,11 +158,12 @@ class LanguageModel:
         *,
         images: "Images | Sequence[Images]" = (),
         stop: Sequence[str] = (),
+        tools: ChatTools = (),
         **sampling: Unpack[SamplingOptions],
     ) -> Any:
         """`chat` for asyncio."""
-        texts = await self.texts.generate_async(self.conversations(messages, images, stop, sampling))
-        return texts[0] if is_conversation(messages) else texts
+        texts = await self.texts.generate_async(self.conversations(messages, images, stop, sampling, tools))
+        return self.answers(messages, texts, tools)
 
     def stream(
         self,
@@ -260,9 +265,16 @@ class LanguageModel:
             return self.tokenizer.encode_with_special_tokens(prompt, special=special)
         return [*self.tokenizer.prefix_ids, *self.tokenizer.encode(prompt, special)]
 
-    def encode_chat(self, messages: str | ChatMessages) -> list[int]:
+    def answers(self, messages: Any, texts: list[str], tools: ChatTools) -> Any:
+        template = self.tokenizer.chat_template
+        found = [assistant_message(text, template, tools) for text in texts] if tools else texts
+        return found[0] if is_conversation(messages) else found
+
+    def encode_chat(self, messages: str | ChatMessages, tools: ChatTools = ()) -> list[int]:
         conversation = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
-        return encode_chat(self.tokenizer, [dict(message) for message in conversation])
+        if tools:
+            require_tool_style(self.tokenizer.chat_template)
+        return encode_chat(self.tokenizer, [dict(message) for message in conversation], tools=tools or None)
 
     def prompts(
         self, prompt: str | Sequence[str], images: Any, stop: Sequence[str], options: SamplingOptions
@@ -272,12 +284,14 @@ class LanguageModel:
         pairs = zip(texts, image_lists, strict=True)
         return [self.prompt(self.encode(text), images, stop, True, options) for text, images in pairs]
 
-    def conversations(self, messages: Any, images: Any, stop: Sequence[str], options: SamplingOptions) -> list[Prompt]:
+    def conversations(
+        self, messages: Any, images: Any, stop: Sequence[str], options: SamplingOptions, tools: ChatTools = ()
+    ) -> list[Prompt]:
         single = is_conversation(messages)
         conversations = [messages] if single else messages
         image_lists: Sequence[Any] = [images] if single else images_per_prompt(images, len(conversations))
         pairs = zip(conversations, image_lists, strict=True)
-        return [self.prompt(self.encode_chat(messages), images, stop, False, options) for messages, images in pairs]
+        return [self.prompt(self.encode_chat(each, tools), images, stop, False, options) for each, images in pairs]
 
     def prompt(
         self, ids: list[int], images: Images, stop: Sequence[str], continues_prompt: bool, options: SamplingOptions
@@ -341,11 +355,6 @@ class LanguageModel:
             ids = [*ids[:prefix], *[marker] * len(images), *ids[prefix:]]
         ids = expand_images(self.model, self.tokenizer, ids, len(images))
         return ids, embed_patches(self.model, self.image_processor, ids, images) if images else None
-
-
-def is_conversation(messages: Any) -> bool:
-    """Whether it is one conversation, a string or a list of messages, and not a list of conversations."""
-    return isinstance(messages, str) or (len(messages) > 0 and isinstance(messages[0], Mapping))
 
 
 def load(

@@ -8,17 +8,13 @@ output to calls whose arguments are valid for their schemas.
 """
 
 import secrets
-import string
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from regard.engine.grammar import Grammar, GrammarCompiler, Tag
 from regard.server.errors import ApiError
 from regard.server.tool_schema import FlatToolChoice, FunctionTool, NamedToolChoice
-from regard.text.tools import STYLES, ToolCall, ToolDelta, ToolStream, tool_style
-
-CHARACTERS = string.ascii_letters + string.digits
-ID_LENGTH = 9  # templates of Mistral refuse other lengths
+from regard.text.tools import STYLES, ToolCall, ToolDelta, ToolStream, call_id, tool_style
 
 
 class IdentifiedCall(NamedTuple):
@@ -93,8 +89,7 @@ class CallStream:
         return CallDelta(delta.text, calls)
 
     def with_id(self, call: ToolCall) -> IdentifiedCall:
-        id = "".join(secrets.choice(CHARACTERS) for _ in range(ID_LENGTH))
-        return IdentifiedCall(id if self.offered.style == "mistral" else f"call_{secrets.token_hex(12)}", *call)
+        return IdentifiedCall(call_id() if self.offered.style == "mistral" else f"call_{secrets.token_hex(12)}", *call)
 
     def finish_reason(self, finish: str | None) -> str | None:
         return "tool_calls" if finish == "stop" and self.calls else finish

@@ -140,6 +140,11 @@ def encode_part(tokenizer: Tokenizer, text: str, special: bool, first: bool) -> 
     return ids[len(newline) :] if continues else tokenizer.encode(text, special)
 
 
+def is_conversation(messages: Any) -> bool:
+    """Whether it is one conversation, a string or a list of messages, and not a list of conversations."""
+    return isinstance(messages, str) or (len(messages) > 0 and isinstance(messages[0], Mapping))
+
+
 def strings_in(value: Any) -> Iterator[str]:
     """All strings in messages or tools, also the keys of objects."""
     if isinstance(value, str):

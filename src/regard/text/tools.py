@@ -8,7 +8,9 @@ The text of a model is not trusted: what does not parse as a call of an offered 
 """
 
 import json
-from collections.abc import Callable, Collection
+import secrets
+import string
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from regard.text.detokenizer import overlap
@@ -66,6 +68,33 @@ def tool_style(chat_template: str | None) -> str | None:
     if "tools" not in template or "<function=" in template:  # calls as XML, by Qwen3-Coder
         return None
     return next((style for style, mark in marks.items() if mark in template), None)
+
+
+def require_tool_style(chat_template: str | None) -> str:
+    """`tool_style`, or ValueError if the template knows none of them."""
+    style = tool_style(chat_template)
+    if style is None:
+        raise ValueError("the chat template of this model has no tools; use another model, or leave tools out")
+    return style
+
+
+def assistant_message(text: str, chat_template: str | None, tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The message of an output, which may call the tools. Arguments are objects, as chat templates expect them.
+
+    tools: in OpenAI's format, {"type": "function", "function": {"name", …}}. ValueError if the template has no tools.
+    """
+    style = require_tool_style(chat_template)
+    found = parse_tool_calls(text, style, {tool["function"]["name"] for tool in tools})
+    message: dict[str, Any] = {"role": "assistant", "content": found.text}
+    if found.calls:
+        functions = [{"name": call.name, "arguments": json.loads(call.arguments)} for call in found.calls]
+        message["tool_calls"] = [{"id": call_id(), "type": "function", "function": each} for each in functions]
+    return message
+
+
+def call_id() -> str:
+    """Nine letters and digits: templates of Mistral refuse other ids."""
+    return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
 
 
 class ToolStream:
