@@ -4,6 +4,7 @@ import importlib.util
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 from inspect import signature
 from typing import Any, ParamSpec, TypeVar
@@ -20,6 +21,15 @@ COMPILES_GROUPED_MM = torch.__version__ >= "2.15"
 COMPILE_OPTIONS: dict[str, Any] = (
     {"isolate_recompiles": True} if "isolate_recompiles" in signature(torch.compile).parameters else {}
 )
+
+
+def allow_recompiles() -> AbstractContextManager:
+    """For calls of a function that is compiled with COMPILE_OPTIONS for many models and sizes."""
+    if COMPILE_OPTIONS:
+        return nullcontext()
+    import torch._dynamo  # seconds to import
+
+    return torch._dynamo.config.patch(recompile_limit=1024, accumulated_recompile_limit=1 << 14)
 
 
 def cannot_compile(device: torch.device) -> str | None:

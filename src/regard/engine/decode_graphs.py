@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from regard.compat import allow_recompiles
 from regard.engine.request import UNREAD
 from regard.engine.stores.arrays import to_device
 
@@ -56,7 +57,8 @@ class DecodeGraphs:
 
     def capture(self, rows: int, span: int) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         try:
-            self.graphs[rows, span] = self.record(rows, span)
+            with allow_recompiles():
+                self.graphs[rows, span] = self.record(rows, span)
         except RuntimeError as error:  # errors of torch.compile and of CUDA
             reason = str(error).partition("\n")[0]
             raise CannotCapture(f"the decode step of {rows} rows cannot be captured as a graph ({reason})") from error
