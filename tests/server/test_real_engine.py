@@ -170,13 +170,18 @@ def test_a_prompt_that_does_not_fit_is_refused(client):
     assert "regard_engine_new_tokens" in client.get("/metrics").text
 
 
-def test_an_encoder_decoder_reads_the_prompt_as_its_source() -> None:
-    """A prompt does not count against the tokens of the output, and the output does not continue it."""
+@pytest.fixture(scope="module")
+def translator() -> LanguageModel:
     model = seq2seq(261, 24, attention="additive").build(seed=4).double()
     randomize_weights(model, seed=1)
     unreadable = tuple(id for id in range(261) if not byte().decode([id]).isalpha())
     settings = GenerationConfig(decoder_start_token_id=70, forced_bos_token_id=71, suppress_tokens=unreadable)
-    llm = LanguageModel(model, byte(), context=40, rows=3, generation=settings)
+    return LanguageModel(model, byte(), context=40, rows=3, generation=settings)
+
+
+def test_an_encoder_decoder_reads_the_prompt_as_its_source(translator) -> None:
+    """A prompt does not count against the tokens of the output, and the output does not continue it."""
+    llm = translator
     prompts = ["Mira", "the red lamp", "in the garden with Tomas"]
     expected = llm.generate(prompts, max_new=30, temperature=0)
     app = create_app([ServedModel("small", llm.tokenizer, llm.engine, submit_source=llm.submit_source)])
@@ -189,3 +194,35 @@ def test_an_encoder_decoder_reads_the_prompt_as_its_source() -> None:
             refused = client.post("/v1/completions", json=body | change)
             assert refused.status_code == 400, refused.text
         assert client.post("/regard/attention", json={"text": "a"}).status_code == 404
+
+
+def test_an_encoder_decoder_streams_samples_and_has_logprobs(translator) -> None:
+    translator = LanguageModel(translator.model, byte(), 40, 3, translator.generation)  # an engine of its own
+    app = create_app([ServedModel("small", byte(), translator.engine, submit_source=translator.submit_source)])
+    with serve(app) as port, httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
+        body = {"model": "small", "prompt": "the red lamp", "max_tokens": 12, "seed": 5, "n": 3, "logprobs": 2}
+        whole = client.post("/v1/completions", json=body).json()
+        assert len({choice["text"] for choice in whole["choices"]}) == 3
+        source = len(translator.encode("the red lamp"))
+        assert whole["usage"]["prompt_tokens"] == source and whole["usage"]["completion_tokens"] <= 36
+        texts = ["", "", ""]
+        with client.stream("POST", "/v1/completions", json=body | {"stream": True}) as stream:
+            for line in stream.iter_lines():
+                if line.startswith("data: {"):
+                    for choice in json.loads(line[6:])["choices"]:
+                        texts[choice["index"]] += choice["text"]
+        assert texts == [choice["text"] for choice in whole["choices"]]
+        for choice in whole["choices"]:
+            logprobs = choice["logprobs"]
+            assert "".join(logprobs["tokens"]) == choice["text"] and max(logprobs["token_logprobs"]) <= 0
+            assert all(len(top) >= 2 for top in logprobs["top_logprobs"])
+        messages = [{"role": "user", "content": "a"}]
+        for path, change, code in [
+            ("/v1/completions", {"prompt": "a", "echo": True}, "echo_not_supported"),
+            ("/v1/completions", {"prompt": "a", "suffix": "b"}, "suffix_not_supported"),
+            ("/v1/chat/completions", {"messages": messages}, "no_chat"),
+            ("/v1/responses", {"input": "a"}, "no_chat"),
+        ]:
+            refused = client.post(path, json={"model": "small"} | change)
+            assert refused.status_code == 400 and refused.json()["error"]["code"] == code, refused.text
+        assert client.get("/regard/model").json()["chat"] is False

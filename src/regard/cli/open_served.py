@@ -81,11 +81,15 @@ def generating_model(name: str, path: Path, llm: "LanguageModel") -> "ServedMode
     from regard.lens import RecordedAttention, attention_heads
     from regard.models.encoder_decoder import EncoderDecoderModule
     from regard.models.interleaved import InterleavedModule
+    from regard.parts.input import Tokens
     from regard.server.image_input import ImageReader
     from regard.server.lens_thread import Lens
     from regard.server.served_model import ServedModel
 
     if isinstance(llm.model, EncoderDecoderModule):
+        if not isinstance(llm.model.spec.source.input, Tokens):
+            kind = llm.model.spec.source.input.kind
+            raise ValueError(f"{path} reads {kind}, not text, and the server has no route for that; use its engine")
         return ServedModel(
             name, llm.tokenizer, llm.engine, submit_source=llm.submit_source, read_adapter=llm.read_adapter
         )

@@ -33,8 +33,9 @@ def router(models: ModelRegistry) -> APIRouter:
         else:
             prompts = [await served.encode(p) if isinstance(p, str) else p for p in body.prompts]
         prompt_logprobs = body.logprobs if body.echo else None
-        if served.prompt_is_source and prompt_logprobs is not None:
-            raise ApiError(400, "the source of an encoder-decoder has no log-probabilities; omit echo", param="echo")
+        if served.prompt_is_source and body.echo:
+            message = "the output of an encoder-decoder does not continue the prompt, which is its source; omit echo"
+            raise ApiError(400, message, code="echo_not_supported", param="echo")
         grammar = await served.grammar(body.structured_outputs)
         options = RouteOptions(
             body.logprobs or 0, prompt_logprobs, DEFAULT_MAX_TOKENS, True, grammar, tenant_of(request), stop_ids

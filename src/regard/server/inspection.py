@@ -35,7 +35,7 @@ def router(models: ModelRegistry) -> APIRouter:
             "heads": list(heads),
             "context": served.capacity,
             "vocabulary": served.tokenizer.vocab_size,
-            "chat": served.engine is not None and served.tokenizer.chat_template is not None,
+            "chat": served.chats,
             "attention": served.lens is not None,
         }
 

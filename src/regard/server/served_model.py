@@ -87,6 +87,10 @@ class ServedModel:
         return self.engine is None or self.engine.alive
 
     @property
+    def chats(self) -> bool:
+        return self.engine is not None and not self.prompt_is_source and self.tokenizer.chat_template is not None
+
+    @property
     def capacity(self) -> int:
         """Tokens that fit into a request."""
         if self.engine is not None:
@@ -166,6 +170,9 @@ class ServedModel:
 
         An image has as many ids as patches.
         """
+        if self.prompt_is_source:
+            message = "this model is an encoder-decoder and has no chats; use /v1/completions"
+            raise ApiError(400, message, code="no_chat", param="messages")
         if self.tokenizer.chat_template is None:
             message = "this model has no chat template; use /v1/completions"
             raise ApiError(400, message, code="no_chat_template", param="messages")
