@@ -9,10 +9,12 @@ name. A batch in which no request has an adapter runs the model itself, so it is
 import warnings
 from collections.abc import Callable, Iterable
 from itertools import count
+from pathlib import Path
+from typing import Any
 
 from torch import Tensor, nn
 
-from regard.adapt.lora_weights import LayerMatrices, LoraWeights
+from regard.adapt.lora_weights import LayerMatrices, LoraWeights, read_lora
 from regard.adapt.many_lora import AdaptedModel, AdapterRows
 from regard.adapt.targets import AdapterError
 from regard.engine.decode_graphs import DecodeGraphs
@@ -20,6 +22,7 @@ from regard.engine.inputs import decoder_of
 from regard.engine.request import Adapter, Request
 from regard.engine.runner import Runner, Step
 from regard.engine.scheduler import ScheduledBatch
+from regard.families import weight_table
 from regard.models.encoder_decoder import EncoderDecoderModule
 from regard.models.interleaved import InterleavedModule
 from regard.spec import suggest_name
@@ -55,6 +58,11 @@ class Adapters:
                 self.runner.compile()
         self.adapted = adapted
         self.loaded[name] = Adapter(name, on_host(weights), next(self.versions))
+
+    def read(self, folder: str | Path, source_family: str | None = None) -> LoraWeights:
+        """The adapter of a folder. source_family: of the model in `transformers`, whose names the adapter may have."""
+        spec: Any = self.model.spec
+        return read_lora(self.model, folder, lambda: weight_table(spec, source_family))
 
     def warm_up(self, progress: Callable[[int, int], None] = lambda done, total: None) -> None:
         """As `Engine.warm_up`, for batches with adapters."""

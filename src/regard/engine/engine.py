@@ -15,12 +15,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from regard.adapt.lora_weights import LoraWeights, read_lora
+from regard.adapt.lora_weights import LoraWeights
 from regard.engine.adapters import Adapters
 from regard.engine.beam import Beam, Beams, BeamSearch
 from regard.engine.contrastive import ContrastiveOptions, ContrastiveSearch
@@ -45,7 +44,6 @@ from regard.engine.runner import Runner
 from regard.engine.sampling import Sampled, sample
 from regard.engine.scheduler import ScheduledBatch, Scheduler
 from regard.engine.stores.base import OpenStore
-from regard.families import weight_table
 from regard.models.encoder_decoder import EncoderDecoderModule
 
 TokenIds = Sequence[int]
@@ -91,7 +89,7 @@ class Engine:
             self.runner.compile()
         self.loras = Adapters(model, self.runner, adapter_slots, max_adapters, compile)
         self.scheduler = Scheduler(
-            self.store, chunk, self.namespace if prefix_cache else None, self.read_tokens, self.can_run
+            self.store, chunk, self.namespace if prefix_cache else None, self.read_tokens, self.loras.can_run
         )
         self.lag = 1 if self.device.type == "cuda" else 0  # steps whose tokens are not read yet when the next starts
         self.unread: deque[tuple[int, list[Request], Sampled]] = deque()  # by step
@@ -274,9 +272,8 @@ class Engine:
             raise ValueError("contrastive search is for decoders; use beam_search with an encoder-decoder")
         self.read_tokens()
         request = self.checked_request(ids, sampling, None, None, adapter=adapter)
-        model = self.model
-        if request.adapter is not None:
-            model = self.loras.decoder_with(request.adapter, self.scheduler.running)
+        chosen = request.adapter
+        model = self.model if chosen is None else self.loras.decoder_with(chosen, self.scheduler.running)
         return ContrastiveSearch(self.scheduler, model, self.device, self.capacity).run(request, settings)
 
     def load_adapter(self, name: str, adapter: str | Path | LoraWeights) -> None:
@@ -285,17 +282,11 @@ class Engine:
         adapter: its folder, by regard or PEFT, or its weights (`lora_weights(model)`). AdapterError if it does not fit
         the model. Hooks and modules that are added to the model later have no effect on requests with adapters.
         """
-        if not isinstance(adapter, LoraWeights):
-            adapter = self.read_adapter(adapter)
-        self.loras.load(name, adapter)
+        self.loras.load(name, adapter if isinstance(adapter, LoraWeights) else self.read_adapter(adapter))
 
     def read_adapter(self, folder: str | Path, source_family: str | None = None) -> LoraWeights:
-        """The adapter of a folder, checked, for `load_adapter`; thread-safe.
-
-        source_family: that of the model in `transformers`, whose names the adapter may have.
-        """
-        spec: Any = self.loras.model.spec
-        return read_lora(self.loras.model, folder, lambda: weight_table(spec, source_family))
+        """The adapter of a folder, checked, for `load_adapter`; thread-safe. Arguments as for `Adapters.read`."""
+        return self.loras.read(folder, source_family)
 
     def unload_adapter(self, name: str) -> None:
         """Unload an adapter. Requests that have it already finish with it."""
@@ -310,9 +301,6 @@ class Engine:
         if any(request.adapter is not None for request, _ in batch):
             return self.loras.forward(batch, self.scheduler.running)
         return self.runner.forward(batch)
-
-    def can_run(self, request: Request) -> bool:
-        return self.loras.can_run(request, self.scheduler.running)
 
     @property
     def max_requests(self) -> int:

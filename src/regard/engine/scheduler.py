@@ -31,13 +31,13 @@ class Scheduler:
         chunk: int,
         namespace: Callable[[Request], object] | None,
         read_tokens: Callable[[], bool] = lambda: False,
-        can_run: Callable[[Request], bool] = lambda request: True,
+        can_run: Callable[[Request, list[Request]], bool] = lambda request, running: True,
     ):
         """namespace: requests with equal ones may share cached prefixes; None: no request shares any.
 
         read_tokens: reads the tokens that are computed but not read yet; False if there are none. Called before a
         request is preempted: it needs its tokens to be recomputed, or has finished already.
-        can_run: whether a request can run beside those that are running now.
+        can_run: whether a request can run beside those that are running.
         """
         self.read_tokens, self.can_run = read_tokens, can_run
         self.store, self.chunk, self.namespace = store, chunk, namespace or (lambda request: None)
@@ -75,7 +75,7 @@ class Scheduler:
 
     def admit(self) -> None:
         """Admit waiting requests in their order, while there are rows and space."""
-        while self.free_rows and (request := self.waiting.first()) is not None and self.can_run(request):
+        while self.free_rows and (request := self.waiting.first()) is not None and self.can_run(request, self.running):
             row = min(self.free_rows)  # low rows first: a batch of rows 0 … B-1 is a slice of the store
             cached = self.store.admit(row, request.prefix, self.namespace(request))
             if cached is None:
