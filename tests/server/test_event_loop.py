@@ -3,10 +3,12 @@
 import asyncio
 import gc
 import json
+import threading
 import time
 
 import httpx
 import pytest
+from starlette.responses import JSONResponse
 
 from regard.server.app import create_app
 from regard.server.served_model import ServedModel
@@ -94,3 +96,26 @@ def test_extreme_bodies_are_refused_at_once(tokenizer, monkeypatch, name):
         monkeypatch.undo()
     assert response.status_code == 400 and response.json()["error"]["message"]
     assert longest < LONGEST
+
+
+def test_a_long_response_is_encoded_outside_of_the_event_loop(tokenizer, monkeypatch):
+    threads, render = [], JSONResponse.render
+
+    def recorded(self, content):
+        threads.append(threading.current_thread())
+        return render(self, content)
+
+    monkeypatch.setattr(JSONResponse, "render", recorded)
+
+    async def post(tokens: int) -> httpx.Response:
+        app = create_app([ServedModel("tiny", tokenizer, FakeEngine(tokenizer, "again", repeat=True))])
+        async with (
+            app.router.lifespan_context(app),
+            httpx.AsyncClient(transport=httpx.ASGITransport(app), timeout=60) as client,
+        ):
+            body = COMPLETION | {"max_tokens": tokens, "n": 2, "logprobs": 5}
+            return await client.post("http://127.0.0.1/v1/completions", json=body)
+
+    for tokens in (10, 600):
+        assert asyncio.run(post(tokens)).json()["usage"]["completion_tokens"] == 2 * tokens
+    assert [thread is threading.main_thread() for thread in threads] == [True, False]

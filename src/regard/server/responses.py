@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 from regard.server.errors import ApiError
 from regard.server.generation import GenerationTask
 
+MAX_TOKENS_IN_LOOP = 1000  # a longer body is encoded in a thread: with log-probabilities it takes seconds
 CLIENT_CLOSED_REQUEST = 499  # never sent; counts disconnected clients in the metrics
 
 
@@ -48,7 +49,11 @@ async def respond(request: Request, stream: bool | None, response: ResponseForma
         finished = await run_until_disconnect(request, response.generation.wait())
     finally:
         close()
-    return JSONResponse(response.body()) if finished else Response(status_code=CLIENT_CLOSED_REQUEST)
+    if not finished:
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
+    if response.generation.usage()["completion_tokens"] <= MAX_TOKENS_IN_LOOP:
+        return JSONResponse(response.body())
+    return await asyncio.to_thread(lambda: JSONResponse(response.body()))
 
 
 class EventStream(StreamingResponse):
