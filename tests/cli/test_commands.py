@@ -273,10 +273,11 @@ def test_flags_are_frozen() -> None:
         "--schema",
         "--regex",
         "--choice",
+        "--tensor-parallel",
     }
     assert flags["serve"] >= {"--host", "--port", "--key", "--name", "--rows", "--context", "--device"}
     assert flags["serve"] >= {"--memory", "--queue", "--max-body", "--dtype", "--compile", "--no-compile", "--adapter"}
-    assert flags["serve"] >= {"--allow-host", "--allow-origin", "--access-log"}
+    assert flags["serve"] >= {"--allow-host", "--allow-origin", "--access-log", "--replicas", "--tensor-parallel"}
     assert flags["batch"] >= {
         "--memory",
         "--name",

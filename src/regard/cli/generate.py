@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from regard.cli.open_model import AdapterOption, ContextOption, DeviceOption, ModelArgument
+from regard.cli.tensor_parallel import TensorParallelOption
 from regard.find_model import find_model
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ def generate(
     context: ContextOption = None,
     adapter: AdapterOption = None,
     device: DeviceOption = "auto",
+    tensor_parallel: TensorParallelOption = 1,
     logprobs: Annotated[
         int, typer.Option(min=0, help="With --json: also the most likely tokens at each place, this many.")
     ] = 0,
@@ -67,6 +69,7 @@ def generate(
       regard generate runs/demo --prompt "Anna went to the" --max-new 40
       regard generate runs/demo --prompt "Anna went to the" --temperature 0 --json
       regard generate smollm2 --prompt "Two and two is " --regex "[0-9]+" --n 3
+      regard generate models/llama-8b --prompt "Once upon a time" --tensor-parallel 2
       regard generate models/t5 --prompt "translate English to German: a cat" --temperature 0
       regard generate models/llava --image cat.png --prompt "USER: <image> What is it? ASSISTANT:"
     """
@@ -81,6 +84,10 @@ def generate(
     text = sys.stdin.read() if prompt == "-" else prompt
     llm = load(model, device, context=context, adapter=adapter)
     llm.rows = n  # the engine reserves memory for these
+    if tensor_parallel > 1:
+        from regard.cli.tensor_parallel import open_parallel_engine, report
+
+        open_parallel_engine(model, llm, tensor_parallel, adapter, "auto", report, rows=n, capacity=context)
     options: dict[str, Any] = {
         "max_new": max_new, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
         "repetition_penalty": repetition_penalty, "top_logprobs": logprobs,

@@ -55,12 +55,21 @@ class EngineOptions(NamedTuple):
     compile: bool | None = None
     max_adapters: int = 64
     adapter_slots: int = 8
+    tensor_parallel: int = 1
 
 
 def open_engine(
-    llm: "LanguageModel", console: "Console", options: EngineOptions, index: int = 0, engines: int = 1
+    llm: "LanguageModel",
+    console: "Console",
+    options: EngineOptions,
+    index: int = 0,
+    engines: int = 1,
+    path: Path | None = None,
 ) -> None:
-    """Give the model its engine, and print what was chosen. `index` of `engines` that share the memory, in order."""
+    """Give the model its engine, and print what was chosen. `index` of `engines` that share the memory, in order.
+
+    path: of the model, for the other processes of a tensor parallel engine.
+    """
     from regard.engine.engine import Engine
     from regard.engine.inputs import decoder_of
     from regard.engine.memory import SHARES, bytes_of, divided_share
@@ -68,14 +77,28 @@ def open_engine(
     context, rows, memory = options.context, options.rows, options.memory
     decoder = decoder_of(llm.model)
     weight = decoder.embedding.weight
-    compiles = choose_compile(options.compile, weight.device)
+    parallel = options.tensor_parallel > 1
+    compiles = choose_compile(False if parallel else options.compile, weight.device)
+    if parallel:
+        compiles = EngineChoice("compile", "off", "--tensor-parallel: the steps of several processes run eagerly")
     if compiles.value == "on":
         console.print("compiling the decode step …", highlight=False)
     part = divided_share(memory, index, engines, weight.device) if engines > 1 else memory
-    engine = Engine(
-        llm.model, rows=rows, capacity=context, source_capacity=context, memory=part, queue=options.queue,
-        compile=compiles.value == "on", max_adapters=options.max_adapters, adapter_slots=options.adapter_slots,
-    )  # fmt: skip
+    if parallel:
+        from regard.cli.tensor_parallel import open_parallel_engine, stop_server
+
+        assert path is not None, "the other processes load the model too"
+        open_parallel_engine(
+            path, llm, options.tensor_parallel, options.adapter, options.dtype, stop_server, rows=rows,
+            capacity=context, memory=part, queue=options.queue,
+        )  # fmt: skip
+        engine = llm.engine
+    else:
+        engine = Engine(
+            llm.model, rows=rows, capacity=context, source_capacity=context, memory=part, queue=options.queue,
+            compile=compiles.value == "on", max_adapters=options.max_adapters,
+            adapter_slots=options.adapter_slots,
+        )  # fmt: skip
     llm.engine, llm.rows = engine, engine.store.rows
     warm_up(engine, console)
     if compiles.value == "on" and engine.runner.compiled is None and engine.runner.graphs is None:
@@ -96,6 +119,7 @@ def open_engine(
         EngineChoice("context", f"{engine.capacity} tokens", reason),
         EngineChoice("rows", str(engine.store.rows), "what this device decodes at once" if rows is None else "--rows"),
         EngineChoice("store", store_size(engine.store.metrics(), bytes_of(engine.store)), share),
+        *([EngineChoice("ranks", str(options.tensor_parallel), "--tensor-parallel")] if parallel else []),
         EngineChoice("queue", str(engine.queue), "more requests are refused with 429"),
         compiles,
     ]

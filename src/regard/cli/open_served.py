@@ -63,8 +63,8 @@ def open_served(models: list[NamedModel], console: "Console", options: "EngineOp
             served.append(ServedModel(name, llm.tokenizer, encoder=encoder))
             continue
         index = sum(model.engine is not None for model in served)
-        open_engine(llm, console, options, index, engines)
-        served.append(generating_model(name, path, llm))
+        open_engine(llm, console, options, index, engines, path)
+        served.append(generating_model(name, path, llm, inspected=options.tensor_parallel == 1))
     return served
 
 
@@ -73,7 +73,8 @@ def default_max_body(models: "list[ServedModel]") -> int:
     return MEDIA_BODY if any(model.images is not None for model in models) else TEXT_BODY
 
 
-def generating_model(name: str, path: Path, llm: "LanguageModel") -> "ServedModel":
+def generating_model(name: str, path: Path, llm: "LanguageModel", inspected: bool = True) -> "ServedModel":
+    """inspected: with a lens; a process of a tensor parallel engine has a part of the heads only."""
     from functools import partial
 
     from regard.cli.open_model import require_decoder
@@ -100,6 +101,8 @@ def generating_model(name: str, path: Path, llm: "LanguageModel") -> "ServedMode
         reader = ImageReader(llm.tokenizer.decode_token(marker), marker, expand, embed)
         return ServedModel(name, llm.tokenizer, llm.engine, images=reader)
     require_decoder(path, llm)
+    if not inspected:
+        return ServedModel(name, llm.tokenizer, llm.engine)
     lens = Lens(partial(RecordedAttention, llm.model), attention_heads(llm.model))
     return ServedModel(name, llm.tokenizer, llm.engine, lens=lens, read_adapter=llm.read_adapter)
 

@@ -1,13 +1,14 @@
 """`regard serve`: an OpenAI-compatible API for models, with a web page to chat with them and inspect them."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from regard.cli.open_engine import CompileOption, DtypeOption, EngineOptions, MemoryOption, QueueOption, RowsOption
 from regard.cli.open_model import AdapterOption, ContextOption, DeviceOption
-from regard.cli.open_served import default_max_body, load_adapters, named_adapters, named_models, open_served
+from regard.cli.open_served import TEXT_BODY, default_max_body, load_adapters, named_adapters, named_models, open_served
+from regard.cli.tensor_parallel import TensorParallelOption
 
 
 def serve(
@@ -47,6 +48,11 @@ def serve(
         list[str] | None,
         typer.Option(help="An origin (https://app.example) whose pages may call the server; can be repeated."),
     ] = None,
+    replicas: Annotated[
+        int | None,
+        typer.Option(min=1, help="Serve by this many processes on Ray, each with all models."),
+    ] = None,
+    tensor_parallel: TensorParallelOption = 1,
     access_log: Annotated[bool, typer.Option("--access-log", help="Write a line per request to stderr.")] = False,
     context: ContextOption = None,
     adapter: AdapterOption = None,
@@ -89,6 +95,8 @@ def serve(
       regard serve smollm2 --rows 32 --context 2048 --compile
       regard serve chat=smollm2 minilm
       regard serve smollm2 --lora pirate=runs/pirate --lora legal=adapters/legal
+      regard serve smollm2 --replicas 4
+      regard serve models/llama-8b --tensor-parallel 2
       regard serve runs/demo --allow-origin https://app.example --access-log
       REGARD_KEY=secret regard serve runs/demo --host 0.0.0.0 --port 9000
     """
@@ -96,6 +104,10 @@ def serve(
     if adapter is not None and len(named) > 1:
         raise ValueError("--adapter is for one model; serve the models with adapters as runs, or start another server")
     loras = named_adapters(lora or [], named)
+    if tensor_parallel > 1 and (len(named) > 1 or replicas is not None or loras or adapters is not None):
+        raise ValueError("--tensor-parallel is for one model, without --replicas, --lora and --adapters")
+    if replicas is not None and adapters is not None:
+        raise ValueError("--adapters loads adapters into one replica only; give them to all with --lora")
     try:
         import uvicorn  # noqa: F401
     except ModuleNotFoundError:
@@ -109,18 +121,21 @@ def serve(
     is_local(host, keys)  # refused before the models are loaded
     console = Console(stderr=True, soft_wrap=True)
     options = EngineOptions(
-        device, context, adapter, dtype, rows, memory, queue, compile, max_adapters, adapter_slots
+        device, context, adapter, dtype, rows, memory, queue, compile, max_adapters, adapter_slots, tensor_parallel
     )  # fmt: skip
-    served = open_served(named, console, options)
-    load_adapters(served[0], loras, console)
 
     def announce(url: str) -> None:
         listed = ", ".join(f"[bold]{model.name}[/]" for model in named)
         console.print(f"serving {listed} on {url}  (Ctrl-C to stop)", highlight=False)
 
-    max_body = max_body or default_max_body(served)
-    run(
-        served, host=host, port=port, key=keys, allow_hosts=tuple(allow_host or ()),
-        allow_origins=tuple(allow_origin or ()), access_log=access_log, max_body=max_body,
-        adapters=adapters, on_ready=announce,
-    )  # fmt: skip
+    network: dict[str, Any] = {
+        "host": host, "port": port, "key": keys, "allow_hosts": tuple(allow_host or ()),
+        "allow_origins": tuple(allow_origin or ()), "access_log": access_log, "on_ready": announce,
+    }  # fmt: skip
+    if replicas is not None:
+        from regard.cli.serve_replicas import run_replicas
+
+        return run_replicas(named, loras, replicas, console, options, network, max_body or TEXT_BODY)
+    served = open_served(named, console, options)
+    load_adapters(served[0], loras, console)
+    run(served, max_body=max_body or default_max_body(served), adapters=adapters, **network)

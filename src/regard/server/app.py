@@ -83,12 +83,7 @@ def create_app(
         Middleware(RequestId),
         *([Middleware(Traces)] if has_opentelemetry() else []),
         Middleware(ResponseCounter, counts=responses),
-        *([Middleware(AccessLog)] if access_log else []),
-        Middleware(SecurityHeaders),
-        Middleware(HostCheck, hosts=allow_hosts, origins=allow_origins),
-        *([cross_origin(allow_origins)] if allow_origins else []),
-        Middleware(KeyCheck, keys=[key] if isinstance(key, str) else key or ()),
-        Middleware(BodyLimit, max_body=max_body),
+        *guards(key, allow_hosts, allow_origins, access_log, max_body),
     ]
     app = FastAPI(
         title="regard",
@@ -113,6 +108,24 @@ def create_app(
 
     app.mount("/web", StaticFiles(directory=WEB))
     return app
+
+
+def guards(
+    key: str | Sequence[str] | None,
+    allow_hosts: tuple[str, ...],
+    allow_origins: tuple[str, ...],
+    access_log: bool,
+    max_body: int,
+) -> list[Middleware]:
+    """The middleware that logs and checks requests, outermost first."""
+    return [
+        *([Middleware(AccessLog)] if access_log else []),
+        Middleware(SecurityHeaders),
+        Middleware(HostCheck, hosts=allow_hosts, origins=allow_origins),
+        *([cross_origin(allow_origins)] if allow_origins else []),
+        Middleware(KeyCheck, keys=[key] if isinstance(key, str) else key or ()),
+        Middleware(BodyLimit, max_body=max_body),
+    ]
 
 
 def cross_origin(origins: tuple[str, ...]) -> Middleware:

@@ -138,3 +138,34 @@ def header(name: str, type: str, help: str) -> Iterator[str]:
 
 def escape(label: str) -> str:
     return label.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def merge_metrics(texts: Mapping[str, str]) -> str:
+    """The metrics of several replicas as one text, with the label `replica`. texts: by replica.
+
+    The samples of one metric are adjacent, after its HELP and TYPE.
+    """
+    headers: dict[str, list[str]] = {}  # by metric
+    samples: dict[str, list[str]] = {}
+    for replica, text in texts.items():
+        metric, seen = "", set()
+        for line in text.splitlines():
+            if line.startswith("#"):
+                metric = line.split(" ", 3)[2]
+                if metric not in seen and metric not in headers:
+                    headers[metric], samples[metric] = [], []
+                seen.add(metric)
+                if line not in headers[metric]:
+                    headers[metric].append(line)
+            elif line:
+                samples[metric].append(labelled(line, replica))
+    return "".join(f"{line}\n" for metric in headers for line in (*headers[metric], *samples[metric]))
+
+
+def labelled(sample: str, replica: str) -> str:
+    """`name{a="b"} 1` or `name 1` with one more label."""
+    name, brace, rest = sample.partition("{")
+    if brace:
+        return f'{name}{{replica="{replica}",{rest}'
+    name, _, value = sample.partition(" ")
+    return f'{name}{{replica="{replica}"}} {value}'

@@ -17,7 +17,6 @@ from types import FrameType
 from typing import Any, cast
 
 import uvicorn
-from fastapi import FastAPI
 
 from regard.engine.async_engine import SHUTTING_DOWN
 from regard.server.app import create_app
@@ -55,18 +54,27 @@ def serve(
     an address that other machines can reach: any name. `access_log` writes a line per request to stderr. For
     `models`, `allow_origins` and `adapters` see `create_app`.
     """
-    local = is_local(host, key)
-    hosts = (*LOCAL_HOSTS, *allow_hosts) if local or allow_hosts else ()
+    hosts = host_names(host, key, allow_hosts)
     app = create_app(
         models, key=key, allow_hosts=hosts, allow_origins=allow_origins, access_log=access_log, max_body=max_body,
         adapters=adapters,
     )  # fmt: skip
     if access_log:
-        logger, handler = logging.getLogger("regard.access"), logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
-        logger.addHandler(handler)
-        logger.setLevel(logging.INFO)
+        log_access()
     Server(app, host, port, drain, on_ready).run()
+
+
+def host_names(host: str, key: str | Sequence[str] | None, allow_hosts: tuple[str, ...]) -> tuple[str, ...]:
+    """The host names that a server at this address accepts; empty: any."""
+    return (*LOCAL_HOSTS, *allow_hosts) if is_local(host, key) or allow_hosts else ()
+
+
+def log_access() -> None:
+    """Write the access log to stderr."""
+    logger, handler = logging.getLogger("regard.access"), logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
 
 
 def is_local(host: str, key: str | Sequence[str] | None) -> bool:
@@ -81,7 +89,7 @@ def is_local(host: str, key: str | Sequence[str] | None) -> bool:
 class Server(uvicorn.Server):
     def __init__(
         self,
-        app: FastAPI,
+        app: Any,  # ASGI, with `state.models`, which are drained
         host: str,
         port: int,
         drain: float,

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from regard.adapt.tensor_plan import plan_of
 from regard.data.batch import Batch
 from regard.kernels.linear_cross_entropy import VocabularyShard, linear_cross_entropy
 from regard.models.decoder import Decoder
@@ -23,7 +24,6 @@ from regard.training.parallel.context_parallel import check_context, split_colum
 from regard.training.parallel.distribute import distribute
 from regard.training.parallel.mesh import Parallel, Processes
 from regard.training.parallel.sharded_files import whole_tensor
-from regard.training.parallel.tensor_parallel import plan_of
 from tests.training.parallel.processes import (
     DENSE,
     MIXTURE,

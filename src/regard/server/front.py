@@ -1,0 +1,142 @@
+"""The application of the process with the HTTP server, if replicas compute the responses.
+
+It forwards every request to a replica and returns the messages of its response. If a replica ends while it computes a
+response, the request is sent to another one; if a part of the response has been sent already, it ends with an error
+event instead. GET /metrics has the metrics of all replicas.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import Any
+
+from starlette.responses import PlainTextResponse
+from starlette.types import Message, Receive, Scope, Send
+
+from regard.server.conversations import conversation_of
+from regard.server.errors import ApiError
+from regard.server.forwarding import USAGE, ForwardedRequest, forwarded
+from regard.server.metrics import merge_metrics
+from regard.server.responses import event
+
+log = logging.getLogger(__name__)
+Forward = Callable[[ForwardedRequest], AsyncGenerator[list[Message], None]]
+ATTEMPTS = 4  # replicas that one request is sent to, if they end
+RETRY_SECONDS = 0.2
+
+
+class ReplicaEnded(Exception):
+    """The replica ended, or cannot be reached, before its response was complete."""
+
+
+class Front:
+    def __init__(self, forward: Forward, replicas: int, metrics: Callable[[ForwardedRequest], Any]):
+        """forward: raises ReplicaEnded, or ApiError. metrics: awaitable (name, text) of one replica."""
+        self.forward, self.replicas, self.metrics = forward, replicas, metrics
+        self.tasks: set[asyncio.Task] = set()
+        self.stopping: str | None = None
+        self.draining = False  # the server is shutting down and accepts no new connections
+
+    def cancel_all(self, reason: str) -> None:
+        """End all responses with an error."""
+        self.stopping = reason
+        for task in self.tasks:
+            task.cancel()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        assert scope["type"] == "http", "the server has no other connections"
+        body = (await receive()).get("body", b"")  # BodyLimit has joined it
+        if scope["path"] == "/metrics" and scope["method"] == "GET":
+            return await (await self.merged_metrics(scope))(scope, receive, send)
+        response = ForwardedResponse(scope, send)
+        conversation = conversation_of(body) if body else None
+        task = asyncio.create_task(self.relay(forwarded(scope, body, conversation), response))
+        disconnect = asyncio.create_task(wait_for_disconnect(receive))
+        self.tasks.add(task)
+        try:
+            await asyncio.wait({task, disconnect}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():  # the client has disconnected
+                task.cancel()
+                await asyncio.wait({task})
+            elif not task.cancelled():
+                task.result()
+            elif self.stopping is not None:
+                await response.fail(ApiError(503, self.stopping, code="shutting_down", headers={"retry-after": "5"}))
+        finally:
+            self.tasks.discard(task)
+            for pending in (task, disconnect):
+                pending.cancel()
+
+    async def relay(self, request: ForwardedRequest, response: "ForwardedResponse") -> None:
+        for attempt in range(ATTEMPTS):
+            try:
+                async with aclosing(self.forward(request)) as lists:
+                    async for messages in lists:
+                        await response.send(messages)
+                return
+            except ReplicaEnded as error:
+                log.warning("a replica ended while it computed a response (%s)", error)
+                if response.started:
+                    break
+                await asyncio.sleep(RETRY_SECONDS * 2**attempt)
+            except ApiError as error:
+                return await response.fail(error)
+        message = "the replica that computed this response has ended; send the request again"
+        await response.fail(ApiError(503, message, code="replica_ended", headers={"retry-after": "1"}))
+
+    async def merged_metrics(self, scope: Scope) -> PlainTextResponse:
+        requests = (self.metrics(forwarded(scope, b"", None, index)) for index in range(self.replicas))
+        results = await asyncio.gather(*requests, return_exceptions=True)
+        texts = dict(sorted(result for result in results if isinstance(result, tuple)))
+        return PlainTextResponse(merge_metrics(texts), media_type="text/plain; version=0.0.4")
+
+
+class ForwardedResponse:
+    """The start of a response is sent with the first part of its body: until then another replica can answer."""
+
+    def __init__(self, scope: Scope, send: Send):
+        self.scope, self._send = scope, send
+        self.start: Message | None = None
+        self.started = False
+
+    async def send(self, messages: list[Message]) -> None:
+        for message in messages:
+            if message["type"] == USAGE:
+                self.scope.setdefault("state", {})["usage"] = message["usage"]
+            elif message["type"] == "http.response.start":
+                self.start = message
+            else:
+                await self.send_start()
+                await self._send(message)
+
+    async def send_start(self) -> None:
+        if not self.started:
+            assert self.start is not None, "a response starts before its body"
+            self.started = True
+            await self._send(self.start)
+
+    async def fail(self, error: ApiError) -> None:
+        """End the response with an error: its whole body, or the last event of a stream."""
+        if not self.started:
+            return await error.response()(self.scope, no_more, self._send)
+        assert self.start is not None, "started"
+        if not dict(self.start["headers"]).get(b"content-type", b"").startswith(b"text/event-stream"):
+            raise ConnectionError("the response ended early")  # uvicorn closes the connection
+        await self._send({"type": "http.response.body", "body": self.last_events(error).encode(), "more_body": False})
+
+    def last_events(self, error: ApiError) -> str:
+        if self.scope["path"] == "/v1/responses":
+            detail = error.body()["error"]
+            fields = {"type": "error", **{key: detail[key] for key in ("code", "message", "param")}}
+            return f"event: error\n{event(fields)}"
+        return event(error.body()) + "data: [DONE]\n\n"
+
+
+async def no_more() -> Message:
+    return {"type": "http.disconnect"}
+
+
+async def wait_for_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,202 @@
+"""Replicas of a server, on Ray Serve: each is a process with the whole application, its own engine and weights.
+
+    client ── HTTP server, Front ── handle of Ray Serve, ConversationRouter ──▶ replica 0 … N-1
+
+The process with the HTTP server loads no model. Ray starts the replicas, on this machine or, if RAY_ADDRESS is set, on
+a cluster, checks them, and starts a new one if one ends.
+"""
+
+import logging
+import os
+import sys
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from contextlib import AsyncExitStack, aclosing, contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from regard.server.app import guards
+from regard.server.errors import ApiError
+from regard.server.forwarding import ForwardedRequest, respond
+from regard.server.front import Front, ReplicaEnded
+from regard.server.middleware import MAX_BODY
+from regard.server.run_server import Server, host_names, log_access
+
+log = logging.getLogger(__name__)
+NAME = "regard"
+OBJECT_STORE = 80 << 20  # bytes, the least that Ray accepts: responses are small and are not kept in it
+START_ATTEMPTS = 4
+HEALTH_PERIOD, HEALTH_TIMEOUT = 5, 30  # seconds
+
+
+def serve_replicas(
+    open_app: Callable[[], FastAPI],
+    replicas: int,
+    *,
+    requests: int,
+    queue: int,
+    gpus: int = 0,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    key: str | Sequence[str] | None = None,
+    allow_hosts: tuple[str, ...] = (),
+    allow_origins: tuple[str, ...] = (),
+    access_log: bool = False,
+    max_body: int = MAX_BODY,
+    drain: float = 30.0,
+    on_ready: Callable[[str], None] = lambda url: None,
+) -> None:
+    """Serve until a signal arrives. `open_app` returns the application of a replica; it is called in its process.
+
+    requests: how many a replica takes at a time; further ones go to other replicas. queue: requests that may wait for a
+    replica. gpus: per replica. For the other arguments see `run_server.serve`.
+    """
+    hosts = host_names(host, key, allow_hosts)
+    if access_log:
+        log_access()
+    with started_replicas(open_app, replicas, requests, queue, gpus, drain) as handle:
+        front = Front(forward_by(handle), replicas, metrics_by(handle))
+        app: ASGIApp = front
+        for each in reversed(guards(key, hosts, allow_origins, access_log, max_body)):
+            app = each.cls(app, *each.args, **each.kwargs)
+        Server(FrontApp(app, front), host, port, drain, on_ready).run()
+
+
+class FrontApp:
+    """The front within its middleware; `state.models` is what the server drains."""
+
+    def __init__(self, app: ASGIApp, front: Front):
+        self.app, self.state = app, SimpleNamespace(models=front)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.app(scope, receive, send)
+
+
+class Replica:
+    """Deployed by Ray Serve, which calls __init__ and all methods in one event loop."""
+
+    async def __init__(self, open_app: Callable[[], FastAPI], replicas: int) -> None:
+        import torch
+        from ray import serve
+
+        if not torch.cuda.is_available():  # Ray sets one thread; all replicas together use all cores
+            torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // replicas))
+        self.name = str(serve.get_replica_context().rank.rank)
+        self.app = open_app()
+        self.exits = AsyncExitStack()
+        await self.exits.enter_async_context(self.app.router.lifespan_context(self.app))
+
+    async def respond(self, request: ForwardedRequest) -> AsyncGenerator[list[Message], None]:
+        async with aclosing(respond(self.app, request)) as lists:
+            async for messages in lists:
+                yield messages
+
+    async def metrics(self, request: ForwardedRequest) -> tuple[str, str]:
+        """The name of this replica, and the body of its response."""
+        body = b""
+        async for messages in respond(self.app, request):
+            body += b"".join(message.get("body", b"") for message in messages)
+        return self.name, body.decode()
+
+    def check_health(self) -> None:
+        if stopped := self.app.state.models.stopped:
+            raise RuntimeError(f"the engine of {', '.join(stopped)} has stopped")  # Ray replaces the replica
+
+
+@contextmanager
+def started_replicas(
+    open_app: Callable[[], FastAPI], replicas: int, requests: int, queue: int, gpus: int, drain: float
+) -> Generator[Any]:
+    """Start Ray, or connect to RAY_ADDRESS, and the replicas; yields their handle."""
+    try:
+        import ray
+        from ray import serve
+    except ModuleNotFoundError:
+        raise ValueError("replicas need Ray: pip install 'regard[ray]'") from None
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    own = not os.environ.get("RAY_ADDRESS")
+    start_ray(ray, replicas if own else None)
+    try:
+        yield deployed(serve, open_app, replicas, requests, queue, gpus, drain)
+    finally:
+        if own:
+            serve.shutdown()
+        else:
+            serve.delete(NAME)
+        ray.shutdown()
+
+
+def start_ray(ray: Any, cpus: int | None) -> None:
+    """Start Ray on this machine for so many processes; None: connect to RAY_ADDRESS.
+
+    Ray 2.60 ends if its agent needs more than 15 seconds to start, as on a busy machine (ray-project/ray#65983). The
+    agent serves the dashboard and Ray's own metrics; without the packages of the dashboard Ray starts a small one.
+    """
+    quiet = {"log_to_driver": False, "logging_level": logging.WARNING, "configure_logging": False}
+    if cpus is None:
+        return ray.init(**quiet)
+    modules: dict[str, Any] = sys.modules
+    modules["ray.dashboard.optional_deps"] = None  # as if they were not installed
+    for attempt in range(START_ATTEMPTS):
+        try:
+            return ray.init(num_cpus=cpus, object_store_memory=OBJECT_STORE, include_dashboard=False, **quiet)
+        except Exception as error:  # Ray raises nothing more specific
+            if "timed out during startup" not in str(error) or attempt == START_ATTEMPTS - 1:
+                raise RuntimeError(f"Ray did not start ({error}); its logs are in /tmp/ray/session_latest") from error
+            log.warning("Ray did not start in time; trying again")
+
+
+def deployed(
+    serve: Any, open_app: Callable[[], FastAPI], replicas: int, requests: int, queue: int, gpus: int, drain: float
+) -> Any:
+    """Start the replicas, and return their handle."""
+    from ray.serve.config import RequestRouterConfig
+
+    router = RequestRouterConfig(request_router_class="regard.server.replica_router.ConversationRouter")
+    serve.start(proxy_location="Disabled")  # the HTTP server is this process
+    deployment = serve.deployment(
+        name=NAME,
+        num_replicas=replicas,
+        max_ongoing_requests=requests,
+        max_queued_requests=queue,
+        ray_actor_options={"num_cpus": 1, "num_gpus": gpus},
+        request_router_config=router,
+        health_check_period_s=HEALTH_PERIOD,
+        health_check_timeout_s=HEALTH_TIMEOUT,
+        graceful_shutdown_wait_loop_s=0.1,
+        graceful_shutdown_timeout_s=drain,
+        logging_config={"log_level": "WARNING", "enable_access_log": False},
+    )(Replica)
+    return serve.run(deployment.bind(open_app, replicas), name=NAME, route_prefix=None)
+
+
+def forward_by(handle: Any) -> Callable[[ForwardedRequest], AsyncGenerator[list[Message], None]]:
+    from ray.exceptions import RayActorError, RayTaskError
+    from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, ReplicaUnavailableError
+
+    method = handle.options(method_name="respond", stream=True)
+
+    async def forward(request: ForwardedRequest) -> AsyncGenerator[list[Message], None]:
+        stream = method.remote(request)
+        try:
+            async for messages in stream:
+                yield messages
+        except BackPressureError:
+            message = "too many requests are waiting already; try again later"
+            raise ApiError(429, message, code="queue_full", headers={"retry-after": "1"}) from None
+        except (RayActorError, ReplicaUnavailableError, DeploymentUnavailableError) as error:
+            raise ReplicaEnded(str(error).partition("\n")[0]) from error
+        except RayTaskError as error:
+            log.error("a replica failed on a request: %s", error)
+            message = "the server failed on this request; its log has the details"
+            raise ApiError(500, message, code="internal") from error
+        finally:
+            stream.cancel()  # no effect if it has ended
+
+    return forward
+
+
+def metrics_by(handle: Any) -> Callable[[ForwardedRequest], Any]:
+    return handle.options(method_name="metrics").remote

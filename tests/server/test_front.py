@@ -1,0 +1,221 @@
+"""Forwarding to replicas, without Ray: the replicas are applications in the same process."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing, contextmanager
+
+import httpx
+import pytest
+
+from regard.server.app import create_app, guards
+from regard.server.conversations import conversation_of, preferred
+from regard.server.errors import ApiError
+from regard.server.forwarding import ForwardedRequest, respond
+from regard.server.front import Front, ReplicaEnded
+from regard.server.metrics import merge_metrics
+from regard.server.served_model import ServedModel
+from tests.server.conftest import REPLY, serve, wait_until
+from tests.server.fake_engine import FakeEngine
+
+LOCAL = ("127.0.0.1", "localhost")
+BODY = {"model": "tiny", "prompt": "the red lamp", "max_tokens": 12}
+
+
+class FrontServer:
+    """One application behind a front; `faults` are raised by the next forwards, after so many parts of the body."""
+
+    def __init__(self, app, key: str | None):
+        self.app, self.faults, self.requests = app, [], []
+        self.front = Front(self.forward, 2, self.metrics)
+        self.guarded = self.front
+        for each in reversed(guards(key, LOCAL, (), False, 1 << 20)):
+            self.guarded = each.cls(self.guarded, *each.args, **each.kwargs)
+
+    async def __call__(self, scope, receive, send) -> None:
+        await (self.app if scope["type"] == "lifespan" else self.guarded)(scope, receive, send)
+
+    async def forward(self, request: ForwardedRequest) -> AsyncGenerator[list, None]:
+        self.requests.append(request)
+        after, error = self.faults.pop(0) if self.faults else (None, None)
+        if after == 0:
+            raise error
+        bodies = 0
+        async with aclosing(respond(self.app, request)) as lists:
+            async for messages in lists:
+                yield messages
+                bodies += sum(message["type"] == "http.response.body" for message in messages)
+                if after is not None and bodies >= after:
+                    raise error
+
+    async def metrics(self, request: ForwardedRequest) -> tuple[str, str]:
+        messages = [message async for messages in respond(self.app, request) for message in messages]
+        return str(request.index), b"".join(message.get("body", b"") for message in messages).decode()
+
+
+@pytest.fixture
+def start(tokenizer) -> Iterator[Callable]:
+    @contextmanager
+    def started(key: str | None = None, step_seconds: float = 0.0):
+        fake = FakeEngine(tokenizer, REPLY)
+        fake.step_seconds = step_seconds
+        server = FrontServer(create_app([ServedModel("tiny", tokenizer, fake)], key=key), key)
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        with (
+            serve(server) as port,
+            httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20, headers=headers) as client,
+        ):
+            yield server, client
+
+    return started
+
+
+def test_forwarded_responses_equal_those_of_the_application(start: Callable, start_server: Callable) -> None:
+    direct = start_server().client
+    with start() as (_, client):
+        for path, body in [
+            ("/v1/completions", BODY),
+            ("/v1/completions", BODY | {"stream": True}),
+            ("/v1/completions", BODY | {"temperature": -1}),
+            ("/v1/chat/completions", {"model": "tiny", "messages": [{"role": "user", "content": "Where?"}]}),
+            ("/v1/nothing", {}),
+        ]:
+            ours, theirs = client.post(path, json=body), direct.post(path, json=body)
+            assert ours.status_code == theirs.status_code
+            assert set(ours.headers) == set(theirs.headers)
+            assert comparable(ours.text) == comparable(theirs.text)
+
+
+def comparable(text: str) -> list:
+    parts = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
+    objects = [json.loads(part) for part in parts if part != "[DONE]"]
+    return [{name: value for name, value in each.items() if name not in ("id", "created")} for each in objects]
+
+
+def test_a_key_is_required_before_a_request_is_forwarded(start: Callable) -> None:
+    with start(key="secret") as (server, client):
+        assert client.post("/v1/completions", json=BODY).status_code == 200
+        for path in ("/v1/models", "/metrics"):
+            refused = client.get(path, headers={"authorization": "Bearer wrong"})
+            assert refused.status_code == 401 and len(server.requests) == 1
+
+
+def test_a_request_is_sent_to_another_replica_if_nothing_of_its_response_was_sent(start: Callable) -> None:
+    with start() as (server, client):
+        server.faults = [(0, ReplicaEnded("killed")), (0, ReplicaEnded("killed"))]
+        response = client.post("/v1/completions", json=BODY)
+        assert response.status_code == 200 and len(server.requests) == 3
+        server.faults = [(0, ReplicaEnded("killed"))] * 9
+        failed = client.post("/v1/completions", json=BODY)
+        assert failed.status_code == 503 and failed.json()["error"]["code"] == "replica_ended"
+        assert failed.headers["retry-after"] == "1"
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/responses"])
+def test_a_stream_whose_replica_ended_ends_with_an_error_event(start: Callable, path: str) -> None:
+    body = BODY if path == "/v1/completions" else {"model": "tiny", "input": "the red lamp"}
+    with start(step_seconds=0.1) as (server, client):
+        server.faults = [(2, ReplicaEnded("killed"))]
+        response = client.post(path, json=body | {"stream": True})
+        events = [part for part in response.text.split("\n\n") if part and part != "data: [DONE]"]
+        assert response.status_code == 200 and len(events) >= 2 and len(server.requests) == 1
+        assert "replica_ended" in events[-1] and not any("replica_ended" in event for event in events[:-1])
+        if path == "/v1/responses":
+            assert events[-1].startswith("event: error\ndata: ")
+        else:
+            assert response.text.endswith("data: [DONE]\n\n")
+
+
+def test_a_refusal_of_ray_is_the_response(start: Callable) -> None:
+    with start() as (server, client):
+        server.faults = [(0, ApiError(429, "full", code="queue_full", headers={"retry-after": "1"}))]
+        response = client.post("/v1/completions", json=BODY)
+        assert response.status_code == 429 and response.headers["retry-after"] == "1"
+
+
+def test_a_client_that_disconnects_cancels_its_generation(start: Callable) -> None:
+    with start(step_seconds=0.05) as (server, client):
+        engine = server.app.state.models.default.engine.engine
+        with client.stream("POST", "/v1/completions", json=BODY | {"stream": True}) as response:
+            next(response.iter_lines())
+        wait_until(lambda: engine.cancelled == 1 and not server.front.tasks)
+
+
+def test_streams_end_with_an_error_event_when_the_server_stops(start: Callable) -> None:
+    with start(step_seconds=0.05) as (server, client):
+        with client.stream("POST", "/v1/completions", json=BODY | {"stream": True}) as response:
+            lines = response.iter_lines()
+            next(lines)
+            server.front.tasks.copy().pop().get_loop().call_soon_threadsafe(server.front.cancel_all, "shutting down")
+            rest = list(lines)
+        assert any("shutting_down" in line for line in rest) and "data: [DONE]" in rest
+
+
+def test_metrics_of_replicas_are_labelled_and_grouped(start: Callable) -> None:
+    with start() as (server, client):
+        client.post("/v1/completions", json=BODY)
+        lines = client.get("/metrics").text.splitlines()
+    assert 'regard_http_responses_total{replica="1",route="/v1/completions",status="200"} 1' in lines
+    help = [line for line in lines if line.startswith("# HELP regard_http_responses_total")]
+    steps = [line for line in lines if line.startswith("regard_engine_running{")]
+    assert len(help) == 1 and [line.split()[0] for line in steps] == [
+        'regard_engine_running{replica="0",model="tiny"}',
+        'regard_engine_running{replica="1",model="tiny"}',
+    ]
+    text = '# HELP a A.\n# TYPE a counter\na 1\na_bucket{le="1"} 2\n'
+    assert merge_metrics({"0": text, "1": text}) == (
+        '# HELP a A.\n# TYPE a counter\na{replica="0"} 1\na_bucket{replica="0",le="1"} 2\n'
+        'a{replica="1"} 1\na_bucket{replica="1",le="1"} 2\n'
+    )
+
+
+def test_the_requests_of_a_conversation_have_the_same_replica() -> None:
+    first = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Where is Anna?"}]
+    later = [*first, {"role": "assistant", "content": "In the barn."}, {"role": "user", "content": "And Tom?"}]
+    bodies = [{"model": "m", "messages": first}, {"model": "m", "messages": later, "stream": True}]
+    assert len({conversation_of(json.dumps(body).encode()) for body in bodies}) == 1
+    others = [
+        {"model": "m", "messages": [first[0], {"role": "user", "content": "Who?"}]},
+        {"model": "other", "messages": first},
+        {"model": "m", "messages": first, "prompt_cache_key": "anna"},
+        {"model": "m", "prompt": "a" * 300},
+        {"model": "m", "input": first},
+        {"model": "m", "input": first, "instructions": "Be long."},
+    ]
+    keys = [conversation_of(json.dumps(body).encode()) for body in (*bodies[:1], *others)]
+    assert len(set(keys)) == len(keys) - 1 or len(set(keys)) == len(keys)
+    grown = conversation_of(json.dumps({"model": "m", "prompt": "a" * 300 + "b"}).encode())
+    assert grown == keys[4] and None not in keys
+    for body in (b"", b"[1]", b"{", b'{"input": 3}', b"[" * 100_000, b'{"messages": []}'):
+        assert conversation_of(body) is None
+
+
+def test_only_the_conversations_of_a_replica_that_ended_move() -> None:
+    replicas, conversations = ["a", "b", "c"], [str(i) for i in range(300)]
+    before = {key: preferred(key, replicas) for key in conversations}
+    after = {key: preferred(key, ["a", "c"]) for key in conversations}
+    assert all(after[key] == before[key] for key in conversations if before[key] != "b")
+    counts = [sum(replica == name for replica in before.values()) for name in replicas]
+    assert min(counts) > 60, counts
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray's import
+def test_a_conversation_goes_to_its_replica_and_then_to_the_others() -> None:
+    pytest.importorskip("ray")
+    from types import SimpleNamespace
+
+    from regard.server.replica_router import ConversationRouter
+
+    replicas = [SimpleNamespace(replica_id=SimpleNamespace(unique_id=name)) for name in "abc"]
+
+    def ranks(request: object) -> list[list[str]]:
+        pending = SimpleNamespace(args=[request])
+        chosen = asyncio.run(ConversationRouter.choose_replicas(None, replicas, pending))
+        return [[replica.replica_id.unique_id for replica in rank] for rank in chosen]
+
+    for conversation in ("x", "y", "z"):
+        first = preferred(conversation, "abc")
+        others = [name for name in "abc" if name != first]
+        assert ranks(ForwardedRequest({}, b"", conversation)) == [[first], others]
+    assert ranks(ForwardedRequest({}, b"")) == [["a", "b", "c"]]
+    assert ranks(ForwardedRequest({}, b"", index=4)) == [["b"]]
