@@ -1,4 +1,4 @@
-"""Processes of a tensor parallel engine that end, or do not start. One group exists at a time, so not with the others."""
+"""Processes of a tensor parallel engine that end, or do not start. A process can be in one group at a time."""
 
 import os
 import signal
