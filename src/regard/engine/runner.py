@@ -165,7 +165,7 @@ class Runner:
 
     def drop_graphs(self, error: CannotCapture) -> None:
         warnings.warn(f"{error}; decoding eagerly", stacklevel=5)
-        self.graphs = None
+        self.graphs = self.compiled = None
 
     def span(self, slots: int) -> int:
         """How many slots of each row a step reads: a power of two, so that shapes rarely change."""
