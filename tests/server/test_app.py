@@ -36,7 +36,7 @@ def test_request_fields_are_frozen(start_server):
     schema = start_server().client.get("/openapi.json").json()["components"]["schemas"]
     shared = "frequency_penalty max_tokens min_p model n presence_penalty repetition_penalty seed stop stream"
     shared += " stream_options temperature top_k top_p user logit_bias min_tokens ignore_eos typical_p"
-    shared += " structured_outputs"
+    shared += " structured_outputs cache_salt priority timeout"
     chat = " messages max_completion_tokens logprobs top_logprobs response_format modalities service_tier store"
     chat += " reasoning_effort verbosity tool_choice function_call tools functions audio prediction moderation"
     chat += " web_search_options prompt_cache_options prompt_cache_retention metadata parallel_tool_calls"
@@ -49,10 +49,11 @@ def test_request_fields_are_frozen(start_server):
         "RerankBody": "documents model query return_documents top_n",
         "TokenizeBody": "add_generation_prompt add_special_tokens messages model prompt return_token_strs",
         "DetokenizeBody": "model tokens",
-        "ResponsesBody": "access_programs background context_management conversation image include input instructions"
-        " max_output_tokens max_tool_calls metadata model moderation parallel_tool_calls previous_response_id prompt"
-        " prompt_cache_key prompt_cache_options prompt_cache_retention reasoning safety_identifier service_tier store"
-        " stream stream_options temperature text tool_choice tools top_logprobs top_p truncation user",
+        "ResponsesBody": "access_programs background cache_salt context_management conversation image include input"
+        " instructions max_output_tokens max_tool_calls metadata model moderation parallel_tool_calls"
+        " previous_response_id priority prompt prompt_cache_key prompt_cache_options prompt_cache_retention"
+        " reasoning safety_identifier service_tier store stream"
+        " stream_options temperature text timeout tool_choice tools top_logprobs top_p truncation user",
         "PassageBody": "messages model text",
         "AttentionBody": "head layer messages model text",
         "ErrorBody": "error",
