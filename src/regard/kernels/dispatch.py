@@ -29,7 +29,7 @@ def first_suitable(
     for name, module in backends.items():
         reason = rejection(module, *arguments)
         if reason is None:
-            return name, "; ".join(reasons) or f"{name} is the fastest and supports these arguments"
+            return name, "; ".join(reasons) if reasons else f"{name} is the fastest and supports these arguments"
         reasons.append(reason)
     raise AssertionError("the last backend of a table supports all arguments")
 

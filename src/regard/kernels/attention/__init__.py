@@ -47,7 +47,8 @@ choose_once = lru_cache(maxsize=4096)(choose)  # layers and decode steps mostly 
 
 
 def unsupported_or_slower(module: ModuleType, call: AttentionCall) -> str | None:
-    return module.unsupported_reason(call) or module.slower_reason(call)
+    reason = module.unsupported_reason(call)
+    return module.slower_reason(call) if reason is None else reason  # torch.compile cannot test a formatted string
 
 
 def unsupported(module: ModuleType, *arguments: Any) -> str | None:
