@@ -1,6 +1,5 @@
 """`regard batch`: answer a file of requests in the format of OpenAI's Batch API."""
 
-import asyncio
 import json
 import time
 from pathlib import Path
@@ -54,6 +53,8 @@ def batch(
         import httpx  # noqa: F401
     except ModuleNotFoundError:
         raise ValueError("batches need more packages: pip install 'regard[serve]'") from None
+    import asyncio  # a tenth of the start of the command line
+
     from rich.console import Console
 
     console = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -78,6 +79,8 @@ async def answer_all(
     requests: list[BatchRequest], app: "FastAPI", name: str, output: BatchOutput, at_once: int, console: Any
 ) -> int:
     """Answer all requests, `at_once` at a time; returns how many failed."""
+    import asyncio
+
     import httpx
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -115,6 +118,8 @@ async def answer_all(
 
 async def send(client: Any, request: BatchRequest, name: str) -> tuple[int, str | None, Any]:
     """The status, the id and the body of the response to a request."""
+    import asyncio
+
     if reason := refusal(request):
         error = {"message": reason, "type": "invalid_request_error", "param": None, "code": "invalid_request"}
         return 400, None, {"error": error}

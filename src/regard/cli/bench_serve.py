@@ -1,6 +1,5 @@
 """`regard bench serve`: measure the latency and throughput of a server under load."""
 
-import asyncio
 import itertools
 import json
 import re
@@ -75,6 +74,8 @@ def bench_serve(
         import httpx  # noqa: F401
     except ModuleNotFoundError:
         raise ValueError(EXTRA) from None
+    import asyncio
+
     from rich.console import Console
 
     from regard.cli.load_generator import Load

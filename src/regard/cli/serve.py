@@ -64,9 +64,7 @@ def serve(
     ] = None,
     adapters: Annotated[
         Path | None,
-        typer.Option(
-            exists=True, file_okay=False, help="A folder of adapters that clients may load and unload at run time."
-        ),
+        typer.Option(help="A folder of adapters that clients may load and unload at run time."),
     ] = None,
     max_adapters: Annotated[int, typer.Option(min=1, help="Adapters that may be loaded per model.")] = 64,
     adapter_slots: Annotated[
@@ -104,6 +102,8 @@ def serve(
     if adapter is not None and len(named) > 1:
         raise ValueError("--adapter is for one model; serve the models with adapters as runs, or start another server")
     loras = named_adapters(lora or [], named)
+    if adapters is not None and not adapters.is_dir():
+        raise ValueError(f"--adapters {adapters} is no folder; make it first, or name another one")
     if tensor_parallel > 1 and (len(named) > 1 or replicas is not None or loras or adapters is not None):
         raise ValueError("--tensor-parallel is for one model, without --replicas, --lora and --adapters")
     if replicas is not None and adapters is not None:

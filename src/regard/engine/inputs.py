@@ -22,7 +22,7 @@ from regard.parts.input import Tokens
 from regard.parts.state import PerSource, declarations, exact_cache_limit
 from regard.spec import suggest_name
 
-Source = Sequence[int] | Tensor  # ids, or a signal (C, frames)
+SourceInput = Sequence[int] | Tensor  # ids, or a signal (C, frames)
 CAPACITY = 2048  # tokens per request, and per source, if neither the caller nor the model sets a limit
 
 
@@ -190,12 +190,12 @@ def deadline_of(seconds: float | None) -> float | None:
     return None if seconds is None else monotonic() + seconds
 
 
-def check_sequence(name: str, ids: Source) -> None:
+def check_sequence(name: str, ids: SourceInput) -> None:
     if not hasattr(ids, "__len__"):
         raise ValueError(f"the {name} is {ids!r}, not a sequence of token ids; give a list of integers")
 
 
-def checked_source(model: EncoderDecoderModule | None, source: Source | None, capacity: int) -> Source:
+def checked_source(model: EncoderDecoderModule | None, source: SourceInput | None, capacity: int) -> SourceInput:
     """The ids of the source as a tuple, or its signal; () for a model without an encoder."""
     if model is None:
         if source is not None:
@@ -217,7 +217,7 @@ def checked_source(model: EncoderDecoderModule | None, source: Source | None, ca
     return checked_ids("source", source, spec.vocab)
 
 
-def pad_sources(sources: Sequence[Source], weight: Tensor) -> tuple[Tensor, TokenLayout | None]:
+def pad_sources(sources: Sequence[SourceInput], weight: Tensor) -> tuple[Tensor, TokenLayout | None]:
     """Tokens (B, L) and their layout, or signals (B, C, frames), which all have the same length."""
     signals = [source for source in sources if isinstance(source, Tensor)]
     if signals:

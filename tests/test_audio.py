@@ -9,9 +9,7 @@ import pytest
 import torch
 import transformers
 
-from regard.audio.log_mel import log_mel
-from regard.audio.resample import resample
-from regard.audio.wav import read_wav
+from regard.audio import log_mel, read_wav, resample
 
 
 def wav(samples: np.ndarray, width: int, rate: int = 16000, channels: int = 1) -> bytes:

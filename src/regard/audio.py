@@ -1,0 +1,106 @@
+"""Sound for models: WAV files, other sampling rates, and the log-mel spectrogram of Whisper (Radford et al. 2022).
+
+Resampling evaluates a windowed sinc at the phases of the new samples (Smith, "Digital Audio Resampling", 2002). It
+removes what is above half of the lower of the two rates, so that it is not folded into the result:
+
+    y[n] = Σ_k x[k] · h(n · rate/new - k),    h(t) = c · sinc(c t) · cos²(π t / 2w),    c = 0.95 · min(1, new/rate)
+
+The filters of the mel scale are those of Slaney's Auditory Toolbox: linear below 1000 Hz, logarithmic above, each with
+the same area:
+
+    S = |STFT(x)|² with windows of 400 samples every 160;    M = log10 max(mel · S, 1e-10)
+    features = (max(M, max M - 8) + 4) / 4
+"""
+
+import math
+import wave
+from functools import cache
+from io import BytesIO
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+MAX_CHANNELS = 32
+ZERO_CROSSINGS = 32  # of the sinc on each side
+ROLLOFF = 0.95  # a steep filter needs a margin below half of the rate
+RATE, WINDOW, HOP, SECONDS = 16000, 400, 160, 30
+
+
+class Sound(NamedTuple):
+    samples: Tensor  # (T,) float32, the mean of all channels
+    rate: int  # samples per second
+
+    @property
+    def seconds(self) -> float:
+        return len(self.samples) / self.rate
+
+
+def read_wav(data: bytes, max_seconds: float = float("inf")) -> Sound:
+    """A WAV file with integer samples of 8, 16, 24 or 32 bits. ValueError if it is none, or too long."""
+    try:
+        with wave.open(BytesIO(data)) as file:
+            channels, width, rate = file.getnchannels(), file.getsampwidth(), file.getframerate()
+            if not (1 <= channels <= MAX_CHANNELS and width in (1, 2, 3, 4) and 1000 <= rate <= 1_000_000):
+                raise ValueError(f"{channels} channels of {8 * width} bits at {rate} Hz are not supported")
+            if file.getnframes() > max_seconds * rate:
+                raise ValueError(f"{file.getnframes() / rate:.0f} seconds are too many; at most {max_seconds:g} fit")
+            content = file.readframes(file.getnframes())
+    except (wave.Error, EOFError) as error:
+        raise ValueError(f"it is no WAV file with integer samples ({error}); convert it to one") from error
+    content = content[: len(content) // (channels * width) * channels * width]  # a file may end within a sample
+    samples = integers(content, width).reshape(-1, channels).mean(1)
+    return Sound(torch.from_numpy(samples.astype(np.float32)), rate)
+
+
+def integers(content: bytes, width: int) -> np.ndarray:
+    """Little-endian samples of this many bytes as float64 from -1 to 1; those of one byte are unsigned."""
+    if width == 1:
+        return (np.frombuffer(content, np.uint8).astype(np.float64) - 128) / 128
+    if width == 3:
+        padded = np.zeros((len(content) // 3, 4), np.uint8)
+        padded[:, 1:] = np.frombuffer(content, np.uint8).reshape(-1, 3)
+        return padded.view("<i4")[:, 0] / 2.0**31
+    return np.frombuffer(content, f"<i{width}") / 2.0 ** (8 * width - 1)
+
+
+def resample(samples: Tensor, rate: int, new_rate: int) -> Tensor:
+    """(T,) -> (⌈T · new_rate / rate⌉,)"""
+    if rate == new_rate:
+        return samples
+    step, phases = (number // math.gcd(rate, new_rate) for number in (rate, new_rate))
+    cutoff = ROLLOFF * min(1.0, new_rate / rate)
+    width = math.ceil(ZERO_CROSSINGS / cutoff)
+    offsets = torch.arange(-width, width + step, dtype=torch.float64)
+    times = torch.arange(phases, dtype=torch.float64)[:, None] * step / phases - offsets  # (phases, taps)
+    window = torch.cos(times.clamp(-width, width) * math.pi / (2 * width)).square()
+    kernel = cutoff * torch.sinc(cutoff * times) * window
+    padded = F.pad(samples.double(), (width, width + step))
+    found = F.conv1d(padded[None, None], kernel[:, None], stride=step)[0]  # (phases, frames)
+    return found.T.flatten()[: math.ceil(len(samples) * new_rate / rate)].to(samples.dtype)
+
+
+def log_mel(samples: Tensor, mels: int, frames: int = RATE * SECONDS // HOP) -> Tensor:
+    """(T,) samples at 16 kHz, padded with silence or cut to the frames -> (mels, frames) in float32"""
+    samples = samples.double()[: frames * HOP]
+    samples = F.pad(samples, (0, frames * HOP - len(samples)))
+    window = torch.hann_window(WINDOW, dtype=torch.float64)
+    power = torch.stft(samples, WINDOW, HOP, window=window, return_complex=True)[:, :-1].abs().square()  # (F, frames)
+    logs = (mel_filters(mels) @ power).clamp(min=1e-10).log10()
+    return ((logs.clamp(min=float(logs.max()) - 8) + 4) / 4).float()
+
+
+@cache
+def mel_filters(mels: int) -> Tensor:
+    """(mels, 201) triangles over the frequencies of the spectrum."""
+    frequencies = torch.linspace(0, RATE / 2, WINDOW // 2 + 1, dtype=torch.float64)
+    highest = 15 + 27 * torch.log(torch.tensor(RATE / 2 / 1000, dtype=torch.float64)) / torch.log(torch.tensor(6.4))
+    scale = torch.linspace(0, float(highest), mels + 2, dtype=torch.float64)
+    log_step = torch.log(torch.tensor(6.4, dtype=torch.float64)) / 27
+    corners = torch.where(scale < 15, 200 / 3 * scale, 1000 * torch.exp(log_step * (scale - 15)))  # in Hz
+    rising = (frequencies - corners[:-2, None]) / (corners[1:-1] - corners[:-2])[:, None]
+    falling = (corners[2:, None] - frequencies) / (corners[2:] - corners[1:-1])[:, None]
+    area = 2 / (corners[2:] - corners[:-2])[:, None]
+    return torch.minimum(rising, falling).clamp(min=0) * area
