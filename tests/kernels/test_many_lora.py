@@ -37,7 +37,11 @@ def expected(y: Tensor, x: Tensor, a: Tensor, b: Tensor, scale: Tensor, index: T
     return result
 
 
-@pytest.mark.parametrize("function", [reference, grouped, gathered, add_lora, add_lora_grouped], ids=lambda f: str(f))
+@pytest.mark.parametrize(
+    "function",
+    [reference, grouped, gathered, add_lora, add_lora_grouped],
+    ids=["reference", "grouped", "gathered", "chosen", "operator"],
+)
 @pytest.mark.parametrize("length", [1, 3])
 @pytest.mark.parametrize("name", INDICES)
 def test_every_form_equals_plain_sums(function, length: int, name: str) -> None:
