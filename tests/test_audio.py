@@ -37,7 +37,7 @@ def test_samples_of_every_width_are_read(width: int) -> None:
 def test_channels_are_averaged_and_damaged_files_refused() -> None:
     stereo = wav(np.array([100, 300, -100, 100]), 2, channels=2)
     assert (read_wav(stereo).samples * 2**15).tolist() == [200, 0]
-    for data, reason in [(b"", "no WAV"), (b"ID3" + bytes(99), "no WAV"), (stereo[:30], "no WAV")]:
+    for data, reason in [(b"", "not a WAV"), (b"ID3" + bytes(99), "not a WAV"), (stereo[:30], "not a WAV")]:
         with pytest.raises(ValueError, match=reason):
             read_wav(data)
     with pytest.raises(ValueError, match="2 seconds are too many; at most 1 fit"):

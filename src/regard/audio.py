@@ -25,6 +25,7 @@ from torch.nn import functional as F
 
 MAX_CHANNELS = 32
 ZERO_CROSSINGS = 32  # of the sinc on each side
+MAX_KERNEL = 1 << 24  # numbers; rates without a common factor need one sinc per new sample
 ROLLOFF = 0.95  # a steep filter needs a margin below half of the rate
 RATE, WINDOW, HOP, SECONDS = 16000, 400, 160, 30
 
@@ -49,13 +50,13 @@ def read_wav(data: bytes, max_seconds: float = float("inf")) -> Sound:
                 raise ValueError(f"{file.getnframes() / rate:.0f} seconds are too many; at most {max_seconds:g} fit")
             content = file.readframes(file.getnframes())
     except (wave.Error, EOFError) as error:
-        raise ValueError(f"it is no WAV file with integer samples ({error}); convert it to one") from error
+        raise ValueError(f"not a WAV file with integer samples ({error}); convert it to one") from error
     content = content[: len(content) // (channels * width) * channels * width]  # a file may end within a sample
-    samples = integers(content, width).reshape(-1, channels).mean(1)
+    samples = decode_pcm(content, width).reshape(-1, channels).mean(1)
     return Sound(torch.from_numpy(samples.astype(np.float32)), rate)
 
 
-def integers(content: bytes, width: int) -> np.ndarray:
+def decode_pcm(content: bytes, width: int) -> np.ndarray:
     """Little-endian samples of this many bytes as float64 from -1 to 1; those of one byte are unsigned."""
     if width == 1:
         return (np.frombuffer(content, np.uint8).astype(np.float64) - 128) / 128
@@ -73,6 +74,10 @@ def resample(samples: Tensor, rate: int, new_rate: int) -> Tensor:
     step, phases = (number // math.gcd(rate, new_rate) for number in (rate, new_rate))
     cutoff = ROLLOFF * min(1.0, new_rate / rate)
     width = math.ceil(ZERO_CROSSINGS / cutoff)
+    if phases * (2 * width + step) > MAX_KERNEL:
+        raise ValueError(
+            f"a rate of {rate} Hz cannot be converted to {new_rate} Hz; use a common one, such as 44100 Hz"
+        )
     offsets = torch.arange(-width, width + step, dtype=torch.float64)
     times = torch.arange(phases, dtype=torch.float64)[:, None] * step / phases - offsets  # (phases, taps)
     window = torch.cos(times.clamp(-width, width) * math.pi / (2 * width)).square()

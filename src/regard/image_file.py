@@ -3,6 +3,8 @@
 Transparent parts become white. Images with 16 bits per pixel are scaled to 8. Pillow is an optional package.
 """
 
+import struct
+import zlib
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,8 +26,16 @@ def decode_image(data: bytes, format: str, max_pixels: int) -> "Image":
         if image.width * image.height > max_pixels:
             raise ValueError(f"{image.width} x {image.height} pixels are too many; {max_pixels:,} are left")
         image.load()
-    except (OSError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
-        raise ValueError(f"it is no {format} image, or damaged") from error
+    except (
+        OSError,
+        SyntaxError,
+        EOFError,
+        IndexError,
+        struct.error,
+        zlib.error,
+        Image.DecompressionBombError,
+    ) as error:
+        raise ValueError(f"not a {format} image, or damaged") from error
     return image
 
 

@@ -195,3 +195,16 @@ def test_logits_that_are_not_finite_yield_no_token(value, settings) -> None:
     assert sample(torch.full((1, 500), -math.inf), [request(seed=1, **settings)]).read() == [
         "the model's logits for this request are not finite"
     ]
+
+
+def test_a_request_gets_the_same_token_beside_requests_that_the_kernel_does_not_sample(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("tests.kernels.triton_device")
+    monkeypatch.setattr("regard.engine.sampling.has_kernel", lambda logits: True)
+    logits = torch.randn(4, 60, generator=torch.Generator().manual_seed(3))
+    requests = [request(seed=i, temperature=1.0, top_p=0.9) for i in range(3)]
+    requests.append(request(seed=3, temperature=1.0, suppress_ids=(1,), top_logprobs=2))
+    alone = [sample(logits[i : i + 1], [each]).read()[0] for i, each in enumerate(requests)]
+    assert sample(logits, requests).read() == alone
+    assert len(alone[3].top_logprobs) == 2

@@ -133,6 +133,22 @@ def test_a_link_to_a_file_outside_is_refused(client, model) -> None:
     assert error(response) == (400, "adapter_not_found")
 
 
+def test_a_run_whose_checkpoint_is_outside_is_refused(client, model) -> None:
+    checkpoints = model.folder / "linked-run" / "checkpoints"
+    checkpoints.mkdir(parents=True)
+    (checkpoints / "step-1").symlink_to(model.folder.parent / "secret")
+    response = client.post("/v1/load_lora_adapter", json={"lora_name": "x", "lora_path": "linked-run"})
+    assert response.status_code == 400
+    assert response.json()["error"]["code"] == "adapter_not_found"
+
+
+def test_messages_show_no_folders() -> None:
+    from regard.server.adapter_routes import FOLDERS
+
+    text = "/srv/data/base/model.safetensors: not the weights of /home/x/run (a/b stays)"
+    assert FOLDERS.sub("", text) == "model.safetensors: not the weights of run (a/b stays)"
+
+
 @pytest.mark.parametrize(
     "body",
     [{}, {"lora_name": "x"}, {"lora_name": "", "lora_path": "legal"}, {"lora_name": "x", "lora_path": 3},

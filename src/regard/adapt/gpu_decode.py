@@ -3,10 +3,10 @@
     attention       norm, W_q, W_k, W_v  →  rotation, append, attention  →  W_o, residual
     gated unit      norm, W_gate, W_up, activation, product  →  W_down, residual
 
-An arrow separates kernels of a decode step. For prompts and many rows the products are the library's, with kernels for
-what is between them. Matrices that read the same input are stacked into one tensor, and the parameters of the model
-become views of it, so no weight is kept twice and checkpoints do not change. This is for inference: it works on a copy
-of the modules that shares all tensors.
+An arrow separates kernels of a decode step. For prompts and many rows cuBLAS computes the matrix products, and Triton
+kernels the norms, rotations and activations. Matrices that read the same input are stacked into one tensor, and the
+parameters of the model become views of it, so no weight is kept twice and checkpoints do not change. This is for
+inference: it works on a copy of the modules that shares all tensors.
 """
 
 from typing import Any
@@ -29,7 +29,7 @@ from regard.parts.split_heads import merge_heads
 from regard.parts.state import State
 
 MAX_COLUMNS = 32768  # of a matrix; one row of it is in the registers of a program
-MAX_COMPILED = 32  # rows; for more, torch.compile generates kernels around the library's products
+MAX_COMPILED_ROWS = 32  # for more, torch.compile generates kernels around the products of cuBLAS
 HEAD_DIMS = (32, 64, 128, 256)
 FUSED_ACTIVATIONS = {ACTIVATIONS[name]: name for name in ("silu", "gelu", "gelu_tanh")}
 
@@ -112,7 +112,7 @@ class DecodeLinear(nn.Module):
         self.weight, self.bias = layer.weight, layer.bias
 
     def forward(self, x: Tensor) -> Tensor:
-        if not 1 <= x.numel() // x.shape[-1] <= MAX_COMPILED:
+        if not 1 <= x.numel() // x.shape[-1] <= MAX_COMPILED_ROWS:
             return nn.functional.linear(x, self.weight, self.bias)
         flat = x.reshape(1, -1, x.shape[-1])
         return linear(flat, self.weight, bias=self.bias).view(*x.shape[:-1], -1)
@@ -224,7 +224,7 @@ def is_plain_linear(module: nn.Module) -> bool:
 
 def runs_kernels(x: Tensor) -> bool:
     """Whether these tokens (B, L, D) are computed here: inside torch.compile only decode steps of a few rows."""
-    return not torch.compiler.is_compiling() or (x.shape[1] == 1 and len(x) <= MAX_COMPILED)
+    return not torch.compiler.is_compiling() or (x.shape[1] == 1 and len(x) <= MAX_COMPILED_ROWS)
 
 
 def linear(

@@ -99,7 +99,7 @@ def generating_model(name: str, path: Path, llm: "LanguageModel", inspected: boo
         expand = partial(expand_images, llm.model, llm.tokenizer)
         embed = partial(embed_patches, llm.model, llm.image_processor)
         reader = ImageReader(llm.tokenizer.decode_token(marker), marker, expand, embed)
-        return ServedModel(name, llm.tokenizer, llm.engine, images=reader)
+        return ServedModel(name, llm.tokenizer, llm.engine, images=reader, read_adapter=llm.read_adapter)
     require_decoder(path, llm)
     if not inspected:
         return ServedModel(name, llm.tokenizer, llm.engine)

@@ -1,5 +1,6 @@
 """`regard serve`: an OpenAI-compatible API for models, with a web page to chat with them and inspect them."""
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,9 +27,9 @@ def serve(
     key: Annotated[
         list[str] | None,
         typer.Option(
-            envvar="REGARD_KEY",
-            help="API key that clients must send; safer in REGARD_KEY than here. Several, repeated or separated by "
-            "commas: requests of different keys are served equally, and share no cached prefixes.",
+            help="API key that clients must send; safer in the environment variable REGARD_KEY than here. Several, "
+            "repeated or separated by commas: requests of different keys are served equally, and share no cached "
+            "prefixes.",
         ),
     ] = None,
     name: Annotated[
@@ -103,7 +104,7 @@ def serve(
         raise ValueError("--adapter is for one model; serve the models with adapters as runs, or start another server")
     loras = named_adapters(lora or [], named)
     if adapters is not None and not adapters.is_dir():
-        raise ValueError(f"--adapters {adapters} is no folder; make it first, or name another one")
+        raise ValueError(f"--adapters {adapters} is not a folder; create it, or give another path")
     if tensor_parallel > 1 and (len(named) > 1 or replicas is not None or loras or adapters is not None):
         raise ValueError("--tensor-parallel is for one model, without --replicas, --lora and --adapters")
     if replicas is not None and adapters is not None:
@@ -117,7 +118,9 @@ def serve(
     from regard.server.run_server import is_local
     from regard.server.run_server import serve as run
 
-    keys = [part.strip() for value in key or () for part in value.split(",") if part.strip()]
+    # Not by typer, which splits a variable of several values at spaces, so that each word of a key would be one.
+    given = key or [os.environ.get("REGARD_KEY", "")]
+    keys = [part.strip() for value in given for part in value.split(",") if part.strip()]
     is_local(host, keys)  # refused before the models are loaded
     console = Console(stderr=True, soft_wrap=True)
     options = EngineOptions(

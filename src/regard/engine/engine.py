@@ -47,7 +47,7 @@ from regard.engine.stores.base import OpenStore
 from regard.models.encoder_decoder import EncoderDecoderModule
 
 TokenIds = Sequence[int]
-WARM_UP_PROMPTS = ((16,), (33,), (1040,), (2049,), (48, 17), (700, 1024))  # requests that are read together
+WARM_UP_PROMPTS = ((16,), (33,), (1040,), (2049,), (48, 17), (700, 1024))  # requests that are prefilled in one batch
 CHUNKS = {"cpu": 256, "cuda": 8192}  # as many as do not delay the tokens of other requests noticeably
 
 
@@ -198,8 +198,8 @@ class Engine:
     def step(self) -> list[tuple[Request, Token]]:
         """Run one step. Returns new tokens: on a CPU those of this step, on a GPU mostly those of the step before.
 
-        A GPU computes while the host schedules: the tokens of a step stay on the device as inputs of the next one, and
-        are read after that has started. A request that fails has finish="error" and a message in `error`.
+        On a GPU scheduling is asynchronous: the tokens of a step stay on the device as inputs of the next one, and are
+        read after that has started. A request that fails has finish="error" and a message in `error`.
         """
         for request in self.scheduler.expired():
             self.end(request, "timeout")
@@ -330,12 +330,14 @@ class Engine:
         """Compile the kernels that read prompts, by requests that are neither counted nor cached."""
         counts, namespace = self.counts.copy(), self.scheduler.namespace
         self.scheduler.namespace = lambda request: None
-        for lengths in WARM_UP_PROMPTS:
-            for length in lengths[: self.store.rows]:
-                self.submit([0] * min(length, self.capacity - 2), Sampling(max_new=2, temperature=1, top_p=0.9))
-            while not self.idle:
-                self.step()
-        self.counts, self.scheduler.namespace = counts, namespace
+        try:
+            for lengths in WARM_UP_PROMPTS:
+                for length in lengths[: self.store.rows]:
+                    self.submit([0] * max(1, min(length, self.capacity - 2)), Sampling(max_new=2, top_p=0.9))
+                while not self.idle:
+                    self.step()
+        finally:
+            self.counts, self.scheduler.namespace = counts, namespace
 
     def namespace(self, request: Request) -> object:
         return namespace_of(request, self.model)
@@ -385,14 +387,12 @@ class Engine:
     def handle_failure(self, batch: ScheduledBatch, error: Exception) -> None:
         """End the request of a failed forward; if it had several, preempt them, to be recomputed one at a time."""
         self.read_tokens()
-        requests = [request for request, _ in batch if request.finish is None]
-        if len(batch) == 1:
-            for request in requests:
+        for request in [request for request, _ in batch if request.finish is None]:
+            if len(batch) == 1:
                 self.end(request, "error", f"the model failed on this request: {str(error).splitlines()[0]}")
-            return
-        for request in requests:
-            request.isolated = True
-            self.scheduler.preempt(request)
+            else:
+                request.isolated = True
+                self.scheduler.preempt(request)
 
     def end(self, request: Request, finish: str, error: str | None = None) -> None:
         request.finish, request.error = finish, error

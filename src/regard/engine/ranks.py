@@ -51,10 +51,15 @@ class Ranks:
         """Start ranks 1 … size-1; each calls `build`, which must be picklable, with its own device."""
         if size < 2:
             raise ValueError(f"tensor parallel: size={size}; use at least 2 processes, or an engine without ranks")
+        if device not in ("cpu", "cuda"):
+            raise ValueError(
+                f"tensor parallel: device={device!r} must be cpu or cuda; CUDA_VISIBLE_DEVICES selects GPUs"
+            )
         if device == "cuda" and torch.cuda.device_count() < size:
             raise ValueError(f"tensor parallel: size={size}, but there are {torch.cuda.device_count()} GPUs")
         self.size, self.device, self.on_failure = size, rank_device(device, 0), on_failure
         self.failure: str | None = None
+        self.failing = threading.Lock()  # the monitor and a step may find the same failure
         self.closing = False
         self.recorded: list[tuple] = []
         self.folder = tempfile.TemporaryDirectory(prefix="regard-ranks-")
@@ -76,7 +81,7 @@ class Ranks:
 
     def open_engine(
         self, model: nn.Module, *, rows: int | None = None, capacity: int | None = None, memory: float | None = None,
-        blocks: int | None = None, chunk: int = 256, queue: int = 256, prefix_cache: bool = True,
+        blocks: int | None = None, chunk: int | None = None, queue: int = 256, prefix_cache: bool = True,
     ) -> Engine:  # fmt: skip
         """An engine for this model, whose matrices are replaced by the shards of rank 0. Arguments as for Engine.
 
@@ -195,9 +200,11 @@ class Ranks:
             self.fail(f"rank {rank} of the tensor parallel engine ended (exit code {process.exitcode})")
 
     def fail(self, reason: str) -> None:
-        if self.failure is None and not self.closing:
+        with self.failing:
+            if self.failure is not None or self.closing:
+                return
             self.failure = reason
-            self.on_failure(reason)
+        self.on_failure(reason)
 
     def close(self) -> None:
         """End all ranks."""

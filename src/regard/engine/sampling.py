@@ -53,20 +53,28 @@ class Sampled:
 
 def sample(logits: Tensor, requests: Sequence[Request]) -> Sampled:
     """The next token of each request from its row of (B, V) logits."""
-    if logits.is_cuda and HAS_TRITON and all(r.sampling.plain and r.history is None for r in requests):
-        ids, logprobs = sample_on_gpu(logits, requests)
-        return Sampled(ids, logprobs)
-    logprobs = log_softmax(logits)  # (B, V); a NaN or +inf makes the whole row NaN
+    plain = [i for i, r in enumerate(requests) if r.sampling.plain and r.history is None] if has_kernel(logits) else []
+    if len(plain) == len(requests):
+        return Sampled(*sample_by_kernel(logits, requests))
+    raw, logprobs = logits, log_softmax(logits)  # (B, V); a NaN or +inf makes the whole row NaN
     logits = logits.to(logprobs.dtype)
     logits, errors = process(penalize_rows(logits, requests), requests)
     ids = choose(logits, requests)
     chosen = logprobs.gather(-1, ids.unsqueeze(-1)).squeeze(-1)  # (B,)
+    if plain:  # by the kernel here too: a token must not depend on the settings of other requests
+        rows = to_device(torch.tensor(plain), logits.device)
+        plain_ids, plain_logprobs = sample_by_kernel(raw[rows], [requests[i] for i in plain])
+        ids, chosen = ids.index_copy(0, rows, plain_ids), chosen.index_copy(0, rows, plain_logprobs)
     counts = [r.sampling.top_logprobs for r in requests]
     best = logprobs.topk(min(max(counts), logprobs.shape[-1])) if any(counts) else None
     return Sampled(ids, chosen, best and (best.indices, best.values), counts, errors)
 
 
-def sample_on_gpu(logits: Tensor, requests: Sequence[Request]) -> tuple[Tensor, Tensor]:
+def has_kernel(logits: Tensor) -> bool:
+    return logits.is_cuda and HAS_TRITON and logits.dtype in (torch.float32, torch.bfloat16, torch.float16)
+
+
+def sample_by_kernel(logits: Tensor, requests: Sequence[Request]) -> tuple[Tensor, Tensor]:
     """Ids (B,) and their log-probabilities (B,) by one kernel, for requests with plain settings."""
     from regard.kernels.triton_sampling import sample_rows
 

@@ -7,8 +7,8 @@ A decode step reads every weight once and computes little, so memory bandwidth l
 two products costs as much as megabytes of weights. One token: a program keeps the normalized x in registers and loops
 over the rows of W; the next rows are loaded before the products of these are summed. Several tokens: tensor-core
 products, W on the left because their tiles have at least 64 rows; where few rows would leave multiprocessors idle,
-programs split the columns, and the last one adds their sums in a fixed order. More than MAX_TOKENS: the library's
-product, which reads the weights as fast then.
+programs split the columns, and the last one adds their sums in a fixed order. More than MAX_TOKENS: cuBLAS, which
+reads the weights as fast then.
 """
 
 from functools import lru_cache
@@ -236,7 +236,7 @@ def launch(
 def multiply_many(
     x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str | None
 ) -> Tensor:
-    """(tokens, outputs) by the library's product"""
+    """(tokens, outputs) by cuBLAS"""
     if residual is not None and bias is None and activation is None:
         return torch.addmm(residual, x, weight.T)
     y = torch.nn.functional.linear(x, weight, bias)

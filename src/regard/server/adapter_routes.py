@@ -5,6 +5,7 @@ link leads out of it. A loaded adapter is named like a model in later requests.
 """
 
 import asyncio
+import re
 from pathlib import Path
 
 from fastapi import APIRouter
@@ -15,7 +16,7 @@ from regard.server.model_registry import ModelRegistry
 from regard.server.response_schema import Status
 from regard.server.served_model import ServedModel
 
-FILES = ("adapter_config.json", "adapter_model.safetensors")
+FOLDERS = re.compile(r"(?<![\w.])/(?:[^/\s:;,'\"]+/)+")  # of an absolute path in a message
 
 
 class LoadAdapterBody(BaseModel):
@@ -51,7 +52,7 @@ def router(models: ModelRegistry, folder: Path | None) -> APIRouter:
             if body.lora_name in models.names:
                 message = f"the name {body.lora_name!r:.100} is taken; unload the adapter first, or choose another name"
                 raise ApiError(400, message, code="adapter_exists", param="lora_name")
-            await load_adapter(served, body.lora_name, path, root)
+            await load_adapter(served, body.lora_name, path)
         return Status(status="ok")
 
     @routes.post("/v1/unload_lora_adapter")
@@ -69,15 +70,17 @@ def router(models: ModelRegistry, folder: Path | None) -> APIRouter:
     return routes
 
 
-async def load_adapter(served: ServedModel, name: str, path: Path, root: Path) -> None:
+async def load_adapter(served: ServedModel, name: str, path: Path) -> None:
     """Read the files in a thread, then load the adapter between two steps of the engine."""
     engine, read = served.generator, served.read_adapter
-    assert read is not None, "checked by the route"
+    if read is None:
+        message = f"{served.name} cannot load adapters"
+        raise ApiError(400, message, code="adapters_not_supported", param="model")
     try:
         weights = await asyncio.to_thread(read, path)
         await engine.call(engine.engine.load_adapter, name, weights)
     except (ValueError, OSError) as error:
-        message = str(error).replace(f"{root}/", "")  # clients do not learn where the folder is
+        message = FOLDERS.sub("", str(error))  # clients do not learn where files are
         raise ApiError(400, message, code="invalid_adapter", param="lora_path") from error
 
 
@@ -85,9 +88,10 @@ def find_adapter(root: Path, name: str) -> Path:
     """The folder of an adapter inside `root`; 400 if it is not there."""
     try:
         path = (root / name).resolve()
-        inside = path.is_relative_to(root) and all((path / file).resolve().is_relative_to(root) for file in FILES)
-        exists = inside and path.is_dir()
-    except (OSError, ValueError, RuntimeError):  # a name with a null byte, or too long; a circle of links
+        exists = path.is_relative_to(root) and path.is_dir()
+        links = [entry for entry in path.rglob("*") if entry.is_symlink()] if exists else []  # also of checkpoints
+        exists = exists and all(link.resolve().is_relative_to(root) for link in links)
+    except (OSError, ValueError, RuntimeError):  # a name with a null byte, or too long; a symlink loop
         exists = False
     if not exists:
         message = f"there is no adapter folder {name!r:.100} in the server's folder of adapters; give a path inside it"

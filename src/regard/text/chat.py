@@ -97,7 +97,9 @@ def encode_chat(
     if image_token is None or not (images := _images_in(messages)):
         text = render(tokenizer.chat_template, messages, *arguments)
     else:
-        image = next(unused)
+        image = next(unused, None)
+        if image is None:
+            raise ChatError("the messages have every character of Unicode's private use area; remove some")
         text = _render_images(tokenizer.chat_template, messages, images, image_token, image, arguments)
     ids: list[int] = []
     for part in re.split(f"([{''.join(placeholders)}])", text) if placeholders else [text]:

@@ -56,7 +56,7 @@ class Paged:
         self.max_tokens = min(capacity, blocks * block)
         self.block_table = torch.zeros(rows, self.capacity // block, dtype=torch.int64, device=device)
         self.changed: dict[int, int] = {}  # entries of the block table that the device does not have yet
-        self.unclean: list[int] = []  # freed blocks that are not zeros yet; cleared together, before the next forward
+        self.dirty: list[int] = []  # freed blocks that are not zeros yet; cleared together, before the next forward
         self.pool = BlockPool(blocks, block, rows, 4 * rows if states is None else states)
         self.owned = self.pool.owned
         self.table = RowTable(rows, device, memory)
@@ -85,9 +85,9 @@ class Paged:
         return self.storages.bind(layout, span or self.capacity, sourceless)
 
     def upload(self) -> None:
-        if self.unclean:
-            self.clear(self.unclean)
-            self.unclean = []
+        if self.dirty:
+            self.clear(self.dirty)
+            self.dirty = []
         if self.changed:
             entries = self.on_device([list(self.changed), list(self.changed.values())])
             self.block_table.view(-1)[entries[0]] = entries[1]
@@ -142,7 +142,7 @@ class Paged:
             self.pool.keep_state(self.pool.chains[row][-1], self.table.copy_state(row))
 
     def forget(self, row: int | None = None) -> None:
-        self.unclean += self.pool.forget(list(self.pool.keys)) if row is None else self.pool.forget_row(row)
+        self.dirty += self.pool.forget(list(self.pool.keys)) if row is None else self.pool.forget_row(row)
 
     def reserve(self, row: int, length: int) -> bool:
         missing = -(-length // self.block) - len(self.owned[row])
@@ -214,7 +214,7 @@ class Paged:
         if count > 0:
             missing = count - len(self.pool.free)
             if missing > 0:
-                self.unclean += self.pool.evict(max(missing, self.blocks // EVICTED_SHARE))
+                self.dirty += self.pool.evict(max(missing, self.blocks // EVICTED_SHARE))
             start = len(self.owned[row])
             self.pool.own(row, self.pool.take(count))
             self.list_blocks(row, start)
@@ -228,7 +228,7 @@ class Paged:
         """Remove all but the first `keep` blocks from a row; blocks that no other row owns become free."""
         first = row * self.block_table.shape[1]
         self.changed.update(dict.fromkeys(range(first + keep, first + len(self.owned[row])), 0))
-        self.unclean += self.pool.release(row, keep)
+        self.dirty += self.pool.release(row, keep)
 
     def clear(self, blocks: Sequence[int], start: int = 0) -> None:
         """Zero these blocks from slot `start` of each on: masked slots are read too, and 0 · NaN is NaN."""
@@ -240,7 +240,7 @@ class Paged:
     def copy(self, block: int, row: int, tokens: int) -> None:
         """Give a copy of the first tokens of a block to a row."""
         self.take(row, 1)
-        self.upload()  # the block may be one that is not clean yet
+        self.upload()  # the block may be one that is not cleared yet
         new = self.owned[row][-1]
         old, to = self.slots(self.on_device([[block], [new]]))[:, :tokens]
         for storage in self.per_token:
