@@ -104,6 +104,25 @@ def test_the_options_of_the_server_are_passed_on(demo_run: Path, monkeypatch: py
     assert found == [expected, [8000, (), (), False, 1 << 20]]
 
 
+@pytest.mark.parametrize(
+    ("value", "given", "keys"),
+    [
+        ("correct horse, second", (), ["correct horse", "second"]),
+        ("unused", ("--key", "a b", "--key", "c,d"), ["a b", "c", "d"]),
+        ("", (), []),
+    ],
+)
+def test_keys_are_separated_by_commas_only(
+    demo_run: Path, monkeypatch: pytest.MonkeyPatch, value: str, given: tuple[str, ...], keys: list[str]
+) -> None:
+    calls: list[dict] = []
+    monkeypatch.setattr("regard.server.run_server.serve", lambda models, **options: calls.append(options))
+    monkeypatch.setenv("REGARD_KEY", value)
+    result = regard("serve", str(demo_run), *given)
+    assert result.exit_code == 0, result.output
+    assert list(calls[0]["key"]) == keys
+
+
 def test_several_models_are_served_by_their_names(demo_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list = []
     monkeypatch.setattr("regard.server.run_server.serve", lambda models, **_: calls.extend(models))

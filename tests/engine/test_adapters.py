@@ -335,6 +335,7 @@ def test_an_encoder_decoder_with_adapters() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_compiled_decode_step(models) -> None:
     model = models["gqa"]
     versions = {None: model, "a": adapted(model, 3), "b": adapted(model, 4)}

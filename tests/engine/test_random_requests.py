@@ -61,7 +61,8 @@ def test_a_thousand_random_requests_equal_each_alone(models, compiled_grammars, 
 
 @pytest.mark.slow
 @pytest.mark.skipif(cannot_compile(torch.device("cpu")) is not None, reason="needs a C++ compiler")
-@pytest.mark.parametrize("seed", range(200, 205))
+@pytest.mark.timeout(900)  # each compiles several steps
+@pytest.mark.parametrize("seed", [200, 201])
 def test_random_requests_in_a_compiled_engine_equal_each_alone(models, compiled_grammars, clock, seed: int) -> None:
     torch._dynamo.reset()
     with warnings.catch_warnings():

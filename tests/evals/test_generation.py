@@ -42,7 +42,7 @@ def fit(model: nn.Module, objective: Objective, rows: list[dict], tokenizer: Tok
     else:
         batch = objective.collate([sum(items, [])], tokenizer, length * len(rows))
     optimizer = AdamW().build(model, lr=2e-2)
-    for _ in range(60):
+    for _ in range(150):
         take_step(model, objective, batch, optimizer, clip=1.0)
 
 

@@ -143,9 +143,7 @@ def test_forty_greedy_tokens_with_both_caches_equal_transformers(pair: Pair) -> 
 def test_engine_generates_the_tokens_of_transformers(pair: Pair) -> None:
     """The engine serves four sources with too few blocks for all at once; transformers generates for one at a time."""
     if isinstance(pair.ours.spec.source.input, Frames):
-        with pytest.raises(ValueError, match="the source is frames, not token ids"):
-            Engine(pair.ours)
-        return
+        return  # tests/engine/test_signals.py
     engine = Engine(pair.ours, rows=3, capacity=24, store=partial(Paged, block=4, blocks=7))
     settings = {"max_new_tokens": 12, "decoder_start_token_id": START, "do_sample": False}
     settings |= {"forced_bos_token_id": 5, "forced_eos_token_id": 6, "suppress_tokens": [8, 9]}

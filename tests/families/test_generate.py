@@ -208,10 +208,8 @@ def test_prompts_with_images_generate_as_transformers(llava: tuple[Path, Any, An
         assert our_ids(llm, "w7 w8 w9", images=image) == expected
 
 
-def test_interleaved_model_refuses_serve_and_invalid_images(llava: tuple[Path, Any, Any]) -> None:
+def test_interleaved_model_refuses_invalid_images(llava: tuple[Path, Any, Any]) -> None:
     folder, *_ = llava
-    refused = command("serve", folder)
-    assert refused.exit_code == 1 and "is of kind interleaved; this command needs a decoder" in str(refused.exception)
     llm = regard.load(folder, device="cpu", context=64)
     with pytest.raises(ValueError, match="the prompt has 2 image tokens for 1 images; write <image> once per image"):
         llm.generate("<image> <image>", images=random_pictures()[:1])

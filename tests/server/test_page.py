@@ -216,7 +216,7 @@ def test_another_model_is_selected_in_the_page(tokenizer, visit):
         page.wait_for_selector("#model")
         assert page.input_value("#model") == "box" and "box" in page.title()
         send_prompt(page, "Tomas saw")
-        assert wait_for_reply(page).text_content() == "Tomas saw box"
+        assert wait_for_reply(page).text_content() == " box"
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
