@@ -193,3 +193,8 @@ def carry_segments(layout: TokenLayout) -> Tensor:
 def number_documents(segments: Tensor) -> Tensor:
     """(B, L) the documents of each row counted from 0; a new one starts where the segment changes."""
     return F.pad((segments[:, 1:] != segments[:, :-1]).cumsum(1), (1, 0))
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """A copy on the device; from pinned memory, so that the host does not wait for a GPU."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from regard.compat import allow_recompiles
 from regard.engine.request import UNREAD
-from regard.engine.stores.arrays import to_device
+from regard.layout import to_device
 
 Step = Callable[[Tensor, Tensor, Tensor, int], Tensor]  # tokens, positions, valid (B, 1), span -> logits (B, V)
 

@@ -19,9 +19,8 @@ from regard.engine.inputs import pad_sources
 from regard.engine.prompt_logprobs import record_prompt_logprobs
 from regard.engine.request import UNREAD, Request
 from regard.engine.scheduler import ScheduledBatch
-from regard.engine.stores.arrays import to_device
 from regard.engine.stores.base import Store
-from regard.layout import TokenLayout
+from regard.layout import TokenLayout, to_device
 from regard.models.decoder import DecoderModule
 from regard.models.encoder_decoder import EncoderDecoderModule
 

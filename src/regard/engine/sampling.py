@@ -17,7 +17,7 @@ from torch import Tensor
 from regard.compat import HAS_TRITON
 from regard.engine.logits_processors import process
 from regard.engine.request import Request, Sampling, Token, TokenHistory
-from regard.engine.stores.arrays import to_device
+from regard.layout import to_device
 
 
 class Sampled:

@@ -1,4 +1,4 @@
-"""Arrays whose memory is used as it is written, and copies to a GPU that the host does not wait for.
+"""Arrays whose memory is used as it is written.
 
 `torch.zeros` on a CPU writes its zeros, so all of the memory is used at once. These come from `calloc`: the operating
 system gives a page when it is first written, so a pool for many long sequences costs little while it is empty, and its
@@ -22,8 +22,3 @@ def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device | str) 
     memory = np.zeros(size + ALIGNMENT, dtype=np.uint8)  # as bytes: NumPy has no bfloat16
     start = -memory.ctypes.data % ALIGNMENT
     return torch.from_numpy(memory[start : start + size]).view(dtype).view(*shape)
-
-
-def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """A copy on the device; from pinned memory, so that the host does not wait for a GPU."""
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)

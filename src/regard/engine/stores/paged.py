@@ -14,13 +14,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regard.engine.stores.arrays import to_device, zeros
+from regard.engine.stores.arrays import zeros
 from regard.engine.stores.base import SLACK, CannotRewind, ModelMemory, Snapshot
 from regard.engine.stores.blocks import BlockPool
 from regard.engine.stores.rows import KeyLayout, RowTable, check_sizes
 from regard.engine.stores.states import build_storages
 from regard.kernels.attention.arguments import Pages, gather_pages
-from regard.layout import TokenLayout
+from regard.layout import TokenLayout, to_device
 from regard.parts.state import PerToken, State
 
 BLOCK = 16  # tokens per block
