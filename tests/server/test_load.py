@@ -143,6 +143,8 @@ def test_a_signal_ends_the_process_and_every_stream(folder: Path, signals: int) 
             thread.start()
         for _ in range(2):
             assert started.acquire(timeout=30)
+        while gauge(httpx.get(f"{url}/metrics", timeout=30).text, "waiting") + 2 + len(endings) < 6:
+            time.sleep(0.01)  # until all requests are accepted: two are running or have ended
         for _ in range(signals):
             process.send_signal(signal.SIGTERM)
             time.sleep(0.2)
