@@ -40,9 +40,11 @@ def open_parallel_engine(
     from regard.engine.inputs import decoder_of
     from regard.engine.ranks import Ranks
 
-    device = decoder_of(llm.model).embedding.weight.device.type
+    device = decoder_of(llm.model).embedding.weight.device
+    if device.index:
+        raise ValueError(f"--tensor-parallel uses GPUs 0 to {size - 1}, not {device}; select them by CUDA_VISIBLE_DEVICES")
     build = partial(load_model, path=path, context=options.get("capacity"), adapter=adapter, dtype=dtype)
-    ranks = Ranks(build, size, device, on_failure)
+    ranks = Ranks(build, size, device.type, on_failure)
     atexit.register(ranks.close)
     llm.engine = ranks.open_engine(llm.model, **options)
     llm.rows = llm.engine.store.rows
@@ -62,7 +64,7 @@ def report(reason: str) -> None:
 
 
 def stop_server(reason: str) -> None:
-    """End the server: its open streams get an error event. Called in a thread of its own."""
+    """End the server: its open streams get an error event."""
     report(f"{reason}; the server ends, start it again")
     timer = threading.Timer(GRACE, os._exit, (1,))  # a sum that waits for the rank that has ended cannot be cancelled
     timer.daemon = True

@@ -6,8 +6,8 @@
     with Ranks(build, 2, "cpu") as ranks:
         engine = ranks.open_engine(model, rows=8)
 
-Plans go through pipes, and the tensors of a step follow by broadcast. If a rank ends or fails, all end: `on_failure` is
-called in another thread, and every later step raises RankError.
+Calls go through pipes, and the tensors of a step follow by broadcast. If a rank ends or fails, all end: `on_failure` is
+called once, in the thread that finds the failure, and every later step raises RankError.
 """
 
 import multiprocessing
@@ -161,7 +161,7 @@ class Ranks:
         methods.residual_stream, methods.embed, methods.logits = parallel_stream, parallel_embed, parallel_logits
 
     def together(self, forward: Callable, *args: Any) -> Any:
-        """A forward that the other ranks compute too: if it fails here, they wait in vain."""
+        """A forward that the other ranks compute too: if it fails here, they block in a collective."""
         try:
             return forward(*args)
         except Exception as error:
