@@ -42,7 +42,7 @@ def open_parallel_engine(
 
     device = decoder_of(llm.model).embedding.weight.device
     if device.index:
-        raise ValueError(f"--tensor-parallel uses GPUs 0 to {size - 1}, not {device}; select them by CUDA_VISIBLE_DEVICES")
+        raise ValueError(f"--tensor-parallel starts at the first GPU, not {device}; choose by CUDA_VISIBLE_DEVICES")
     build = partial(load_model, path=path, context=options.get("capacity"), adapter=adapter, dtype=dtype)
     ranks = Ranks(build, size, device.type, on_failure)
     atexit.register(ranks.close)
