@@ -134,18 +134,32 @@ class Cursor:
             self.string_count += count
             if self.string_count > MAX_STRINGS:
                 raise GGUFError(f"{self.file}: {key} has {count} strings; at most {MAX_STRINGS} in all arrays are read")
-            return [self.read_string(key) for _ in range(count)]
+            return self.read_strings(count, key)
         if type_id not in SCALARS:
             raise GGUFError(f"{self.file}: {key} is an array of type {type_id}; supported are numbers and strings")
         type_code = SCALARS[type_id].replace("?", "B")
         return array(type_code, self.read_bytes(count * struct.calcsize(f"<{type_code}"), key))
 
     def read_string(self, label: str) -> str:
-        length = int.from_bytes(self.read_bytes(8, label), "little")  # faster than `unpack`; files have many strings
+        return self.read_strings(1, label)[0]
+
+    def read_strings(self, count: int, label: str) -> list[str]:
+        """The loop calls no method of this class: a file may have a million strings."""
+        content, position, size, strings = self.content, self.position, len(self.content), []
         try:
-            return self.read_bytes(length, label).decode("utf-8")
+            for _ in range(count):
+                start = position + 8
+                end = start + int.from_bytes(content[position:start], "little")
+                if end > size:  # also if the length itself is cut off, since `start` is then past the end
+                    self.position = position
+                    (length,) = self.unpack("Q", label)
+                    self.read_bytes(length, label)
+                strings.append(content[start:end].decode("utf-8"))
+                position = end
         except UnicodeDecodeError as error:
             raise GGUFError(f"{self.file}: {label} is not UTF-8 ({error.reason}); download the file again") from None
+        self.position = position
+        return strings
 
     def unpack(self, types: str, label: str) -> tuple[Any, ...]:
         return struct.unpack(f"<{types}", self.read_bytes(struct.calcsize(f"<{types}"), label))

@@ -164,10 +164,10 @@ def test_streams_several_images_and_templates_with_parts(llm, client, answers, m
         ("file:///etc/passwd", "invalid_value", "the server fetches none"),
         ("data:image/svg+xml;base64,AAAA", "invalid_value", "data:image/png;base64"),
         ("data:image/png;base64,%%%", "invalid_image", "image 1 cannot be read"),
-        ("data:image/png;base64,", "invalid_image", "no PNG image, or damaged"),
-        ("data:image/png;base64,AAAA", "invalid_image", "no PNG image, or damaged"),
-        (data_url(picture("red")).replace("png", "jpeg", 1), "invalid_image", "no JPEG image, or damaged"),
-        (data_url(picture("red"))[:-40], "invalid_image", "no PNG image, or damaged"),
+        ("data:image/png;base64,", "invalid_image", "not a PNG image, or damaged"),
+        ("data:image/png;base64,AAAA", "invalid_image", "not a PNG image, or damaged"),
+        (data_url(picture("red")).replace("png", "jpeg", 1), "invalid_image", "not a JPEG image, or damaged"),
+        (data_url(picture("red"))[:-40], "invalid_image", "not a PNG image, or damaged"),
     ],
 )
 def test_bad_images_are_refused(client, url, code, message):
