@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from regard.adapt import AdapterError, LoRA, add_lora
-from regard.adapt.lora_weights import LoraWeights, lora_weights, without_gradients
+from regard.adapt.lora_weights import lora_weights, without_gradients
 from regard.engine.beam import Beams
 from regard.engine.contrastive import ContrastiveOptions
 from regard.engine.engine import Engine
@@ -208,63 +208,6 @@ def test_requests_at_once_with_one_prompt_and_different_adapters(models) -> None
         assert tokens(request) == generate(open_engine(versions[name]), ids)
 
 
-@pytest.mark.ledger("lora.multi")
-def test_adapters_are_loaded_and_unloaded_while_requests_run(models) -> None:
-    model, ids = models["gqa"], prompt(6)
-    old, new, other = adapted(model, 3), adapted(model, 4), adapted(model, 20)
-    engine = open_engine(model, adapter_slots=1)
-    engine.load_adapter("a", lora_weights(old))
-    first = engine.submit(ids, GREEDY, adapter="a")
-    for _ in range(3):
-        engine.step()
-    engine.unload_adapter("a")
-    with pytest.raises(AdapterError, match="there is no adapter 'a'; no adapter is loaded"):
-        engine.submit(ids, GREEDY, adapter="a")
-    engine.load_adapter("a", lora_weights(new))
-    engine.load_adapter("b", lora_weights(other))  # of a higher rank: new tensors for all slots
-    assert engine.adapters == ("a", "b")
-    second, third = (engine.submit(ids, GREEDY, adapter=name) for name in ("a", "b"))
-    run(engine, first, second, third)
-    for request, version in ((first, old), (second, new), (third, other)):
-        assert tokens(request) == generate(open_engine(version), ids)
-
-
-def test_requests_wait_for_a_slot(models) -> None:
-    model = models["gqa"]
-    engine = open_engine(model, rows=4, chunk=32, adapter_slots=2)
-    for rank in (1, 2, 3):
-        engine.load_adapter(f"{rank}", lora_weights(adapted(model, rank)))
-    requests = [engine.submit(prompt(5, i), GREEDY, adapter=name) for i, name in enumerate(("1", "2", "3", None))]
-    engine.step()
-    assert [request.row is not None for request in requests] == [True, True, False, False]  # in the order of arrival
-    copied = []
-    load = engine.loras.adapted.load
-    engine.loras.adapted.load = lambda slot, weights: (copied.append(weights.rank), load(slot, weights))
-    run(engine, *requests)
-    assert copied == [3]  # the running ones kept their slots
-    for name in ("2", "1", "2", "3"):  # 1 was the least recently used when 3 was copied, 3 when 1 was
-        generate(engine, prompt(5), adapter=name)
-    assert copied == [3, 1, 3]
-
-
-def test_the_limit_of_loaded_adapters(models) -> None:
-    engine = open_engine(models["gqa"], max_adapters=2)
-    weights = lora_weights(adapted(models["gqa"], 3))
-    engine.load_adapter("a", weights)
-    with pytest.raises(AdapterError, match="an adapter named 'a' is loaded already; unload it first"):
-        engine.load_adapter("a", weights)
-    engine.load_adapter("b", weights)
-    with pytest.raises(AdapterError, match="2 adapters are loaded, the most allowed"):
-        engine.load_adapter("c", weights)
-    with pytest.raises(AdapterError, match="there is no adapter 'bb'; did you mean 'b'"):
-        engine.unload_adapter("bb")
-    engine.unload_adapter("a")
-    engine.load_adapter("c", weights)
-    for name in ("", "a\n", 3, "x" * 257):
-        with pytest.raises(AdapterError, match="is not a name for an adapter"):
-            engine.load_adapter(name, weights)
-
-
 @pytest.mark.ledger("lora.bound")
 def test_an_adapter_of_another_base_is_refused_with_both_shapes(models) -> None:
     small = models["gqa"]
@@ -349,15 +292,3 @@ def test_a_compiled_decode_step(models) -> None:
     assert engine.loras.runner.compiled is not None
     for i, (request, each) in enumerate(zip(requests, versions.values(), strict=True)):
         assert tokens(request) == generate(open_engine(each), prompt(5, i))
-
-
-def test_weights_on_the_host_are_copies(models) -> None:
-    """A trained adapter may change after it was loaded."""
-    model = models["gqa"]
-    source = adapted(model, 3)
-    engine, expected = open_engine(model), generate(open_engine(source), prompt(5))
-    weights: LoraWeights = lora_weights(source)
-    engine.load_adapter("a", weights)
-    for a, b in weights.layers.values():
-        a.zero_(), b.zero_()
-    assert generate(engine, prompt(5), adapter="a") == expected

@@ -10,14 +10,14 @@ Experts multiply rows that are sorted by expert. Their adapters are stacked by e
 router notes which token a sorted row belongs to.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from regard.adapt.lora_weights import LayerMatrices, LoraWeights
 from regard.adapt.replace_modules import copy_modules
-from regard.adapt.targets import AdaptableWeight, AdapterError, adaptable_weights, training_only
+from regard.adapt.targets import AdapterError, adaptable_weights, training_only
 from regard.kernels.grouped_matmul import sort_by_expert
 from regard.kernels.many_lora import add_lora
 from regard.parts.experts import ExpertsModule
@@ -100,11 +100,10 @@ class ManyLora(nn.Module):
     def rank(self) -> int:
         return self.a.shape[-2]
 
-    def grow(self, rank: int) -> None:
-        """New tensors for adapters of this rank. CUDA graphs that were captured before read the old ones."""
+    def grown(self, rank: int) -> tuple[Tensor, Tensor]:
+        """New tensors a and b for adapters of this rank. CUDA graphs that were captured before read the old ones."""
         extra = max(MIN_RANK, 1 << (rank - 1).bit_length()) - self.rank
-        self.a = nn.functional.pad(self.a, (0, 0, 0, extra))
-        self.b = nn.functional.pad(self.b, (0, extra))
+        return nn.functional.pad(self.a, (0, 0, 0, extra)), nn.functional.pad(self.b, (0, extra))
 
     def load(self, slot: int, matrices: LayerMatrices | None, scale: float) -> None:
         """Copy an adapter into a slot; None: the adapter does not change this layer."""
@@ -164,24 +163,37 @@ class AdaptedModel:
                     f"{expected[0]} and {expected[1]}; load it with the model that it was trained on"
                 )
 
-    def prepare(self, adapter: LoraWeights) -> bool:
-        """Make place for an adapter; returns whether modules or the addresses of tensors have changed."""
-        changed = False
-        for path in adapter.layers:
-            if path not in self.layers:
-                self.layers[path] = self.replace(self.weights[path])
-            if self.layers[path].rank < adapter.rank:
-                self.layers[path].grow(adapter.rank)
-                changed = True
-        return changed
+    def prepare(self, adapter: LoraWeights) -> Callable[[], None] | None:
+        """Make place for an adapter; returns a function that undoes it, or None if nothing had to change.
 
-    def replace(self, weight: AdaptableWeight) -> ManyLora:
-        layer = ManyLora(weight.module, weight.weight, self.rows).eval()
-        for path in weight.names:
-            self.model.set_submodule(path, layer)
-        if weight.stacked:
+        Modules and the addresses of tensors change. All tensors are allocated before the first change, so if memory
+        runs out, the model is as before.
+        """
+        added = {
+            path: ManyLora(self.weights[path].module, self.weights[path].weight, self.rows).eval()
+            for path in adapter.layers
+            if path not in self.layers
+        }
+        layers = {path: added.get(path) or self.layers[path] for path in adapter.layers}
+        grown = [(layer, *layer.grown(adapter.rank)) for layer in layers.values() if layer.rank < adapter.rank]
+        before = [(layer, layer.a, layer.b) for layer, _, _ in grown]
+
+        def undo() -> None:
+            for path in added:
+                self.put(path, self.layers.pop(path).base)
+            write_matrices(before)
+
+        for path, layer in added.items():
+            self.put(path, layer)
+            self.layers[path] = layer
+        if any(self.weights[path].stacked for path in added):
             self.note_routes()
-        return layer
+        write_matrices(grown)
+        return undo if grown else None
+
+    def put(self, path: str, module: nn.Module) -> None:
+        for name in self.weights[path].names:
+            self.model.set_submodule(name, module)
 
     def note_routes(self) -> None:
         for module in self.model.modules():
@@ -191,3 +203,8 @@ class AdaptedModel:
     def load(self, slot: int, adapter: LoraWeights) -> None:
         for path, layer in self.layers.items():
             layer.load(slot, adapter.layers.get(path), adapter.scale)
+
+
+def write_matrices(layers: list[tuple[ManyLora, Tensor, Tensor]]) -> None:
+    for layer, a, b in layers:
+        layer.a, layer.b = a, b

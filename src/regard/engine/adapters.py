@@ -42,7 +42,10 @@ class Adapters:
         self.runner: AdaptedRunner | None = None
 
     def load(self, name: str, weights: LoraWeights) -> None:
-        """Raises AdapterError, and changes nothing, if the adapter does not fit the model, or the limit is reached."""
+        """Raises AdapterError if the adapter does not fit the model, or the limit is reached.
+
+        After this or any other error, such as too little memory, the loaded adapters are as before.
+        """
         check_name(name)
         if name in self.loaded:
             raise AdapterError(f"an adapter named {name!r} is loaded already; unload it first, or choose another name")
@@ -50,14 +53,21 @@ class Adapters:
             raise AdapterError(f"{self.limit} adapters are loaded, the most allowed (max_adapters); unload one first")
         if weights.rank > MAX_RANK:
             raise AdapterError(f"the adapter has rank {weights.rank}, and at most {MAX_RANK} can be mixed; merge it")
-        adapted = self.adapted or self.copy_model()
+        adapted, runner = self.adapted or self.copy_model(), self.runner
         adapted.check(weights)
-        if adapted.prepare(weights) or self.runner is None:
-            self.runner = AdaptedRunner(adapted, self.base)
-            if self.compile:
-                self.runner.compile()
-        self.adapted = adapted
-        self.loaded[name] = Adapter(name, on_host(weights), next(self.versions))
+        weights = on_host(weights)
+        undo = adapted.prepare(weights)
+        if undo is not None or runner is None:
+            try:
+                runner = AdaptedRunner(adapted, self.base)
+                if self.compile:
+                    runner.compile()
+            except BaseException:
+                if undo is not None:
+                    undo()
+                raise
+        self.adapted, self.runner = adapted, runner
+        self.loaded[name] = Adapter(name, weights, next(self.versions))
 
     def read(self, folder: str | Path, source_family: str | None = None) -> LoraWeights:
         """The adapter of a folder. source_family: of the model in `transformers`, whose names the adapter may have."""
