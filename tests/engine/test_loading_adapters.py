@@ -37,7 +37,7 @@ def test_requests_wait_for_a_slot(tiny) -> None:
         engine.load_adapter(f"{rank}", lora_weights(adapted(model, rank)))
     requests = [engine.submit(prompt(5, i), GREEDY, adapter=name) for i, name in enumerate(("1", "2", "3", None))]
     engine.step()
-    assert [request.row is not None for request in requests] == [True, True, False, False]  # in the order of arrival
+    assert [request.row is not None for request in requests] == [True, True, False, True]  # the last needs no slot
     copied = []
     load = engine.loras.adapted.load
     engine.loras.adapted.load = lambda slot, weights: (copied.append(weights.rank), load(slot, weights))
@@ -46,6 +46,23 @@ def test_requests_wait_for_a_slot(tiny) -> None:
     for name in ("2", "1", "2", "3"):  # 1 was the least recently used when 3 was copied, 3 when 1 was
         generate(engine, prompt(5), adapter=name)
     assert copied == [3, 1, 3]
+
+
+def test_a_request_that_waits_for_a_slot_is_not_starved(tiny) -> None:
+    """While requests of other kinds keep arriving, it starts when those that ran before it have ended."""
+    engine = open_engine(tiny(), rows=3, adapter_slots=1, queue=100)
+    for name, rank in (("a", 1), ("b", 2)):
+        engine.load_adapter(name, lora_weights(adapted(tiny(), rank)))
+    first = engine.submit(prompt(3), GREEDY, adapter="a")
+    waits = engine.submit(prompt(4), GREEDY, adapter="b")
+    later: list = []
+    while waits.finish is None:
+        later += [engine.submit(prompt(3, len(later)), GREEDY, adapter=name) for name in ("a", None)]
+        engine.step()
+        if first.finish is None:
+            assert waits.row is None and not any(request.row is not None for request in later if request.adapter)
+    assert any(request.finish for request in later if request.adapter is None)  # they passed it
+    assert not any(request.new for request in later if request.adapter is not None)
 
 
 def test_the_limit_of_loaded_adapters(tiny) -> None:

@@ -37,7 +37,7 @@ class Scheduler:
 
         read_tokens: reads the tokens that are computed but not read yet; False if there are none. Called before a
         request is preempted: it needs its tokens to be recomputed, or has finished already.
-        can_run: whether a request can run beside those that are running.
+        can_run: whether there is a slot for the adapter of a request beside those of the running ones.
         """
         self.read_tokens, self.can_run = read_tokens, can_run
         self.store, self.chunk, self.namespace = store, chunk, namespace or (lambda request: None)
@@ -75,7 +75,7 @@ class Scheduler:
 
     def admit(self) -> None:
         """Admit waiting requests in their order, while there are rows and space."""
-        while self.free_rows and (request := self.waiting.first()) is not None and self.can_run(request, self.running):
+        while self.free_rows and (request := self.next_request()) is not None:
             row = min(self.free_rows)  # low rows first: a batch of rows 0 … B-1 is a slice of the store
             cached = self.store.admit(row, request.prefix, self.namespace(request))
             if cached is None:
@@ -86,6 +86,16 @@ class Scheduler:
             request.row, request.cached, request.preempted = row, cached, False
             self.waiting.charge(request.tenant, request.pending)
             insort(self.running, request, key=rank)
+
+    def next_request(self) -> Request | None:
+        """The first waiting request, unless it has to wait for an adapter's slot; then the first without an adapter.
+
+        Other adapters do not pass it: their requests could keep all slots in use for ever.
+        """
+        request = self.waiting.first()
+        if request is None or self.can_run(request, self.running):
+            return request
+        return self.waiting.first(lambda other: other.adapter is None)
 
     def find_leader(self, request: Request) -> Request | None:
         """The first request with the same prompt, if that is not computed yet. Its prefix can be shared then."""

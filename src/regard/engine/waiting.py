@@ -8,7 +8,7 @@ counter).
 
 from bisect import insort
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from regard.engine.request import Request
 
@@ -42,9 +42,13 @@ class WaitingQueue:
         if not self.queues[request.tenant]:
             del self.queues[request.tenant]
 
-    def first(self) -> Request | None:
-        """The request to admit next; None if all wait for another request's prompt, or there are none."""
-        heads = (next((request for request in queue if not request.held), None) for queue in self.queues.values())
+    def first(self, accept: Callable[[Request], bool] = lambda request: True) -> Request | None:
+        """The request to admit next; None if there are none, or all wait for another request's prompt.
+
+        accept: which requests are considered.
+        """
+        queues = self.queues.values()
+        heads = (next((request for request in queue if not request.held and accept(request)), None) for queue in queues)
         return min((request for request in heads if request is not None), key=self.order, default=None)
 
     def order(self, request: Request) -> tuple:
