@@ -33,7 +33,7 @@ TensorPlan = dict[str, MatrixSplit]  # by the name of a submodule
 def tensor_plans(
     model: nn.Module, size: int, linears: tuple[type[nn.Module], ...] = (nn.Linear,)
 ) -> dict[str, TensorPlan]:
-    """The plans of all parts that have one, by the name of the part. Heads are counted per process from here on.
+    """The plans of all parts that have one, by the name of the part. ValueError if a part cannot be divided.
 
     linears: the types of projections that can be split; experts have their own.
     """
@@ -65,7 +65,7 @@ def tied_parameters(model: nn.Module) -> Iterator[tuple[str, str]]:
 def plan_of(
     module: nn.Module, size: int, shares_bias: bool, linears: tuple[type[nn.Module], ...] = (nn.Linear,)
 ) -> TensorPlan:
-    """The plan of a part; empty if it has none. Heads of an attention are counted per process from here on."""
+    """The plan of a part; empty if it has none."""
     if type(module) in (AttentionModule, CrossAttentionModule):
         assert isinstance(module, AttentionModule)
         return {} if shares_bias else attention_plan(module, size)
@@ -92,12 +92,21 @@ def attention_plan(attention: AttentionModule, size: int) -> TensorPlan:
         f"parallel: kv_heads={attention.kv_heads} is not divisible by tensor={size}; choose tensor from "
         f"{', '.join(map(str, divisors(attention.kv_heads)))}",
     )
-    attention.heads, attention.kv_heads = attention.heads // size, attention.kv_heads // size
     plan: TensorPlan = {"q_proj": "outputs", "k_proj": "outputs", "v_proj": "outputs", "o_proj": "inputs"}
     if isinstance(attention.gate, Gate):
-        attention.gate.heads //= size
         plan["gate.proj"] = "outputs"
     return plan | {name: "heads" for name, norm in norms.items() if list(norm.parameters())}
+
+
+def divide_heads(model: nn.Module, plans: dict[str, TensorPlan], size: int) -> set[AttentionModule]:
+    """Count the heads of the attentions that have a plan per process from here on; returns these attentions."""
+    parts = (model.get_submodule(path) for path in plans)
+    divided = {part for part in parts if isinstance(part, AttentionModule)}
+    for attention in divided:
+        attention.heads, attention.kv_heads = attention.heads // size, attention.kv_heads // size
+        if isinstance(attention.gate, Gate):
+            attention.gate.heads //= size
+    return divided
 
 
 def feedforward_plan(

@@ -36,6 +36,7 @@ from regard.engine.stores.paged import Paged
 from regard.engine.tensor_parallel import local_states, shard_model
 from regard.layout import TokenLayout
 from regard.models.decoder import DecoderModule
+from regard.parts.attention import AttentionModule
 
 TIMEOUT = timedelta(minutes=5)  # of one sum over ranks
 STOP_SECONDS = 10.0
@@ -116,7 +117,7 @@ class Ranks:
                 raise RankError(f"rank {rank} did not start: {error}")
 
     def open_store(
-        self, decoder: DecoderModule, split: set[nn.Module], share: float | None, blocks: int | None, memory: Any,
+        self, decoder: DecoderModule, split: set[AttentionModule], share: float | None, blocks: int | None, memory: Any,
         rows: int, capacity: int, dtype: torch.dtype, device: torch.device | str = "cpu", source: int = 0,
         slack: int = SLACK,
     ) -> Any:  # fmt: skip
@@ -270,7 +271,7 @@ def run_rank(rank: int, size: int, device: str, build: Build, pipe: Connection, 
 
 @torch.inference_mode()
 def repeat_calls(
-    decoder: DecoderModule, split: set[nn.Module], size: int, device: torch.device, pipe: Connection
+    decoder: DecoderModule, split: set[AttentionModule], size: int, device: torch.device, pipe: Connection
 ) -> None:
     """Make the calls of rank 0 until it closes the pipe."""
     replay: StoreReplay | None = None

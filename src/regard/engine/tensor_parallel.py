@@ -14,7 +14,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.adapt.tensor_plan import MatrixSplit, tensor_plans
+from regard.adapt.tensor_plan import MatrixSplit, TensorPlan, divide_heads, tensor_plans
 from regard.kernels.grouped_matmul import grouped_linear
 from regard.models.decoder import DecoderModule
 from regard.parts.attention import AttentionModule
@@ -22,13 +22,17 @@ from regard.parts.experts import GroupedLinear
 from regard.parts.state import Memory, PerToken, declarations
 
 
-def shard_model(decoder: DecoderModule, rank: int, size: int) -> set[nn.Module]:
+def plans_of(decoder: DecoderModule, size: int) -> dict[str, TensorPlan]:
+    """The plans of a decoder's parts, those of experts too. ValueError if they cannot be divided."""
+    return tensor_plans(decoder, size, (nn.Linear, GroupedLinear))
+
+
+def shard_model(decoder: DecoderModule, rank: int, size: int) -> set[AttentionModule]:
     """Replace the matrices that have a plan by this rank's shards, in place. ValueError if they cannot be divided.
 
     Returns the attentions whose heads are divided.
     """
-    heads = {module: module.kv_heads for module in decoder.modules() if isinstance(module, AttentionModule)}
-    plans = tensor_plans(decoder, size, (nn.Linear, GroupedLinear))
+    plans = plans_of(decoder, size)
     shards: dict[int, nn.Parameter] = {}  # of tied parameters there is one shard
 
     def shard(parameter: nn.Parameter | None, dim: int) -> nn.Parameter | None:
@@ -45,7 +49,7 @@ def shard_model(decoder: DecoderModule, rank: int, size: int) -> set[nn.Module]:
             parent, _, attribute = name.rpartition(".")
             owner = part.get_submodule(parent)
             setattr(owner, attribute, sharded(getattr(owner, attribute), split, shard, rank))
-    return {module for module, count in heads.items() if module.kv_heads != count}
+    return divide_heads(decoder, plans, size)
 
 
 def sharded(module: Any, split: MatrixSplit, shard: Callable, rank: int) -> nn.Module:
@@ -121,7 +125,7 @@ class GatheredLinear(nn.Module):
         return torch.cat(parts, -1)
 
 
-def local_states(decoder: DecoderModule, split: set[nn.Module], states: Any, size: int) -> Any:
+def local_states(decoder: DecoderModule, split: set[AttentionModule], states: Any, size: int) -> Any:
     """The states that the model declares, with the heads of one rank only. split: attentions with divided heads."""
 
     def local(body: nn.Module, memory: Memory) -> Memory:

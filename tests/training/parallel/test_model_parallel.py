@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from regard.adapt.tensor_plan import plan_of
+from regard.adapt.tensor_plan import divide_heads, plan_of
 from regard.data.batch import Batch
 from regard.kernels.linear_cross_entropy import VocabularyShard, linear_cross_entropy
 from regard.models.decoder import Decoder
@@ -152,8 +152,18 @@ def test_heads_that_cannot_be_divided_are_refused() -> None:
     ids=str,
 )
 def test_attention_that_needs_all_heads_is_replicated(options: dict) -> None:
-    module = attention(**options)
-    assert plan_of(module, 2, False) == {} and module.heads == 4
+    assert plan_of(attention(**options), 2, False) == {}
+
+
+def test_a_plan_changes_nothing_until_heads_are_divided() -> None:
+    module = nn.ModuleDict({"mixer": attention(gate="head")})
+    plans = {"mixer": plan_of(module["mixer"], 2, False)}
+
+    def heads() -> tuple[int, int, int]:
+        return module["mixer"].heads, module["mixer"].kv_heads, module["mixer"].gate.heads
+
+    assert plans["mixer"]["q_proj"] == "outputs" and heads() == (4, 2, 4)
+    assert divide_heads(module, plans, 2) == {module["mixer"]} and heads() == (2, 1, 2)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from regard.adapt.tensor_plan import MatrixSplit, tensor_plans, tied_parameters
+from regard.adapt.tensor_plan import MatrixSplit, divide_heads, tensor_plans, tied_parameters
 from regard.kernels.linear_cross_entropy import VocabularyShard, linear_cross_entropy
 from regard.models.outputs import LazyLogits, Outputs
 from regard.training.parallel.mesh import Processes
@@ -27,9 +27,11 @@ def distribute_matrices(model: nn.Module, processes: Processes) -> None:
     mesh, size = processes.submesh("tensor"), processes.sizes.tensor
     assert mesh is not None, "tensor > 1"
     tied = list(tied_parameters(model))
-    for path, plan in tensor_plans(model, size).items():
+    plans = tensor_plans(model, size)
+    for path, plan in plans.items():
         styles = {name: style_of(split) for name, split in plan.items()}
         parallelize_module(model.get_submodule(path), mesh, styles)
+    divide_heads(model, plans, size)
     for name, first in tied:
         path, _, attribute = name.rpartition(".")
         setattr(model.get_submodule(path), attribute, model.get_parameter(first))
