@@ -54,3 +54,10 @@ def test_a_rank_that_cannot_load_the_model_is_reported() -> None:
     ):
         ranks.open_engine(build_small(torch.device("cpu")))
     torch.set_num_threads(threads)
+
+
+def test_no_process_starts_for_a_model_that_cannot_be_divided() -> None:
+    model = build_small(torch.device("cpu"))
+    with Ranks(build_small, 3, "cpu") as ranks, pytest.raises(ValueError, match="kv_heads=2 is not divisible by"):
+        ranks.open_engine(model)
+    assert not ranks.processes and model.stack.blocks[0].sublayers[0].body.kv_heads == 2

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from regard.adapt import AdapterError
+from regard.adapt.lora_weights import LoraWeights
 from regard.engine.beam import Beams
 from regard.engine.engine import Engine
 from regard.engine.ranks import Ranks
@@ -114,6 +116,12 @@ def test_cancelled_requests_and_searches_leave_the_ranks_equal(parallel: Engine,
         run(engine, [request])
     logprobs = [torch.tensor([token.logprob for token in request.prompt_logprobs]) for request in requests]
     torch.testing.assert_close(*logprobs, rtol=0, atol=1e-9)
+
+
+@pytest.mark.slow
+def test_adapters_are_refused(parallel: Engine) -> None:
+    with pytest.raises(AdapterError, match="this engine loads no adapters"):
+        parallel.load_adapter("a", LoraWeights({}, 1, 1.0))
 
 
 def test_what_cannot_be_divided_is_refused_by_name() -> None:

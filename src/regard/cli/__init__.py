@@ -124,6 +124,7 @@ def is_expected(error: Exception) -> bool:
     """Whether the error is reported in one line. Other exceptions are bugs and keep their traceback."""
     if isinstance(error, ValueError | OSError):
         return True
-    from regard.engine.request import GenerationError  # imports torch, so only after the other types
+    from regard.engine.ranks import RankError  # imports torch, so only after the other types
+    from regard.engine.request import GenerationError
 
-    return isinstance(error, GenerationError)
+    return isinstance(error, GenerationError | RankError)

@@ -85,9 +85,9 @@ def generate(
     llm = load(model, device, context=context, adapter=adapter)
     llm.rows = n  # the engine reserves memory for these
     if tensor_parallel > 1:
-        from regard.cli.tensor_parallel import open_parallel_engine, report
+        from regard.cli.tensor_parallel import end_later, open_parallel_engine
 
-        open_parallel_engine(model, llm, tensor_parallel, adapter, "auto", report, rows=n, capacity=context)
+        open_parallel_engine(model, llm, tensor_parallel, adapter, "auto", end_later, rows=n, capacity=context)
     options: dict[str, Any] = {
         "max_new": max_new, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
         "repetition_penalty": repetition_penalty, "top_logprobs": logprobs,

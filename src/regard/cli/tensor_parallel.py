@@ -24,7 +24,7 @@ TensorParallelOption = Annotated[
         "--tensor-parallel", min=1, help="Divide the matrices over this many processes, one per GPU or on the CPUs."
     ),
 ]
-GRACE = 15.0  # seconds in which the server sends the last events, if a process has ended
+GRACE = 15.0  # seconds in which a server sends the last events, if one of the processes has ended
 
 
 def open_parallel_engine(
@@ -46,6 +46,8 @@ def open_parallel_engine(
     build = partial(load_model, path=path, context=options.get("capacity"), adapter=adapter, dtype=dtype)
     ranks = Ranks(build, size, device.type, on_failure)
     atexit.register(ranks.close)
+    # By default SIGTERM ends a process without its exit handlers. A server has its own handler while it runs.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number if ranks.failure is None else 1))
     llm.engine = ranks.open_engine(llm.model, **options)
     llm.rows = llm.engine.store.rows
 
@@ -59,14 +61,21 @@ def load_model(
     return open_model(path, str(device), context, adapter, dtype).model
 
 
-def report(reason: str) -> None:
-    print(f"regard: {reason}", file=sys.stderr, flush=True)
+def end_later(reason: str) -> None:
+    """End the process, with status 1, if it has not ended by itself: a sum that waits for a rank which has ended cannot
+    be cancelled."""
+
+    def end() -> None:
+        print(f"regard: {reason}", file=sys.stderr, flush=True)
+        os._exit(1)
+
+    timer = threading.Timer(GRACE, end)
+    timer.daemon = True
+    timer.start()
 
 
 def stop_server(reason: str) -> None:
     """End the server: its open streams get an error event."""
-    report(f"{reason}; the server ends, start it again")
-    timer = threading.Timer(GRACE, os._exit, (1,))  # a sum that waits for the rank that has ended cannot be cancelled
-    timer.daemon = True
-    timer.start()
+    print(f"regard: {reason}; the server ends, start it again", file=sys.stderr, flush=True)
+    end_later(reason)
     os.kill(os.getpid(), signal.SIGTERM)

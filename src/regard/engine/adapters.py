@@ -47,6 +47,8 @@ class Adapters:
         After this or any other error, such as too little memory, the loaded adapters are as before.
         """
         check_name(name)
+        if self.limit == 0:
+            raise AdapterError("this engine loads no adapters (max_adapters=0); load the model with it (--adapter)")
         if name in self.loaded:
             raise AdapterError(f"an adapter named {name!r} is loaded already; unload it first, or choose another name")
         if len(self.loaded) >= self.limit:

@@ -66,7 +66,7 @@ class Engine:
         prefix_cache: bool = True,  # requests that start with the same tokens share what is computed for them
         compile: bool = False,  # prepare decode steps: slow to start, then fast; ignores later hooks and modules
         adapter_slots: int = 8,  # adapters that requests which run at the same time may have
-        max_adapters: int = 64,  # adapters that may be loaded
+        max_adapters: int = 64,  # adapters that may be loaded; 0: none
     ):
         decoder = decoder_of(model)
         self.encoder_decoder = model if isinstance(model, EncoderDecoderModule) else None
@@ -75,7 +75,7 @@ class Engine:
         self.device = weight.device
         capacity = checked_capacity(decoder.spec, capacity)
         chunk = CHUNKS.get(self.device.type, CHUNKS["cpu"]) if chunk is None else chunk
-        sizes = {"chunk": chunk, "queue": queue, "adapter_slots": adapter_slots, "max_adapters": max_adapters}
+        sizes = {"chunk": chunk, "queue": queue, "adapter_slots": adapter_slots, "max_adapters": max_adapters or 1}
         for name, size in (sizes if rows is None else sizes | {"rows": rows}).items():
             check_size(name, size)
         check_states(decoder.spec, has_source=self.encoder_decoder is not None)

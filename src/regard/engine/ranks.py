@@ -20,6 +20,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from regard.engine.memory import SHARES, open_store
 from regard.engine.recorded_store import RecordedStore, StoreReplay
 from regard.engine.stores.base import SLACK
 from regard.engine.stores.paged import Paged
-from regard.engine.tensor_parallel import local_states, shard_model
+from regard.engine.tensor_parallel import local_states, plans_of, shard_model
 from regard.layout import TokenLayout
 from regard.models.decoder import DecoderModule
 from regard.parts.attention import AttentionModule
@@ -49,7 +50,7 @@ class RankError(Exception):
 
 class Ranks:
     def __init__(self, build: Build, size: int, device: str, on_failure: Callable[[str], None] = lambda reason: None):
-        """Start ranks 1 … size-1; each calls `build`, which must be picklable, with its own device."""
+        """Ranks 1 … size-1 start with the engine; each calls `build`, which must be picklable, with its own device."""
         if size < 2:
             raise ValueError(f"tensor parallel: size={size}; use at least 2 processes, or an engine without ranks")
         if device not in ("cpu", "cuda"):
@@ -58,52 +59,57 @@ class Ranks:
             )
         if device == "cuda" and torch.cuda.device_count() < size:
             raise ValueError(f"tensor parallel: size={size}, but there are {torch.cuda.device_count()} GPUs")
-        self.size, self.device, self.on_failure = size, rank_device(device, 0), on_failure
+        self.build, self.size, self.device, self.on_failure = build, size, rank_device(device, 0), on_failure
         self.failure: str | None = None
         self.failing = threading.Lock()  # the monitor and a step may find the same failure
         self.closing = False
         self.recorded: list[tuple] = []
-        self.folder = tempfile.TemporaryDirectory(prefix="regard-ranks-")
-        context = multiprocessing.get_context("spawn")
         self.pipes: list[Connection] = []
-        self.processes = []
-        threads = max(1, torch.get_num_threads() // size)
-        for rank in range(1, size):
-            ours, theirs = context.Pipe()
-            arguments = (rank, size, device, build, theirs, self.folder.name, threads)
-            process = context.Process(target=run_rank, args=arguments, name=f"regard-rank-{rank}", daemon=True)
-            process.start()
-            theirs.close()  # so that we see the end of the process
-            self.pipes.append(ours)
-            self.processes.append(process)
-        if device == "cpu":
-            torch.set_num_threads(threads)
+        self.processes: list[SpawnProcess] = []
+        self.folder: tempfile.TemporaryDirectory | None = None  # in which the ranks find one another
+        self.store: RecordedStore | None = None
         self.monitor = threading.Thread(target=self.watch, name="regard-ranks", daemon=True)
 
     def open_engine(
         self, model: nn.Module, *, rows: int | None = None, capacity: int | None = None, memory: float | None = None,
         blocks: int | None = None, chunk: int | None = None, queue: int = 256, prefix_cache: bool = True,
     ) -> Engine:  # fmt: skip
-        """An engine for this model, whose matrices are replaced by the shards of rank 0. Arguments as for Engine.
+        """Start the ranks, and open an engine for this model, whose matrices are replaced by the shards of rank 0.
 
-        blocks: of the paged store; None: what fits into the memory. Steps run eagerly.
+        Arguments as for Engine. blocks: of the paged store; None: what fits into the memory. Steps run eagerly.
+        ValueError, before any process starts, if the model cannot be divided.
         """
         decoder = decoder_of(model)
         if decoder is not model:
             raise ValueError("tensor parallel: only decoders can be divided over ranks; use replicas for this model")
+        plans_of(decoder, self.size)
+        folder = self.start()
         split = shard_model(decoder, 0, self.size)
         self.wait_until_ready()
-        join_group(0, self.size, self.device, self.folder.name)
+        join_group(0, self.size, self.device, folder)
         self.monitor.start()
-        model.eval()
         store = partial(self.open_store, decoder, split, memory, blocks)
-        engine = Engine(
-            model, rows=rows, capacity=capacity, store=store, chunk=chunk, queue=queue, prefix_cache=prefix_cache
-        )
-        self.send_forwards(decoder, engine.store)
-        loras: Any = engine.loras
-        loras.load = refuse_adapter
-        return engine
+        return Engine(
+            ParallelDecoder(decoder, self), rows=rows, capacity=capacity, store=store, chunk=chunk, queue=queue,
+            prefix_cache=prefix_cache, max_adapters=0,
+        )  # fmt: skip
+
+    def start(self) -> str:
+        """Start the other ranks; returns the folder in which they find one another."""
+        self.folder = tempfile.TemporaryDirectory(prefix="regard-ranks-")
+        context = multiprocessing.get_context("spawn")
+        threads = max(1, torch.get_num_threads() // self.size)
+        for rank in range(1, self.size):
+            ours, theirs = context.Pipe()
+            arguments = (rank, self.size, self.device.type, self.build, theirs, self.folder.name, threads)
+            process = context.Process(target=run_rank, args=arguments, name=f"regard-rank-{rank}", daemon=True)
+            process.start()
+            theirs.close()  # so that we see the end of the process
+            self.pipes.append(ours)
+            self.processes.append(process)
+        if self.device.type == "cpu":
+            torch.set_num_threads(threads)
+        return self.folder.name
 
     def wait_until_ready(self) -> None:
         """Until all ranks have loaded their shards."""
@@ -131,35 +137,8 @@ class Ranks:
             store = Paged(local, rows, capacity, dtype, device, source, blocks=blocks)
         assert isinstance(store, Paged), "by its constructor"
         self.record("open_store", rows, capacity, dtype, store.blocks, store.pool.max_states)
-        return RecordedStore(store, self.record)
-
-    def send_forwards(self, decoder: DecoderModule, store: Any) -> None:
-        """Let the others compute every forward of the decoder too."""
-        inside = threading.local()  # residual_stream embeds the tokens itself
-        residual_stream, embed, logits = decoder.residual_stream, decoder.embed, decoder.logits
-
-        def parallel_stream(tokens: Tensor, layout: TokenLayout, states: Any = None, embeddings: Any = None) -> Any:
-            if layout is not store.layout:
-                raise RankError("a forward without the engine's store; tensor parallel models serve the engine only")
-            self.send("residual_stream", tokens=tokens, embeddings=embeddings)
-            inside.stream = True
-            try:
-                return self.together(residual_stream, tokens, layout, states, embeddings)
-            finally:
-                inside.stream = False
-
-        def parallel_embed(tokens: Tensor) -> Tensor:
-            if getattr(inside, "stream", False):
-                return embed(tokens)
-            self.send("embed", tokens=tokens)
-            return self.together(embed, tokens)
-
-        def parallel_logits(hidden: Tensor) -> Tensor:
-            self.send("logits", hidden=hidden)
-            return self.together(logits, hidden)
-
-        methods: Any = decoder
-        methods.residual_stream, methods.embed, methods.logits = parallel_stream, parallel_embed, parallel_logits
+        self.store = RecordedStore(store, self.record)
+        return self.store
 
     def together(self, forward: Callable, *args: Any) -> Any:
         """A forward that the other ranks compute too: if it fails here, they block in a collective."""
@@ -219,7 +198,8 @@ class Ranks:
                 process.join()
         if dist.is_initialized():
             dist.destroy_process_group()
-        self.folder.cleanup()
+        if self.folder is not None:
+            self.folder.cleanup()
 
     def __enter__(self) -> "Ranks":
         return self
@@ -228,8 +208,30 @@ class Ranks:
         self.close()
 
 
-def refuse_adapter(name: str, weights: Any) -> None:
-    raise ValueError(f"adapter {name!r}: a tensor parallel engine loads no adapters; start with --adapter")
+class ParallelDecoder(DecoderModule):
+    """The decoder of rank 0, whose forwards the other ranks compute too. It has the modules of the given decoder."""
+
+    own: DecoderModule  # computes the forwards of this rank
+
+    def __init__(self, decoder: DecoderModule, ranks: Ranks):
+        nn.Module.__init__(self)
+        self.__dict__.update(decoder.__dict__)
+        self.__dict__["own"] = decoder  # not a submodule
+        self.ranks = ranks
+
+    def residual_stream(self, tokens: Tensor, layout: TokenLayout, states: Any = None, embeddings: Any = None) -> Any:
+        if self.ranks.store is None or layout is not self.ranks.store.layout:
+            raise RankError("a forward without the engine's store; tensor parallel models serve the engine only")
+        self.ranks.send("residual_stream", tokens=tokens, embeddings=embeddings)
+        return self.ranks.together(self.own.residual_stream, tokens, layout, states, embeddings)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        self.ranks.send("embed", tokens=tokens)
+        return self.ranks.together(self.own.embed, tokens)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        self.ranks.send("logits", hidden=hidden)
+        return self.ranks.together(self.own.logits, hidden)
 
 
 def rank_device(device: str, rank: int) -> torch.device:
