@@ -49,6 +49,7 @@ class TextDelta(NamedTuple):
     text: str
     tokens: list[Token]
     finish: str | None
+    stop: Token | None = None  # the stop token, which has no text
 
 
 @dataclass
@@ -61,13 +62,15 @@ class Choice:
     stream: TextStream
     text: str = ""
     deltas: list[TextDelta] = field(default_factory=list)
+    prompt_only: bool = False  # only the log-probabilities of the prompt are asked for: its token is dropped
     first_token: float = 0.0  # time.monotonic()
-    token_count: int = 0  # includes the stop token, which is in no delta
+    token_count: int = 0  # includes the stop token
     _pending: list[Token] = field(default_factory=list)  # tokens whose text is held back
 
     @property
     def finish(self) -> str | None:
-        return self.stream.finish
+        finish = self.stream.finish
+        return "length" if finish and self.prompt_only else finish
 
     @property
     def mean_logprob(self) -> float:
@@ -83,13 +86,16 @@ class Choice:
     def push(self, token: Token) -> TextDelta | None:
         """The delta that this token completes, or None while its text is held back."""
         self.first_token = self.first_token or time.monotonic()
+        text = self.stream.push(token)
+        if self.prompt_only:
+            return TextDelta(self.index, 0, "", [], self.finish)
         self.token_count += 1
         if token.finish != "stop":
             self._pending.append(token)
-        text = self.stream.push(token)
         if not text and not self.finish:
             return None
-        delta = TextDelta(self.index, len(self.text), text, self._pending, self.finish)
+        stop = token if token.finish == "stop" else None
+        delta = TextDelta(self.index, len(self.text), text, self._pending, self.finish, stop)
         self.text, self._pending = self.text + text, []
         self.deltas.append(delta)
         return delta
@@ -111,8 +117,9 @@ class GenerationTask:
         metrics: RequestMetrics,
         options: RequestOptions | None = None,
         submit: Submit | None = None,
+        prompt_only: bool = False,
     ):
-        """submit: used in place of the `submit` of the engine."""
+        """submit: used in place of the `submit` of the engine. prompt_only: no token is returned."""
         self.engine, self.metrics = engine, metrics
         self.events: asyncio.Queue[tuple[int, Token | Failure]] = asyncio.Queue()
         self.choices = [
@@ -121,6 +128,7 @@ class GenerationTask:
                 RequestHandle(ids, sampling, partial(self._enqueue, index), submit, options),
                 ids,
                 TextStream(tokenizer, stops, prompt_ids=ids if continues_prompt else ()),
+                prompt_only=prompt_only,
             )
             for index, (ids, sampling) in enumerate(requests)
         ]
@@ -233,6 +241,7 @@ def engine_requests(
 def max_new_tokens(prompt_length: int, max_tokens: int | None, capacity: int, default: int | None) -> int:
     if prompt_length == 0:
         raise ApiError(400, "the prompt has no tokens; send some text", code="empty_prompt", param="prompt")
+    max_tokens = 1 if max_tokens == 0 else max_tokens  # the engine always generates one, which is dropped
     available, needed = capacity - prompt_length, max_tokens or 1
     if available < needed:
         message = f"{prompt_length} prompt tokens and {needed} new ones exceed this model's {capacity} tokens"

@@ -38,7 +38,9 @@ def completion_logprobs(
     prompt: tuple[list[int], list[Token]] | None = None,
     start: int = 0,
 ) -> dict:
-    """Parallel lists over tokens. A token that is part of a character has an offset inside its delta, or at its end.
+    """Parallel lists over tokens, the stop token included, as clients that take the last token for a new one expect.
+
+    A token that is part of a character has an offset inside its delta, or at its end.
 
     prompt: ids that precede the deltas, and the tokens of all but the first, which has no log-probability. start: the
     length of the text before the deltas.
@@ -49,20 +51,21 @@ def completion_logprobs(
         texts.append(tokenizer.decode_token(id))
         offsets.append(min(offset, start))
         offset += 0 if id in tokenizer.all_special_ids else len(texts[-1])  # the echoed text has no special tokens
-    for delta in deltas:
+    new = [(delta, [*delta.tokens, *([] if delta.stop is None else [delta.stop])]) for delta in deltas]
+    for delta, delta_tokens in new:
         offset = start + delta.offset
-        for token in delta.tokens:
+        for token in delta_tokens:
             texts.append(tokenizer.decode_token(token.id))
             offsets.append(min(offset, start + delta.offset + len(delta.text)))
             offset += len(texts[-1])
-    tokens = [*prompt_tokens, *(token for delta in deltas for token in delta.tokens)]
+    tokens = [*prompt_tokens, *(token for _, delta_tokens in new for token in delta_tokens)]
     first = [None] if ids else []
     return {
         "tokens": texts,
         "token_logprobs": first + [clamp_logprob(token.logprob) for token in tokens],
         "top_logprobs": first
         + [
-            {tokenizer.decode_token(id): clamp_logprob(logprob) for id, logprob in token.top_logprobs}
+            {tokenizer.decode_token(id): clamp_logprob(logprob) for id, logprob in reversed(token.top_logprobs)}
             for token in tokens
         ],
         "text_offset": offsets,

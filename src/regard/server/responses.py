@@ -51,7 +51,7 @@ async def respond(request: Request, stream: bool | None, response: ResponseForma
         close()
     if not finished:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
-    if response.generation.usage()["completion_tokens"] <= MAX_TOKENS_IN_LOOP:
+    if response.generation.usage()["total_tokens"] <= MAX_TOKENS_IN_LOOP:  # those of the prompt may be echoed
         return JSONResponse(response.body())
     return await asyncio.to_thread(lambda: JSONResponse(response.body()))
 

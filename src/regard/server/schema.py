@@ -16,7 +16,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstr
 from pydantic_core import PydanticCustomError
 
 MAX_TOKENS = 1 << 20
-MAX_CHOICES = 16  # n times the number of prompts
+MAX_SAMPLES = 16  # of one prompt
+MAX_CHOICES = 128  # samples times the number of prompts
 MAX_STOPS = 16
 MAX_LOGPROBS = 20
 MAX_BIASES = 1024
@@ -101,7 +102,7 @@ class SamplingBody(SchedulingBody):
     frequency_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] | None = None
     stop: StopString | Annotated[list[StopString], Field(fail_fast=True, max_length=MAX_STOPS)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -139,13 +140,16 @@ class CompletionBody(SamplingBody):
         | Annotated[list[Text], Field(fail_fast=True, min_length=1, max_length=MAX_CHOICES)]
         | Annotated[list[Ids], Field(fail_fast=True, min_length=1, max_length=MAX_CHOICES)]
     )
+    max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None  # 0: only the prompt, with echo
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     echo: bool | None = None
-    best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    best_of: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] | None = None
     suffix: Text | None = None
 
     @model_validator(mode="after")
     def check_combinations(self) -> "CompletionBody":
+        if self.max_tokens == 0 and not self.echo:
+            raise ValueError("max_tokens=0 returns only the prompt, which needs echo; set echo, or raise max_tokens")
         if self.best_of is not None and self.best_of < (self.n or 1):
             raise ValueError(f"best_of={self.best_of} is smaller than n={self.n or 1}; raise it or omit it")
         if self.stream and self.samples != (self.n or 1):

@@ -242,7 +242,7 @@ class ServedModel:
             )
             raise ApiError(400, message, code="invalid_value", param="prompt")
         generation = GenerationTask(
-            engine, self.tokenizer, requests, body.stops, continues, self.metrics, order, submit
+            engine, self.tokenizer, requests, body.stops, continues, self.metrics, order, submit, body.max_tokens == 0
         )
         await generation.submit()
         return generation
