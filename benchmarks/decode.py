@@ -10,7 +10,6 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.timing import interleave
-from regard.adapt.cpu_decode import optimize_for_cpu_decode
 from regard.engine.engine import Engine
 from regard.engine.request import Sampling
 from regard.families import llama
@@ -25,7 +24,7 @@ CONFIG = LlamaConfig(
 
 def build_regard(prompt: torch.Tensor) -> Callable[[], object]:
     spec: Decoder = llama.spec(CONFIG.to_dict())
-    engine = Engine(optimize_for_cpu_decode(spec.build(seed=0)), rows=1, capacity=PROMPT + NEW, compile=True)
+    engine = Engine(spec.build(seed=0), rows=1, capacity=PROMPT + NEW, compile=True)
     sampling = Sampling(max_new=NEW, temperature=0)
     return lambda: engine.generate(prompt[0].tolist(), sampling)
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from regard.adapt.cpu_decode import TransposedLinear, TwoStreamLinear, optimize_for_cpu_decode
+from regard.adapt.cpu_decode import SwappedLinear, TwoStreamLinear, optimize_for_cpu_decode
 from regard.lens import attention_maps
 from tests.laws import MODELS, build, error, random_ids
 
-LINEAR_CLASSES = {"aarch64": TwoStreamLinear, "x86_64": TransposedLinear}
+LINEAR_CLASSES = {"aarch64": TwoStreamLinear, "x86_64": SwappedLinear}
 
 
 @pytest.fixture(params=LINEAR_CLASSES)
@@ -32,13 +32,31 @@ def test_the_copy_has_equal_logits_and_the_model_is_unchanged(name: str, linear_
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
 
 
-def test_the_copy_shares_the_other_weights(linear_class: type[nn.Module]) -> None:
+@pytest.mark.usefixtures("linear_class")
+def test_the_copy_shares_all_weights() -> None:
     model = build(MODELS["multi-head"])
-    copy = optimize_for_cpu_decode(model)
-    assert copy.embedding.weight is model.embedding.weight and copy.norm.weight is model.norm.weight
-    if linear_class is TwoStreamLinear:
-        copied, original = dict(copy.named_parameters()), dict(model.named_parameters())
-        assert copied.keys() == original.keys() and all(copied[name] is original[name] for name in copied)
+    copied, original = (dict(each.named_parameters()) for each in (optimize_for_cpu_decode(model), model))
+    assert copied.keys() == original.keys() and all(copied[name] is original[name] for name in copied)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(5,), (1, 1, 5), (4, 1, 5), (2, 3, 5), (70, 5)])
+@pytest.mark.parametrize("compiling", [True, False])
+def test_swapped_products_are_equal(
+    shape: tuple[int, ...], bias: bool, compiling: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    linear, x = nn.Linear(5, 7, bias).double(), torch.randn(shape, dtype=torch.float64)
+    expected, products = linear(x), []
+
+    def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        products.append(x.shape)
+        return expected
+
+    monkeypatch.setattr("torch.compiler.is_compiling", lambda: compiling)
+    monkeypatch.setattr("torch.nn.functional.linear", product)
+    found = SwappedLinear(linear)(x)
+    assert error(found, expected) < 1e-12 and found.is_contiguous()
+    assert bool(products) == (not compiling and shape in ((5,), (1, 1, 5), (70, 5)))  # too few rows, or too many
 
 
 @pytest.mark.parametrize("outputs", [1, 2, 7, 12])
@@ -62,6 +80,7 @@ def test_two_streams_equal_one_product(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("linear_class", LINEAR_CLASSES.values())  # torch.compile must not see another architecture
 def test_compiled_equals_eager(linear_class: type[nn.Module], bias: bool) -> None:
     linear, x = nn.Linear(64, 33, bias), torch.randn(1, 1, 64)
     with warnings.catch_warnings():

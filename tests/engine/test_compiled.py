@@ -5,7 +5,6 @@ import warnings
 import pytest
 import torch
 
-from regard.adapt.cpu_decode import optimize_for_cpu_decode
 from regard.engine.engine import Engine
 from regard.engine.request import Sampling
 from tests.laws import MODELS, build, random_ids
@@ -37,7 +36,7 @@ def test_compiled_equals_eager(name: str, store: str, rows: int) -> None:
     reference = Engine(model, rows=1, capacity=64)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns on its first compile
-        engine = Engine(optimize_for_cpu_decode(model), rows=rows, capacity=64, store=store, compile=True)
+        engine = Engine(model, rows=rows, capacity=64, store=store, compile=True)
         requests = [engine.submit(*job) for job in jobs]
         while not engine.idle:
             engine.step()

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.engine.decode_graphs import DecodeGraphs
+from regard.engine.decode_graphs import DecodeGraphs, decode_size
 from regard.engine.engine import Engine
 from regard.engine.request import Request, Sampling
 from regard.kernels.attention.patterns.window import Window
@@ -109,7 +109,7 @@ def test_a_step_that_cannot_be_captured_runs_eagerly(warm: bool, monkeypatch: py
 def test_sizes_are_powers_of_two_and_all_rows() -> None:
     graphs = DecodeGraphs(lambda rows: lambda *arguments: torch.zeros(rows, 1), 12, torch.device("cpu"))
     assert graphs.sizes == [1, 2, 4, 8, 12]
-    assert [graphs.size(rows) for rows in (1, 3, 8, 9, 12)] == [1, 4, 8, 12, 12]
+    assert [decode_size(rows, 12) for rows in (1, 3, 8, 9, 12)] == [1, 4, 8, 12, 12]
 
 
 @pytest.mark.gpu

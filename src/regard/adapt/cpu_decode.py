@@ -1,11 +1,11 @@
-"""Linear layers for decoding one sequence on a CPU, where reading the weights takes most of the time.
+"""Linear layers for decoding on a CPU, where reading the weights takes most of the time.
 
-    y = x Wᵀ                  the weight stored transposed, read along its rows: fastest on x86
-    y = [W₁ x; W₂ x]          the upper and the lower half of W in one loop: fastest on ARM
+    y = (W xᵀ)ᵀ               on x86: with 4 to 64 rows of x, MKL computes this up to twice as fast as x Wᵀ
+    y = [W₁ x; W₂ x]          on ARM, one row: the upper and the lower half of W in one loop
 
-A matrix-vector product reads memory more slowly than a plain sum. Two interleaved streams of sums read it at full speed
-if torch.compile turns them into one loop; eager mode and batches of several rows use the ordinary product. This is for
-inference only: it works on a copy of the modules, and checkpoints are not affected.
+On ARM a matrix-vector product reads memory more slowly than a plain sum. Two interleaved streams of sums read it at
+full speed if torch.compile turns them into one loop; else the ordinary product is used. This is for inference only: it
+works on a copy of the modules, which shares all weights, and checkpoints are not affected.
 """
 
 import platform
@@ -16,15 +16,19 @@ from torch import Tensor, nn
 
 from regard.adapt.replace_modules import AnyModule, copy_modules, replace_modules
 
+SWAPPED_ROWS = range(4, 65)
 
-class TransposedLinear(nn.Module):
+
+class SwappedLinear(nn.Module):
     def __init__(self, linear: nn.Linear):
         super().__init__()
-        self.weight_t = nn.Parameter(linear.weight.detach().t().contiguous(), requires_grad=False)  # (in, out)
-        self.bias = linear.bias
+        self.weight, self.bias = linear.weight, linear.bias
 
     def forward(self, x: Tensor) -> Tensor:
-        y = x @ self.weight_t
+        rows = x.numel() // x.shape[-1]
+        if not torch.compiler.is_compiling() and rows not in SWAPPED_ROWS:  # compiled once for all numbers of rows
+            return F.linear(x, self.weight, self.bias)
+        y = (self.weight @ x.reshape(rows, -1).t()).t().contiguous().view(*x.shape[:-1], -1)
         return y if self.bias is None else y + self.bias
 
 
@@ -41,9 +45,9 @@ class TwoStreamLinear(nn.Module):
 
 
 def optimize_for_cpu_decode(model: AnyModule) -> AnyModule:
-    """A copy of the model with these linear layers; all other weights are shared with the original."""
+    """A copy of the model with these linear layers; all weights are shared with the original."""
     copy = copy_modules(model)
-    linear_type = TwoStreamLinear if platform.machine() in ("aarch64", "arm64") else TransposedLinear
+    linear_type = TwoStreamLinear if platform.machine() in ("aarch64", "arm64") else SwappedLinear
 
     def make(_: str, module: nn.Module) -> nn.Module:
         assert isinstance(module, nn.Linear)

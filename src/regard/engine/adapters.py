@@ -147,6 +147,7 @@ class AdaptedRunner(Runner):
         self.slot_of: dict[Adapter, int] = {}
 
     def compile(self) -> None:
+        self.rows.write_decode([], [])
         if self.device.type != "cuda":
             return super().compile()
         warnings.warn(

@@ -18,6 +18,11 @@ from regard.layout import to_device
 Step = Callable[[Tensor, Tensor, Tensor, int], Tensor]  # tokens, positions, valid (B, 1), span -> logits (B, V)
 
 
+def decode_size(rows: int, max_rows: int) -> int:
+    """The number of rows that a step computes for at least `rows` of them: a power of two, or all rows of the store."""
+    return min(1 << (rows - 1).bit_length(), max_rows)
+
+
 class CannotCapture(RuntimeError):
     """A decode step cannot be captured, for example because it needs the host to read a tensor."""
 
@@ -37,7 +42,7 @@ class DecodeGraphs:
 
         last: (rows,) the ids of tokens that are UNREAD.
         """
-        size = self.size(rows[-1] + 1)
+        size = decode_size(rows[-1] + 1, self.rows)
         graph, logits = self.graphs.get((size, span)) or self.capture(size, span)
         inputs = torch.zeros(3, self.rows, 1, dtype=torch.int64)
         inputs[:, rows, 0] = torch.tensor([tokens, positions, [1] * len(rows)])
@@ -47,13 +52,9 @@ class DecodeGraphs:
         graph.replay()
         return logits if len(rows) == size else logits[to_device(torch.tensor(rows), self.device)]
 
-    def size(self, rows: int) -> int:
-        """The rows of the smallest graph that has at least this many."""
-        return min(1 << (rows - 1).bit_length(), self.rows)
-
     @property
     def sizes(self) -> list[int]:
-        return sorted({self.size(rows) for rows in range(1, self.rows + 1)})
+        return sorted({decode_size(rows, self.rows) for rows in range(1, self.rows + 1)})
 
     def capture(self, rows: int, span: int) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         try:

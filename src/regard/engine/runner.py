@@ -1,8 +1,8 @@
 """The runner: forwards of the engine's batches, eagerly, compiled, or by CUDA graphs.
 
-A decode batch, one token per request, can be prepared: on a CPU by torch.compile for all rows of the store, on a GPU by
-CUDA graphs of a few sizes (decode_graphs.py). All other batches, which read prompts, run eagerly. A graph sees weights
-that change in place, but not modules that are replaced or hooks that are added after its capture.
+A decode batch, one token per request, can be prepared: on a CPU by torch.compile, for one row and for several, on a GPU
+by CUDA graphs of a few sizes (decode_graphs.py). All other batches, which read prompts, run eagerly. A graph sees
+weights that change in place, but not modules that are replaced or hooks that are added after its capture.
 """
 
 import warnings
@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.adapt.cpu_decode import optimize_for_cpu_decode
 from regard.adapt.gpu_decode import is_optimized, optimize_for_gpu_decode
 from regard.compat import COMPILE_OPTIONS, cannot_compile
-from regard.engine.decode_graphs import CannotCapture, DecodeGraphs, Step
+from regard.engine.decode_graphs import CannotCapture, DecodeGraphs, Step, decode_size
 from regard.engine.inputs import pad_sources
 from regard.engine.prompt_logprobs import record_prompt_logprobs
 from regard.engine.request import UNREAD, Request
@@ -52,18 +53,24 @@ class Runner:
                 self.model = optimize_for_gpu_decode(self.model)
             self.graphs = DecodeGraphs(self.step_to_capture, self.store.rows, self.device)
         else:
+            self.model = optimize_for_cpu_decode(self.model)
             self.compiled = self.compile_step()
 
     @torch.inference_mode()
     def compile_step(self) -> Callable[..., Tensor] | None:
-        """The compiled decode step, run once on empty rows; None, with a warning, if torch cannot compile it."""
+        """The compiled decode step, run on empty rows; None, with a warning, if torch cannot compile it."""
         from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException  # seconds to import
         from torch._inductor.exc import InductorError
 
         options = CPU_COMPILE_OPTIONS if self.device.type == "cpu" else None
         compiled = torch.compile(self.decode_step, fullgraph=True, options=options, **COMPILE_OPTIONS)
         try:
-            self.decode([], compiled)
+            for rows in sorted({1, self.store.rows}):
+                tokens, positions, valid = torch.zeros(3, rows, 1, dtype=torch.long, device=self.device)
+                inputs = (tokens, positions, valid.bool())
+                for tensor in inputs if rows > 1 else ():  # compiled once for any number of rows from two
+                    torch._dynamo.maybe_mark_dynamic(tensor, 0)
+                compiled(*inputs, self.span(1))
         except (TorchDynamoException, FailOnRecompileLimitHit, InductorError) as error:
             reason = str(error).partition("\n")[0]
             warnings.warn(f"torch.compile cannot compile the decode step ({reason}); decoding eagerly", stacklevel=4)
@@ -116,15 +123,15 @@ class Runner:
                 x[b, : len(submitted)] = submitted.to(x)
         return x
 
-    def decode(self, batch: ScheduledBatch, step: Callable[..., Tensor]) -> Tensor:
-        """Decode by the compiled step, which computes all rows of the store so that shapes rarely change."""
-        pending = [(request.row, *request.pending_ids(1), request.cached) for request, _ in batch]
-        rows, ids, cached = torch.tensor(pending, dtype=torch.long, device=self.device).view(-1, 3).unbind(1)
-        tokens, positions = torch.zeros(2, self.store.rows, 1, dtype=torch.long, device=self.device)
-        tokens[rows, 0], positions[rows, 0] = self.last[rows].where(ids == UNREAD, ids), cached
-        valid = torch.zeros_like(tokens, dtype=torch.bool).index_fill_(0, rows, True)
-        slots = max((request.cached for request, _ in batch), default=0) + 1
-        return step(tokens, positions, valid, self.span(slots))[rows]
+    def decode(self, batch: ScheduledBatch, step: Step) -> Tensor:
+        """Decode by the compiled step: the first rows of the store, a power of two, so that shapes rarely change."""
+        pending = [(request.row or 0, *request.pending_ids(1), request.cached) for request, _ in batch]
+        rows, ids, cached = torch.tensor(pending, device=self.device).unbind(1)  # sorted by row
+        size = decode_size(pending[-1][0] + 1, self.store.rows)
+        tokens, positions, valid = torch.zeros(3, size, 1, dtype=torch.long, device=self.device)
+        tokens[rows, 0], positions[rows, 0], valid[rows] = self.last[rows].where(ids == UNREAD, ids), cached, 1
+        slots = max(request.cached for request, _ in batch) + 1
+        return step(tokens, positions, valid.bool(), self.span(slots))[rows]
 
     def replay(self, batch: ScheduledBatch, graphs: DecodeGraphs) -> Tensor | None:
         """Decode by a CUDA graph; None, with a warning, if the step cannot be captured."""
