@@ -139,7 +139,7 @@ def test_a_sequence_wastes_less_than_a_block(tiny) -> None:
 def test_a_full_queue_refuses_requests(tiny) -> None:
     engine = Engine(tiny(), rows=2, queue=3)
     requests = [engine.submit([1], GREEDY) for _ in range(5)]
-    with pytest.raises(QueueFull, match="3 requests are waiting already; try again"):
+    with pytest.raises(QueueFull, match="3 requests may wait, too few for 1 more; try again"):
         engine.submit([1], GREEDY)
     engine.cancel(requests[4])
     engine.submit([2], GREEDY)

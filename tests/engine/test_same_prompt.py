@@ -4,8 +4,10 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
+import torch
 
 from regard.engine.engine import Engine
+from regard.engine.namespace import embedding_keys
 from regard.engine.request import QueueFull, Request, Sampling, derived_seed
 from regard.engine.runner import Runner
 from regard.engine.stores.paged import Paged
@@ -103,3 +105,19 @@ def test_all_or_none_are_submitted(tiny) -> None:
         engine.submit_n(PROMPT, SAMPLING, 0)
     assert engine.idle and len(engine.submit_n(PROMPT, SAMPLING, 4)) == 4
     assert derived_seed(None, 3) is None
+
+
+def test_embeddings_are_copied_to_the_host_and_hashed_once(tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed = []
+    monkeypatch.setattr(
+        "regard.engine.request_builder.embedding_keys", lambda *args: hashed.append(args) or embedding_keys(*args)
+    )
+    engine, values = Engine(tiny(), rows=4), torch.randn(len(PROMPT), 32, dtype=torch.float64)
+    requests = engine.submit_n(PROMPT, SAMPLING, 3, embeddings=values)
+    requests.append(engine.submit(PROMPT, SAMPLING, embeddings=engine.prompt_embeddings(PROMPT, values)))
+    assert len(hashed) == 2 and requests[0].prompt_keys is requests[2].prompt_keys
+    assert all(request.embeddings is not None and request.embeddings.device.type == "cpu" for request in requests)
+    while not engine.idle:
+        engine.step()
+    tokens = [[token.id for token in request.new] for request in requests]
+    assert tokens[3] == tokens[0] != tokens[1]

@@ -16,6 +16,7 @@ from PIL import Image
 
 from regard.checkpoint.image_processor import ImageProcessor
 from regard.cli.open_served import generating_model
+from regard.engine.namespace import embedding_keys
 from regard.engine.request import Sampling
 from regard.kernels.attention.mask import Full
 from regard.language_model import LanguageModel
@@ -123,6 +124,19 @@ def test_concurrent_images_do_not_mix(answers, client):
             assert response.status_code == 429 or (
                 response.json()["choices"][0]["message"]["content"] == answers[color]
             ), color
+
+
+def test_the_keys_of_an_image_are_computed_once_for_all_choices(answers, client, monkeypatch):
+    threads = []
+
+    def recorded(*args):
+        threads.append(threading.current_thread().name)
+        return embedding_keys(*args)
+
+    monkeypatch.setattr("regard.engine.request_builder.embedding_keys", recorded)
+    response = ask(client, "What is ", part(data_url(picture("red"))), "?", n=3)
+    assert [choice["message"]["content"] for choice in response.json()["choices"]] == [answers["red"]] * 3
+    assert len(threads) == 1 and threads[0] != "regard-engine"
 
 
 def test_an_equal_image_is_read_from_the_prefix_cache(llm, answers, client):

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
@@ -25,29 +26,34 @@ from regard.engine.beam import Beam, Beams, BeamSearch
 from regard.engine.contrastive import ContrastiveOptions, ContrastiveSearch
 from regard.engine.inputs import (
     SourceInput,
-    check_order,
-    check_sampled_ids,
     check_size,
     check_states,
     checked_capacity,
-    checked_prompt,
-    checked_source,
     checked_store,
-    deadline_of,
     decoder_of,
     encoder_capacity,
 )
 from regard.engine.memory import open_store
-from regard.engine.namespace import embedding_keys, namespace_of
-from regard.engine.request import GenerationError, QueueFull, Request, Sampling, Token, TokenHistory, derived_seed
+from regard.engine.namespace import namespace_of
+from regard.engine.request import (
+    GenerationError,
+    PromptEmbeddings,
+    QueueFull,
+    Request,
+    RequestOptions,
+    Sampling,
+    Token,
+    derived_seed,
+)
+from regard.engine.request_builder import RequestBuilder
 from regard.engine.runner import Runner
 from regard.engine.sampling import Sampled, sample
 from regard.engine.scheduler import ScheduledBatch, Scheduler
 from regard.engine.stores.base import OpenStore
+from regard.engine.warm_up import warm_up_prompts
 from regard.models.encoder_decoder import EncoderDecoderModule
 
 TokenIds = Sequence[int]
-WARM_UP_PROMPTS = ((16,), (33,), (1040,), (2049,), (48, 17), (700, 1024))  # requests that are prefilled in one batch
 CHUNKS = {"cpu": 256, "cuda": 8192}  # as many as do not delay the tokens of other requests noticeably
 
 
@@ -88,6 +94,7 @@ class Engine:
         if compile:
             self.runner.compile()
         self.loras = Adapters(model, self.runner, adapter_slots, max_adapters, compile)
+        self.requests = RequestBuilder(decoder, self.encoder_decoder, self.capacity, self.source_capacity, self.loras)
         self.scheduler = Scheduler(
             self.store, chunk, self.namespace if prefix_cache else None, self.read_tokens, self.loras.can_run
         )
@@ -103,54 +110,15 @@ class Engine:
         ids: TokenIds,
         sampling: Sampling,
         source: SourceInput | None = None,
-        embeddings: Tensor | None = None,
-        *,
-        salt: str = "",
-        priority: int = 0,
-        tenant: str = "",
-        deadline: float | None = None,
-        adapter: str | None = None,
+        embeddings: Tensor | PromptEmbeddings | None = None,
+        **options: Unpack[RequestOptions],
     ) -> Request:
         """Append a request to the queue. ValueError if it can never run, QueueFull if too many requests wait.
 
-        source: ids that an encoder reads, or a signal (C, frames). embeddings: (len(ids), D) of the prompt.
-        salt: the request shares cached prefixes only with requests of the same salt.
-        priority: lower values first. tenant: tenants with waiting requests are served equally.
-        deadline: seconds from now, after which the request ends with finish="timeout", waiting or running.
-        adapter: the name of a loaded adapter; None: the model without adapters.
+        source: ids that an encoder reads, or a signal (C, frames). embeddings: (len(ids), D) of the prompt, or the
+        result of `prompt_embeddings`. The fields of RequestOptions: salt, priority, tenant, deadline, adapter.
         """
-        request = self.checked_request(ids, sampling, source, embeddings, salt, adapter)
-        check_order(priority, tenant, salt)
-        request.priority, request.tenant, request.deadline = priority, tenant, deadline_of(deadline)
-        if len(self.scheduler.running) + len(self.scheduler.waiting) >= self.max_requests:
-            raise QueueFull(f"{self.queue} requests are waiting already; try again later")
-        request.arrival = next(self.arrivals)
-        self.scheduler.add(request)
-        self.counts["prompt_tokens"] += request.source_length or len(request.ids)
-        return request
-
-    def checked_request(
-        self,
-        ids: TokenIds,
-        sampling: Sampling,
-        source: SourceInput | None,
-        embeddings: Tensor | None,
-        salt: str = "",
-        adapter: str | None = None,
-    ) -> Request:
-        """A request that is not submitted. ValueError if it can never run."""
-        ids = checked_prompt(ids, self.model.spec, self.capacity, embeddings)
-        check_sampled_ids(sampling, self.model.spec.vocab)
-        source = checked_source(self.encoder_decoder, source, self.source_capacity)
-        keys = () if embeddings is None else embedding_keys(self.model, ids, embeddings)
-        request = Request(ids, sampling, source, embeddings, keys, salt=salt)
-        request.limit = min(sampling.max_new, self.capacity - len(ids))
-        request.adapter = None if adapter is None else self.loras.find(adapter)
-        if sampling.penalizes:
-            request.history = TokenHistory(ids, self.model.spec.vocab, self.device)
-        if sampling.grammar is not None:
-            request.matcher = sampling.grammar.matcher(sampling.stop_ids)
-        return request
+        return self.submit_n(ids, sampling, 1, source, embeddings, **options)[0]
 
     def submit_n(
         self,
@@ -158,29 +126,37 @@ class Engine:
         sampling: Sampling,
         n: int,
         source: SourceInput | None = None,
-        embeddings: Tensor | None = None,
-        *,
-        salt: str = "",
-        priority: int = 0,
-        tenant: str = "",
-        deadline: float | None = None,
-        adapter: str | None = None,
+        embeddings: Tensor | PromptEmbeddings | None = None,
+        **options: Unpack[RequestOptions],
     ) -> list[Request]:
         """Submit n requests with the same prompt, all or none; where the store shares prefixes, it is computed once.
 
-        Request i has the seed (seed + i) mod 2**64, or a random one if `sampling` has none.
+        Request i has the seed (seed + i) mod 2**64, or a random one if `sampling` has none. Arguments as for `submit`.
         """
         check_size("n", n)
         if len(self.scheduler.running) + len(self.scheduler.waiting) + n > self.max_requests:
             raise QueueFull(f"{self.queue} requests may wait, too few for {n} more; try again later")
-        settings = [replace(sampling, seed=derived_seed(sampling.seed, i)) for i in range(n)]
-        return [
-            self.submit(
-                ids, each, source, embeddings, salt=salt, priority=priority, tenant=tenant, deadline=deadline,
-                adapter=adapter,
+        if isinstance(embeddings, Tensor):
+            embeddings = self.prompt_embeddings(ids, embeddings)
+        requests = [
+            self.requests.build(
+                ids, replace(sampling, seed=derived_seed(sampling.seed, i)), source, embeddings, **options
             )
-            for each in settings
-        ]  # fmt: skip
+            for i in range(n)
+        ]
+        for request in requests:
+            request.arrival = next(self.arrivals)
+            self.scheduler.add(request)
+            self.counts["prompt_tokens"] += request.source_length or len(request.ids)
+        return requests
+
+    def prompt_embeddings(self, ids: TokenIds, embeddings: Tensor) -> PromptEmbeddings:
+        """The embeddings (len(ids), D) of a prompt on the host, with the keys of its cached prefixes, for `submit`.
+
+        Requests with the same prompt can share the result. Thread-safe: the keys of a long prompt need not be computed
+        in the thread of the engine.
+        """
+        return self.requests.embeddings(ids, embeddings)
 
     @torch.inference_mode()
     def cancel(self, request: Request) -> None:
@@ -260,7 +236,7 @@ class Engine:
     ) -> list[Beam]:
         """The best sequences, best first. Other requests do not advance meanwhile. Arguments as for `submit`."""
         self.read_tokens()
-        first = self.checked_request(ids, sampling, source, embeddings, adapter=adapter)
+        first = self.requests.build(ids, sampling, source, embeddings, adapter=adapter)
         return BeamSearch(self.scheduler, self.forward, self.model.spec.vocab, self.capacity).run(first, beams)
 
     @torch.inference_mode()
@@ -271,7 +247,7 @@ class Engine:
         if self.encoder_decoder is not None:
             raise ValueError("contrastive search is for decoders; use beam_search with an encoder-decoder")
         self.read_tokens()
-        request = self.checked_request(ids, sampling, None, None, adapter=adapter)
+        request = self.requests.build(ids, sampling, adapter=adapter)
         chosen = request.adapter
         model = self.model if chosen is None else self.loras.decoder_with(chosen, self.scheduler.running)
         return ContrastiveSearch(self.scheduler, model, self.device, self.capacity).run(request, settings)
@@ -324,20 +300,7 @@ class Engine:
         """Prepare decode steps of all batch sizes now instead of when they are needed; progress(done, all)."""
         self.runner.warm_up(progress)
         if self.runner.graphs is not None and self.encoder_decoder is None and self.idle:
-            self.warm_up_prompts()
-
-    def warm_up_prompts(self) -> None:
-        """Compile the kernels that read prompts, by requests that are neither counted nor cached."""
-        counts, namespace = self.counts.copy(), self.scheduler.namespace
-        self.scheduler.namespace = lambda request: None
-        try:
-            for lengths in WARM_UP_PROMPTS:
-                for length in lengths[: self.store.rows]:
-                    self.submit([0] * max(1, min(length, self.capacity - 2)), Sampling(max_new=2, top_p=0.9))
-                while not self.idle:
-                    self.step()
-        finally:
-            self.counts, self.scheduler.namespace = counts, namespace
+            warm_up_prompts(self)
 
     def namespace(self, request: Request) -> object:
         return namespace_of(request, self.model)

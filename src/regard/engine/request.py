@@ -155,11 +155,18 @@ class Sampling:
 class RequestOptions(TypedDict, total=False):
     """The keyword arguments of `Engine.submit`. All but the adapter do not change the tokens of a request."""
 
-    adapter: str | None
-    salt: str
-    priority: int
-    tenant: str
-    deadline: float | None  # in seconds from now
+    adapter: str | None  # the name of a loaded adapter; None: the model without adapters
+    salt: str  # the request shares cached prefixes only with requests of the same salt
+    priority: int  # lower values first
+    tenant: str  # tenants with waiting requests are served equally
+    deadline: float | None  # seconds from now, after which the request ends with finish="timeout", waiting or running
+
+
+class PromptEmbeddings(NamedTuple):
+    """The embeddings of a prompt, prepared by `Engine.prompt_embeddings`. On the host: many prompts may be queued."""
+
+    values: Tensor  # (len(ids), D)
+    keys: PrefixKeys
 
 
 class Token(NamedTuple):

@@ -13,11 +13,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
-from torch import Tensor
-
 from regard.engine.async_engine import AsyncEngine, DeadlinePassed, Failure, RequestHandle, Submit
 from regard.engine.grammar import Grammar
-from regard.engine.request import QueueFull, RequestOptions, Sampling, Token
+from regard.engine.request import PromptEmbeddings, QueueFull, RequestOptions, Sampling, Token
 from regard.server.errors import ApiError
 from regard.server.metrics import RequestMetrics
 from regard.server.schema import SamplingBody, SchedulingBody
@@ -40,7 +38,7 @@ class RouteOptions(NamedTuple):
     grammar: Grammar | None = None
     tenant: str = ""  # one of the server's keys, if it has several
     stop_ids: tuple[int, ...] = ()  # besides those of the tokenizer
-    embeddings: Tensor | None = None  # (L, D) of the prompt with images
+    embeddings: PromptEmbeddings | None = None  # of the prompt with images
 
 
 class TextDelta(NamedTuple):

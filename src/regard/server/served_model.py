@@ -14,7 +14,7 @@ from torch import Tensor
 from regard.engine.async_engine import AsyncEngine, Submit
 from regard.engine.engine import Engine, LoraWeights
 from regard.engine.grammar import Grammar
-from regard.engine.request import QueueFull
+from regard.engine.request import PromptEmbeddings, QueueFull
 from regard.server.chat_schema import ChatBody, Message
 from regard.server.errors import ApiError
 from regard.server.generation import GenerationTask, RouteOptions, engine_requests, queue_full, request_options
@@ -196,18 +196,18 @@ class ServedModel:
             raise ApiError(400, message, code="invalid_value", param="messages")
         return self.images
 
-    async def embed_images(self, ids: list[int], messages: list[Message]) -> Tensor | None:
-        """The embeddings (L, D) of the ids of a conversation; None if it has no images."""
+    async def embed_images(self, ids: list[int], messages: list[Message]) -> PromptEmbeddings | None:
+        """The embeddings of the ids of a conversation, for all its choices; None if it has no images."""
         urls = [url for message in messages for url in message.images]
         if not urls:
             return None
         if len(ids) >= self.capacity:
             message = f"{len(ids)} tokens of text and images exceed this model's {self.capacity}; send fewer"
             raise ApiError(400, message, code="context_length_exceeded", param="messages")
-        embed = self.image_reader(len(urls)).embed
+        embed, prepare = self.image_reader(len(urls)).embed, self.generator.engine.prompt_embeddings
         with self.image_thread.request():
             try:
-                return await self.image_thread.run(lambda: embed(ids, decode_images(urls)))
+                return await self.image_thread.run(lambda: prepare(ids, embed(ids, decode_images(urls))))
             except ValueError as error:
                 raise ApiError(400, str(error), code="invalid_image", param="messages") from error
 
