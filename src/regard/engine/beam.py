@@ -22,6 +22,7 @@ from regard.engine.request import GenerationError, Request, Token, TokenHistory
 from regard.engine.sampling import log_softmax, penalize_rows
 from regard.engine.scheduler import ScheduledBatch, Scheduler
 from regard.engine.search_rows import SearchRows, check_search
+from regard.engine.searches import SearchSteps
 
 
 @dataclass(frozen=True)
@@ -111,16 +112,20 @@ class BeamSearch:
         self.rows, self.chunk, self.forward = SearchRows(scheduler), scheduler.chunk, forward
         self.vocab, self.capacity = vocab, capacity
 
-    def run(self, first: Request, beams: Beams) -> list[Beam]:
-        """The finished sequences, best first. first: a request that is not submitted."""
+    def start(self, first: Request, beams: Beams) -> SearchSteps:
+        """The search for the finished sequences, best first. first: a request that is not submitted."""
         check_search(first.sampling)
-        with self.rows.take("width", beams.width):
-            return self.search(first, beams)
+        self.rows.check("width", beams.width)
+        return self.run(first, beams)
 
-    def search(self, first: Request, beams: Beams) -> list[Beam]:
+    def run(self, first: Request, beams: Beams) -> SearchSteps:
+        with self.rows.take(beams.width):
+            return (yield from self.search(first, beams))
+
+    def search(self, first: Request, beams: Beams) -> SearchSteps:
         max_new = min(first.sampling.max_new, self.capacity - len(first.ids))
         groups = [BeamGroup(beams, max_new, first) for _ in range(beams.groups)]
-        logprobs = self.prefill(first)  # by row
+        logprobs = yield from self.prefill(first)  # by row
         while not all(group.done for group in groups):
             chosen: Counter[int] = Counter()  # by earlier groups in this step
             continuations = []
@@ -135,14 +140,19 @@ class BeamSearch:
                 continuations.append((group, [] if group.done else kept))
             self.branch(continuations)
             running = [request for group in groups if not group.done for request in group.running]
-            logprobs = self.decode(running) if running else {}
+            if running:
+                logprobs = self.decode(running)
+                yield
         return sorted((beam for group in groups for beam in group.finished), key=lambda beam: -beam.score)
 
-    def prefill(self, request: Request) -> dict[int | None, Tensor]:
+    def prefill(self, request: Request) -> SearchSteps:
         request.row = self.rows.admit(request.tokens)
         while request.pending > self.chunk:
             self.compute([(request, self.chunk)])
-        return self.compute([(request, request.pending)])
+            yield
+        logprobs = self.compute([(request, request.pending)])
+        yield
+        return logprobs
 
     def decode(self, requests: Sequence[Request]) -> dict[int | None, Tensor]:
         for request in requests:

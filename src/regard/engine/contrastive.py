@@ -6,6 +6,7 @@ h_v is the last hidden state after v is appended, h_j are those of the earlier t
 of a step are forks of one row of the store and are computed in one forward; the row of the best one is continued.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from regard.engine.request import GenerationError, Request, Token
 from regard.engine.sampling import log_softmax, penalize_rows
 from regard.engine.scheduler import Scheduler
 from regard.engine.search_rows import SearchRows, check_search
+from regard.engine.searches import SearchSteps
 from regard.layout import TokenLayout
 
 SPAN = 64  # slots are read in multiples of this
@@ -36,28 +38,33 @@ class ContrastiveOptions:
 
 
 class ContrastiveSearch:
-    """Runs one search in rows of a store. model: a decoder."""
+    """Runs one search in rows of a store. model: returns the decoder for the next forward, with its adapter."""
 
-    def __init__(self, scheduler: Scheduler, model: Any, device: torch.device, capacity: int):
+    def __init__(self, scheduler: Scheduler, model: Callable[[], Any], device: torch.device, capacity: int):
         self.rows, self.chunk, self.store = SearchRows(scheduler), scheduler.chunk, scheduler.store
         self.model, self.device, self.capacity = model, device, capacity
 
-    def run(self, request: Request, settings: ContrastiveOptions) -> list[Token]:
-        """The new tokens. request: not submitted."""
+    def start(self, request: Request, settings: ContrastiveOptions) -> SearchSteps:
+        """The search for the new tokens. request: not submitted."""
         check_search(request.sampling)
-        with self.rows.take("candidates", settings.candidates):
-            self.search(request, settings)
+        self.rows.check("candidates", settings.candidates)
+        return self.run(request, settings)
+
+    def run(self, request: Request, settings: ContrastiveOptions) -> SearchSteps:
+        with self.rows.take(settings.candidates):
+            yield from self.search(request, settings)
         return request.new
 
-    def search(self, request: Request, settings: ContrastiveOptions) -> None:
+    def search(self, request: Request, settings: ContrastiveOptions) -> SearchSteps:
         row = self.rows.admit(request.tokens)
-        hidden = torch.cat([
-            self.hidden([request.tokens[start : start + self.chunk]], [row], start)[0]
-            for start in range(0, len(request.tokens), self.chunk)
-        ])  # (T, D)  # fmt: skip
+        chunks: list[Tensor] = []
+        for start in range(0, len(request.tokens), self.chunk):
+            chunks += self.hidden([request.tokens[start : start + self.chunk]], [row], start)
+            yield
+        hidden = torch.cat(chunks)  # (T, D)
         context, last = F.normalize(hidden, dim=-1), hidden[-1:]
         while request.finish is None:
-            logits = self.model.logits(last)  # (1, V)
+            logits = self.model().logits(last)  # (1, V)
             probabilities, ids = self.most_likely(logits, request, settings.candidates)
             snapshot = self.store.snapshot(row)
             rows = [row, *(self.rows.fork(snapshot) for _ in ids[1:])]
@@ -72,6 +79,7 @@ class ContrastiveSearch:
                     self.rows.release(each)
             row, last, context = rows[best], hidden[best : best + 1], torch.cat([context, unit[best : best + 1]])
             self.append(request, ids[best], float(log_softmax(logits)[0, ids[best]]))
+            yield
 
     def most_likely(self, logits: Tensor, request: Request, count: int) -> tuple[Tensor, list[int]]:
         """(k,) probabilities of the most likely tokens after penalties and bans, and their ids"""
@@ -92,7 +100,7 @@ class ContrastiveSearch:
         layout = TokenLayout(positions, rows=torch.tensor(rows, device=self.device))
         span = min(-(-(start + ids.shape[1]) // SPAN) * SPAN, self.store.capacity)
         self.store.upload()
-        return self.model.hidden(ids, layout, self.store.begin_forward(layout, span, check=False))
+        return self.model().hidden(ids, layout, self.store.begin_forward(layout, span, check=False))
 
     def append(self, request: Request, id: int, logprob: float) -> None:
         full = len(request.tokens) + 1 >= self.capacity or len(request.new) + 1 >= request.sampling.max_new

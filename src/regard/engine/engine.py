@@ -49,6 +49,7 @@ from regard.engine.request_builder import RequestBuilder
 from regard.engine.runner import Runner
 from regard.engine.sampling import Sampled, sample
 from regard.engine.scheduler import ScheduledBatch, Scheduler
+from regard.engine.searches import Searches
 from regard.engine.stores.base import OpenStore
 from regard.engine.warm_up import warm_up_prompts
 from regard.models.encoder_decoder import EncoderDecoderModule
@@ -102,6 +103,7 @@ class Engine:
         self.unread: deque[tuple[int, list[Request], Sampled]] = deque()  # by step
         self.produced: list[tuple[Request, Token]] = []  # tokens that no step has returned yet
         self.in_step, self.to_cancel = False, list[Request]()
+        self.searches = Searches()
         self.arrivals = count()
         self.counts = Counter(steps=0, prompt_tokens=0, new_tokens=0, stop=0, length=0, cancelled=0, timeout=0, error=0)
 
@@ -179,16 +181,18 @@ class Engine:
         """
         for request in self.scheduler.expired():
             self.end(request, "timeout")
-        batches = self.scheduler.plan()
         self.in_step = True
         try:
+            self.searches.advance()
+            batches = self.scheduler.plan()
             for batch in batches:
                 self.run_batch(batch)
         finally:
             self.in_step = False
         waits = not batches or any(request.sampling.reads_tokens for request in self.scheduler.running)
         read = self.read_tokens(0 if waits else self.lag)  # may free rows, which `plan` did not have
-        if not batches and not read and not self.scheduler.running and (request := self.scheduler.waiting.first()):
+        stuck = not (batches or read or self.scheduler.running or self.searches)
+        if stuck and (request := self.scheduler.waiting.first()):
             needed = f"the store has no space for the {len(request.tokens)} tokens of this request"
             self.end(request, "error", f"{needed}, although no request is running; open a larger store")
         while self.to_cancel:
@@ -223,7 +227,6 @@ class Engine:
             raise GenerationError(request.error)
         return request.new
 
-    @torch.inference_mode()
     def beam_search(
         self,
         ids: TokenIds,
@@ -234,23 +237,25 @@ class Engine:
         *,
         adapter: str | None = None,
     ) -> list[Beam]:
-        """The best sequences, best first. Other requests do not advance meanwhile. Arguments as for `submit`."""
-        self.read_tokens()
+        """The best sequences, best first; other submitted requests run too. Arguments as for `submit`."""
         first = self.requests.build(ids, sampling, source, embeddings, adapter=adapter)
-        return BeamSearch(self.scheduler, self.forward, self.model.spec.vocab, self.capacity).run(first, beams)
+        search = BeamSearch(self.scheduler, self.forward, self.model.spec.vocab, self.capacity)
+        return self.searches.run(search.start(first, beams), self.step)
 
-    @torch.inference_mode()
     def contrastive_search(
         self, ids: TokenIds, settings: ContrastiveOptions, sampling: Sampling, *, adapter: str | None = None
     ) -> list[Token]:
-        """The new tokens of a decoder. Other requests do not advance meanwhile. Arguments as for `submit`."""
+        """The new tokens of a decoder; other submitted requests run too. Arguments as for `submit`."""
         if self.encoder_decoder is not None:
             raise ValueError("contrastive search is for decoders; use beam_search with an encoder-decoder")
-        self.read_tokens()
         request = self.requests.build(ids, sampling, adapter=adapter)
-        chosen = request.adapter
-        model = self.model if chosen is None else self.loras.decoder_with(chosen, self.scheduler.running)
-        return ContrastiveSearch(self.scheduler, model, self.device, self.capacity).run(request, settings)
+
+        def model() -> nn.Module:
+            chosen = request.adapter
+            return self.model if chosen is None else self.loras.decoder_with(chosen, self.scheduler.running)
+
+        search = ContrastiveSearch(self.scheduler, model, self.device, self.capacity)
+        return self.searches.run(search.start(request, settings), self.step)
 
     def load_adapter(self, name: str, adapter: str | Path | LoraWeights) -> None:
         """Load a LoRA adapter, which requests can then name. Requests that are running go on.
@@ -285,7 +290,7 @@ class Engine:
 
     @property
     def idle(self) -> bool:
-        return not self.scheduler.running and not self.scheduler.waiting
+        return not (self.scheduler.running or self.scheduler.waiting or self.searches)
 
     def metrics(self) -> dict[str, int]:
         running, waiting = len(self.scheduler.running), len(self.scheduler.waiting)

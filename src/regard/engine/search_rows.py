@@ -1,6 +1,7 @@
 """Rows of a store for a search, which decodes several continuations of one prompt outside of the scheduler's batches.
 
-Other requests are preempted if the search needs their rows or blocks. They resume after it, with the same result.
+Other requests are preempted if the search needs their rows or blocks. They resume when there is space, with the same
+result.
 """
 
 from collections.abc import Generator
@@ -19,13 +20,16 @@ class SearchRows:
         self.scheduler, self.store = scheduler, scheduler.store
         self.free: list[int] = []
 
-    @contextmanager
-    def take(self, name: str, count: int) -> Generator[None]:
-        """Take rows from the scheduler, and give them back empty. name: the setting that asks for so many."""
+    def check(self, name: str, count: int) -> None:
+        """ValueError if the store does not have so many rows. name: the setting that asks for them."""
         if count > self.store.rows:
             raise ValueError(f"{name}={count} needs as many rows, but the engine has {self.store.rows}; lower it")
+
+    @contextmanager
+    def take(self, count: int) -> Generator[None]:
+        """Take rows from the scheduler, and give them back empty."""
         while len(self.scheduler.free_rows) < count:
-            self.scheduler.preempt(self.scheduler.running[-1])
+            self.preempt_last()
         rows = sorted(self.scheduler.free_rows)[:count]
         self.scheduler.free_rows.difference_update(rows)
         self.free = list(reversed(rows))
@@ -61,7 +65,11 @@ class SearchRows:
     def make_space(self) -> None:
         if not self.scheduler.running:
             raise GenerationError("the store has no space for this search; open a larger store, or search less widely")
-        self.scheduler.preempt(self.scheduler.running[-1])
+        self.preempt_last()
+
+    def preempt_last(self) -> None:
+        if not self.scheduler.read_tokens():  # they may end requests; a preempted one needs its own
+            self.scheduler.preempt(self.scheduler.running[-1])
 
 
 def check_search(sampling: Sampling) -> None:
