@@ -62,7 +62,9 @@ class Runner:
         from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException  # seconds to import
         from torch._inductor.exc import InductorError
 
-        options = CPU_COMPILE_OPTIONS if self.device.type == "cpu" else None
+        options = dict(CPU_COMPILE_OPTIONS) if self.device.type == "cpu" else {}
+        if COMPILE_OPTIONS:  # the code is for this model only, a copy whose modules do not change: 1 ms less per step
+            options["guard_filter_fn"] = torch.compiler.skip_guard_on_all_nn_modules_unsafe
         compiled = torch.compile(self.decode_step, fullgraph=True, options=options, **COMPILE_OPTIONS)
         try:
             for rows in sorted({1, self.store.rows}):
