@@ -5,7 +5,8 @@ import random
 
 import pytest
 
-from regard.text.tools import STYLES, ToolCall, ToolStream, parse_tool_calls, tool_style
+from regard.text.tool_styles import STYLES, ToolCall, tool_style
+from regard.text.tools import ToolStream, parse_tool_calls
 
 TOOLS = ("add", "find weather", "now")
 ADD = ToolCall("add", '{"a": 1, "b": [2, "x"]}')

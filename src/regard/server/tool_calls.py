@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 from regard.engine.grammar import Grammar, GrammarCompiler, Tag
 from regard.server.errors import ApiError
 from regard.server.tool_schema import FlatToolChoice, FunctionTool, NamedToolChoice
-from regard.text.tools import STYLES, ToolCall, ToolDelta, ToolStream, call_id, tool_style
+from regard.text.tool_styles import STYLES, ToolCall, tool_style
+from regard.text.tools import ToolDelta, ToolStream, call_id
 
 
 class IdentifiedCall(NamedTuple):
