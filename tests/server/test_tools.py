@@ -115,14 +115,41 @@ def test_a_stream_has_text_first_then_each_call_in_pieces(ask):
     assert "".join(delta.content or "" for delta in deltas) == "I look."
     assert sum(bool(delta.content) for delta in deltas) > 1  # streamed before the calls
     pieces = [piece for delta in deltas for piece in delta.tool_calls or []]
-    assert [piece.index for piece in pieces] == [0, 0, 1, 1]
-    assert [piece.function.name for piece in pieces] == ["find", None, "now", None] and pieces[0].id
-    assert [bool(piece.id) for piece in pieces] == [True, False, True, False]
-    assert json.loads(pieces[0].function.arguments + pieces[1].function.arguments) == ARGUMENTS
+    find, now = ([piece for piece in pieces if piece.index == index] for index in (0, 1))
+    assert pieces == find + now and len(find) > 5  # the arguments come as they are generated
+    for first, *rest in (find, now):
+        assert first.id and first.function.arguments == ""
+        assert not any(piece.id or piece.function.name for piece in rest)
+    assert [find[0].function.name, now[0].function.name] == ["find", "now"]
+    whole = client.chat.completions.create(**ASK).choices[0].message.tool_calls
+    for call, parts in zip(whole, (find, now), strict=True):
+        assert "".join(piece.function.arguments for piece in parts) == call.function.arguments
     assert [c.choices[0].finish_reason for c in chunks if c.choices and c.choices[0].finish_reason] == ["tool_calls"]
     with client.chat.completions.stream(**ASK) as stream:
         message = stream.get_final_completion().choices[0].message
     assert [call.function.name for call in message.tool_calls] == ["find", "now"]
+
+
+def test_text_may_begin_after_a_call(ask):
+    """As an item of a response it follows the call, in a stream and in a whole response."""
+    _, client = ask(f"{CALL} Done.")
+    whole = client.responses.create(model="tiny", input="Where?", tools=FLAT)
+    assert [item.type for item in whole.output] == ["function_call", "message"] and whole.output_text == "Done."
+    with client.responses.stream(model="tiny", input="Where?", tools=FLAT) as stream:
+        streamed = stream.get_final_response()
+    assert [item.type for item in streamed.output] == ["function_call", "message"] and streamed.output_text == "Done."
+
+
+def test_a_call_that_the_limit_cuts_off_is_incomplete(ask):
+    server, client = ask(CALL)
+    whole = client.responses.create(model="tiny", input="Where?", tools=FLAT, max_output_tokens=40)
+    body = {"model": "tiny", "input": "Where?", "tools": FLAT, "max_output_tokens": 40}
+    ResponsesResponse.model_validate_json(server.client.post("/v1/responses", json=body).content)
+    assert whole.status == whole.output[0].status == "incomplete"
+    choice = client.chat.completions.create(**ASK, max_tokens=40).choices[0]
+    assert choice.finish_reason == "length"
+    assert whole.output[0].arguments == choice.message.tool_calls[0].function.arguments
+    assert json.dumps(ARGUMENTS).startswith(choice.message.tool_calls[0].function.arguments)
 
 
 def test_logprobs_of_a_stream_are_complete(ask):
@@ -166,11 +193,14 @@ def test_responses_stream_calls_as_items(ask, text):
     _, client = ask(text + CALL)
     events = list(client.responses.create(model="tiny", input="Where?", tools=FLAT, stream=True))
     assert [event.sequence_number for event in events] == list(range(len(events)))
-    types = [event.type for event in events if not event.type.endswith("text.delta")]
-    message = ["output_item.added", "content_part.added", "output_text.done", "content_part.done", "output_item.done"]
-    call = ["output_item.added", "function_call_arguments.delta", "function_call_arguments.done", "output_item.done"]
-    expected = ["created", "in_progress", *(message if text else []), *call, "completed"]
-    assert [type.removeprefix("response.") for type in types] == expected
+    deltas = [event for event in events if event.type.endswith("arguments.delta")]
+    assert len(deltas) > 5 and {event.output_index for event in deltas} == {1 if text else 0}
+    assert "".join(event.delta for event in deltas) == events[-1].response.output[-1].arguments
+    types = [event.type for event in events if not event.type.endswith(".delta")]
+    begun = ["output_item.added", "content_part.added"] if text else []
+    ended = ["output_text.done", "content_part.done", "output_item.done"] if text else []
+    call = [*begun, "output_item.added", *ended, "function_call_arguments.done", "output_item.done"]
+    assert [type.removeprefix("response.") for type in types] == ["created", "in_progress", *call, "completed"]
     with client.responses.stream(model="tiny", input="Where?", tools=FLAT) as stream:
         response = stream.get_final_response()
     assert response.output_text == text.strip() and json.loads(response.output[-1].arguments) == ARGUMENTS

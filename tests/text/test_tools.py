@@ -5,8 +5,9 @@ import random
 
 import pytest
 
+from regard.text.tool_stream import ToolStream
 from regard.text.tool_styles import STYLES, ToolCall, tool_style
-from regard.text.tools import ToolStream, parse_tool_calls
+from regard.text.tools import parse_tool_calls
 
 TOOLS = ("add", "find weather", "now")
 ADD = ToolCall("add", '{"a": 1, "b": [2, "x"]}')
@@ -29,12 +30,19 @@ CASES = [
     ("llama3", LLAMA, "", [ADD]),
     ("llama3", f"\n<|python_tag|>{LLAMA}; " + '{"name": "now", "parameters": {}}', "", [ADD, NOW]),
     ("llama3", '{"name": "Bob", "age": 3}', '{"name": "Bob", "age": 3}', []),
-    ("llama3", f"{LLAMA} and more", f"{LLAMA} and more", []),
+    ("llama3", f"{LLAMA} and more", "and more", [ADD]),
+    ("llama3", f'{LLAMA}; {{"name": "now"}}', "", [ADD, NOW]),
+    ("llama3", f'{LLAMA}; {{"name": "rm"}}', '; {"name": "rm"}', [ADD]),
+    ("hermes", '<tool_call>{"arguments": {}, "name": "now"}</tool_call>', "", [NOW]),
+    ("hermes", '<tool_call>{"name": "add", "arguments": {"a": "</tool_call>}\\""}, "id": "}"}</tool_call>.', ".",
+     [ToolCall("add", '{"a": "</tool_call>}\\""}')]),
+    ("hermes", '<tool_call>{"name": "add", "arguments":{ "a" :1}}\n</tool_call>', "", [ToolCall("add", '{ "a" :1}')]),
     ("llama3", f"I answer: {LLAMA}", f"I answer: {LLAMA}", []),
     ("llama3", "{" * 100_000, "{" * 100_000, []),
     ("mistral", '[TOOL_CALLS][{"name": "add", "arguments": {"a": 1, "b": [2, "x"]}}, {"name": "now"}]', "", [ADD, NOW]),
     ("mistral", '[{"name": "now", "arguments": {}}]', "", [NOW]),  # the marker is a special token, not decoded
     ("mistral", 'Wait. [TOOL_CALLS]now[ARGS]{}[TOOL_CALLS]add[ARGS]{"a": 1, "b": [2, "x"]}', "Wait.", [NOW, ADD]),
+    ("mistral", '[{"name": "now", "arguments": {}} , {"name": "now"}] end', ', {"name": "now"}] end', [NOW]),
     ("mistral", "[TOOL_CALLS]now{}", "[TOOL_CALLS]now{}", []),
     ("mistral", "[1, 2] is a list [TOOL", "[1, 2] is a list [TOOL", []),
     ("mistral", "", "", []),
@@ -52,14 +60,61 @@ def test_calls_are_separated_from_text(style: str, text: str, expected: str, cal
 def test_a_stream_equals_the_whole(style: str, text: str, expected: str, calls: list[ToolCall]) -> None:
     rng = random.Random(0)
     for size in (1, 2, 3, 7) if len(text) < 1000 else (5000,):
-        stream, deltas, position = ToolStream(style, TOOLS), [], 0
-        while position < len(text):
-            length = rng.randint(1, size)
-            deltas.append(stream.push(text[position : position + length]))
-            position += length
-        deltas.append(stream.finish())
-        assert "".join(delta.text for delta in deltas) == expected
-        assert [call for delta in deltas for call in delta.calls] == calls
+        found = read(ToolStream(style, TOOLS), split(text, size, rng))
+        assert found == (expected, calls)
+
+
+def split(text: str, size: int, rng: random.Random) -> list[str]:
+    pieces, position = [], 0
+    while position < len(text):
+        pieces.append(text[position : (position := position + rng.randint(1, size))])
+    return pieces
+
+
+def read(stream: ToolStream, texts: list[str]) -> tuple[str, list[ToolCall]]:
+    """The text and the calls of a stream, whose pieces are joined."""
+    text, calls = "", []
+    for delta in [*map(stream.push, texts), stream.finish()]:
+        text += delta.text
+        for name, arguments in delta.pieces:
+            calls.append([name, ""]) if name is not None else None
+            calls[-1][1] += arguments
+    return text, [ToolCall(*call) for call in calls]
+
+
+@pytest.mark.parametrize(
+    ("style", "call"),
+    [
+        ("hermes", HERMES),
+        ("llama3", LLAMA),
+        ("mistral", '[{"name": "add", "arguments": {"a": 1, "b": [2, "x"]}}]'),
+        ("mistral", '[TOOL_CALLS]add[ARGS]{"a": 1, "b": [2, "x"]}'),
+    ],
+)
+def test_arguments_are_returned_as_they_are_generated(style: str, call: str) -> None:
+    stream, arguments = ToolStream(style, TOOLS), ADD.arguments
+    begin = call.index(arguments)
+    head = [stream.push(char) for char in call[: begin + 1]]
+    assert [piece for delta in head for piece in delta.pieces] == [("add", ""), (None, "{")]
+    for char in arguments[1:]:
+        assert stream.push(char).pieces == ((None, char),)
+    rest = [*map(stream.push, call[begin + len(arguments) :]), stream.finish()]
+    assert all(delta == ("", ()) for delta in rest)
+
+
+def test_a_call_that_is_cut_off_stays_one_in_a_stream() -> None:
+    """Its pieces cannot be withdrawn. In a whole output it stays text."""
+    cut = HERMES[: HERMES.index("[2")]
+    assert read(ToolStream("hermes", TOOLS), list(cut)) == ("", [ToolCall("add", '{"a": 1, "b": ')])
+    assert parse_tool_calls(cut, "hermes", TOOLS) == (cut, ())
+
+
+@pytest.mark.parametrize("text", [f"I add. {HERMES} then {HERMES_NOW}.", f"I add. {HERMES_NOW.replace(', ', ',  ')} x"])
+def test_nothing_follows_a_single_call(text: str) -> None:
+    rng = random.Random(0)
+    for size in (1, 4, 1000):
+        found, calls = read(ToolStream("hermes", TOOLS, single=True), split(text, size, rng))
+        assert found == "I add." and len(calls) == 1
 
 
 def test_text_is_returned_as_soon_as_it_cannot_be_a_call() -> None:
@@ -67,7 +122,6 @@ def test_text_is_returned_as_soon_as_it_cannot_be_a_call() -> None:
     assert [stream.push(piece).text for piece in ("Hello", " ", "wor", "ld <", "b> <tool")] == [
         "Hello", "", " wor", "ld", " <b>",
     ]  # fmt: skip
-    assert stream.push(HERMES.removeprefix("<tool")).calls == (ADD,)  # at once, not at the end of the output
 
 
 @pytest.mark.parametrize("style", STYLES)
@@ -90,9 +144,8 @@ def test_random_text_is_never_lost(style: str) -> None:
     ]
     for _ in range(2000):
         text = "".join(rng.choices(pieces, k=rng.randint(0, 9)))
-        found, stream = parse_tool_calls(text, style, TOOLS), ToolStream(style, TOOLS)
-        deltas = [*map(stream.push, text), stream.finish()]
-        assert "".join(delta.text for delta in deltas) == found.text
+        found = parse_tool_calls(text, style, TOOLS)
+        assert read(ToolStream(style, TOOLS), list(text)) == (found.text, list(found.calls))
         if not found.calls:
             assert found.text == text
 

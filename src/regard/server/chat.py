@@ -16,7 +16,7 @@ from regard.server.response_schema import ChatCompletion, or_stream
 from regard.server.responses import data_events, respond
 from regard.server.served_model import ServedModel
 from regard.server.structured_output import outputs_of
-from regard.server.tool_calls import CallStream, OfferedTools
+from regard.server.tool_calls import CallStream, CallUpdate, OfferedTools
 
 
 def router(models: ModelRegistry) -> APIRouter:
@@ -86,19 +86,17 @@ class ChatResponse:
             yield self.header | {"choices": [], "usage": self.generation.usage()}
 
     def delta_chunks(self, delta: TextDelta) -> Iterator[dict]:
-        text, calls, finish, first = delta.text, [], delta.finish, 0
+        text, finish, calls = delta.text, delta.finish, []
         if self.calls is not None:
             stream = self.calls[delta.index]
-            first = len(stream.calls)
-            text, calls = stream.push(delta.text, last=delta.finish is not None)
+            text, updates = stream.push(delta.text, last=delta.finish is not None)
             finish = stream.finish_reason(finish)
+            calls = [call for update in updates for call in call_deltas(stream, update)]
         logprobs = self.logprobs([delta])
         if text or (delta.tokens and (self.calls is None or logprobs)):
             yield self.chunk(delta.index, {"content": text}, logprobs)
-        for i, call in enumerate(calls, first):
-            named = call.chat() | {"function": {"name": call.name, "arguments": ""}}
-            yield self.chunk(delta.index, {"tool_calls": [{"index": i, **named}]})
-            yield self.chunk(delta.index, {"tool_calls": [{"index": i, "function": {"arguments": call.arguments}}]})
+        for call in calls:
+            yield self.chunk(delta.index, {"tool_calls": [call]})
         if finish:
             yield self.chunk(delta.index, {}, finish=finish)
 
@@ -106,3 +104,13 @@ class ChatResponse:
         return self.header | {
             "choices": [{"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}]
         }
+
+
+def call_deltas(stream: CallStream, update: CallUpdate) -> Iterator[dict]:
+    """A call begins with its id and name; its arguments follow in pieces."""
+    if update.begins:
+        call = stream.calls[update.index]
+        function = {"name": call.name, "arguments": ""}
+        yield {"index": update.index, "id": call.id, "type": "function", "function": function}
+    if update.arguments:
+        yield {"index": update.index, "function": {"arguments": update.arguments}}

@@ -6,8 +6,8 @@ The events of a stream, each with its `sequence_number`:
     response.output_text.delta …,
     response.output_text.done, response.content_part.done, response.output_item.done, response.completed
 
-A call of a function is an output item of its own: response.output_item.added, response.function_call_arguments.delta,
-response.function_call_arguments.done, response.output_item.done.
+A call of a function is an output item of its own: response.output_item.added, response.function_call_arguments.delta …,
+and at the end of the output response.function_call_arguments.done, response.output_item.done.
 
 The last one is `response.incomplete` if the limit of tokens ended the text, and `error` if the generation failed.
 """
@@ -32,8 +32,9 @@ from regard.server.responses_schema import ResponsesBody, ResponsesResponse
 from regard.server.schema import SamplingBody
 from regard.server.served_model import ServedModel
 from regard.server.structured_output import outputs_of
-from regard.server.tool_calls import CallStream, IdentifiedCall, OfferedTools
+from regard.server.tool_calls import CallStream, CallUpdate, IdentifiedCall, OfferedTools
 from regard.server.tool_schema import FlatToolChoice
+from regard.text.tools import is_object
 
 
 def router(models: ModelRegistry) -> APIRouter:
@@ -71,6 +72,7 @@ class ResponsesFormat:
         self.sequence = count()
         self.calls = None if tools is None else CallStream(tools)
         self.place = {"item_id": self.message_id, "output_index": 0, "content_index": 0}
+        self.opened = False  # the message has begun, in a stream
 
     def body(self) -> dict:
         if self.calls is not None:
@@ -78,11 +80,14 @@ class ResponsesFormat:
         return self.response(self.status, self.output())
 
     def output(self) -> list[dict]:
-        """The items of a finished generation: the text, unless there are only calls, then the calls."""
+        """The items of a finished generation: the text, unless there are only calls, and the calls, as they began."""
         choice = self.generation.choices[0]
-        text, calls = (choice.text, []) if self.calls is None else (self.calls.text, self.calls.calls)
-        message = [self.message(text, choice.finish)] if text or not calls else []
-        return [*message, *map(call_item, calls)]
+        if self.calls is None:
+            return [self.message(choice.text, choice.finish)]
+        items = [call_item(call, call_status(call)) for call in self.calls.calls]
+        if self.calls.text or not items:
+            items.insert(self.calls.text_position, self.message(self.calls.text, choice.finish))
+        return items
 
     @property
     def status(self) -> str:
@@ -103,30 +108,53 @@ class ResponsesFormat:
     async def stream(self) -> AsyncIterator[dict]:
         for kind in ("response.created", "response.in_progress"):
             yield {"type": kind, "response": self.response("in_progress", [])}
-        opened = self.calls is None  # an output of only calls has no message
-        for data in self.message_begin() if opened else ():
+        for data in self.message_begin() if self.calls is None else ():  # an output of only calls has no message
             yield data
         async for delta in self.generation:
-            text = delta.text if self.calls is None else self.calls.push(delta.text, bool(delta.finish)).text
-            for data in self.message_begin() if text and not opened else ():
+            for data in self.delta_events(delta):
                 yield data
-            opened = opened or bool(text)
-            if text or (delta.tokens and self.calls is None):
-                changed = {"delta": text, "logprobs": self.logprobs([delta])}
-                yield {"type": "response.output_text.delta", **self.place, **changed}
         response = self.response(self.status, self.output())
-        if not opened and response["output"][0]["type"] == "message":  # neither text nor calls
+        if not self.opened and response["output"][0]["type"] == "message":  # neither text nor calls
             for data in self.message_begin():
                 yield data
         for index, item in enumerate(response["output"]):
-            for data in self.message_end(item) if item["type"] == "message" else call_events(item, index):
+            for data in self.message_end(item) if item["type"] == "message" else call_end(item, index):
                 yield data
             yield {"type": "response.output_item.done", "output_index": index, "item": item}
         yield {"type": f"response.{response['status']}", "response": response}
 
+    def delta_events(self, delta: TextDelta) -> Iterator[dict]:
+        """Of the text and of the pieces of calls. Items end with the output, because text may follow a call."""
+        text, updates, calls_before = delta.text, [], 0
+        if self.calls is not None:
+            calls_before = len(self.calls.calls)
+            text, updates = self.calls.push(delta.text, bool(delta.finish))
+        events = [event for update in updates for event in self.call_events(update)]
+        late = self.calls is not None and not self.opened and self.calls.text_position > calls_before
+        yield from events if late else ()  # the text begins after calls of the same delta
+        if text and not self.opened:
+            yield from self.message_begin()
+        if text or (delta.tokens and self.calls is None):
+            changed = {"delta": text, "logprobs": self.logprobs([delta])}
+            yield {"type": "response.output_text.delta", **self.place, **changed}
+        yield from () if late else events
+
+    def call_events(self, update: CallUpdate) -> Iterator[dict]:
+        assert self.calls is not None, "only an output with tools has calls"
+        item = call_item(self.calls.calls[update.index], "in_progress")
+        with_text = self.calls.text and self.calls.text_position <= update.index
+        index = update.index + bool(with_text)
+        if update.begins:
+            yield {"type": "response.output_item.added", "output_index": index, "item": item | {"arguments": ""}}
+        if update.arguments:
+            place = {"item_id": item["id"], "output_index": index}
+            yield {"type": "response.function_call_arguments.delta", **place, "delta": update.arguments}
+
     def message_begin(self) -> Iterator[dict]:
+        self.opened = True
+        self.place["output_index"] = 0 if self.calls is None else self.calls.text_position
         empty = self.message("", None) | {"content": []}
-        yield {"type": "response.output_item.added", "output_index": 0, "item": empty}
+        yield {"type": "response.output_item.added", "output_index": self.place["output_index"], "item": empty}
         yield {"type": "response.content_part.added", **self.place, "part": self.part("", [])}
 
     def message_end(self, item: dict) -> Iterator[dict]:
@@ -187,17 +215,19 @@ class ResponsesFormat:
         }
 
 
-def call_item(call: IdentifiedCall) -> dict:
+def call_status(call: IdentifiedCall) -> str:
+    """The limit of tokens may have cut off the arguments."""
+    return "completed" if is_object(call.arguments) else "incomplete"
+
+
+def call_item(call: IdentifiedCall, status: str) -> dict:
     return {
         "id": f"fc_{call.id.removeprefix('call_')}", "type": "function_call", "call_id": call.id, "name": call.name,
-        "arguments": call.arguments, "status": "completed",
+        "arguments": call.arguments, "status": status,
     }  # fmt: skip
 
 
-def call_events(item: dict, index: int) -> Iterator[dict]:
+def call_end(item: dict, index: int) -> Iterator[dict]:
     place = {"item_id": item["id"], "output_index": index}
-    begun = item | {"arguments": "", "status": "in_progress"}
-    yield {"type": "response.output_item.added", "output_index": index, "item": begun}
-    yield {"type": "response.function_call_arguments.delta", **place, "delta": item["arguments"]}
     done = {"name": item["name"], "arguments": item["arguments"]}
     yield {"type": "response.function_call_arguments.done", **place, **done}

@@ -233,7 +233,7 @@ class OutputCall(ResponseBody):
     call_id: str
     name: str
     arguments: str
-    status: Literal["completed"]
+    status: Literal["completed", "incomplete"]
 
 
 class InputTokensDetails(ResponseBody):

@@ -9,27 +9,38 @@ output to calls whose arguments are valid for their schemas.
 
 import secrets
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from regard.engine.grammar import Grammar, GrammarCompiler, Tag
 from regard.server.errors import ApiError
 from regard.server.tool_schema import FlatToolChoice, FunctionTool, NamedToolChoice
-from regard.text.tool_styles import STYLES, ToolCall, tool_style
-from regard.text.tools import ToolDelta, ToolStream, call_id
+from regard.text.tool_stream import CallPiece, ToolStream
+from regard.text.tool_styles import STYLES, tool_style
+from regard.text.tools import call_id
 
 
-class IdentifiedCall(NamedTuple):
+@dataclass
+class IdentifiedCall:
     id: str
     name: str
-    arguments: str
+    arguments: str = ""  # so far
 
     def chat(self) -> dict[str, Any]:
         return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
 
 
+class CallUpdate(NamedTuple):
+    """The beginning of a call, or a continuation of its arguments."""
+
+    index: int
+    begins: bool
+    arguments: str
+
+
 class CallDelta(NamedTuple):
     text: str
-    calls: list[IdentifiedCall]
+    updates: list[CallUpdate]
 
 
 class OfferedTools(NamedTuple):
@@ -70,27 +81,28 @@ class CallStream:
 
     def __init__(self, offered: OfferedTools):
         self.offered = offered
-        self.parser = ToolStream(offered.style, {tool.name for tool in offered.callable})
+        self.parser = ToolStream(offered.style, {tool.name for tool in offered.callable}, offered.single)
         self.text = ""
         self.calls: list[IdentifiedCall] = []
 
     def push(self, text: str, last: bool) -> CallDelta:
         """`last`: the text ends with it."""
         deltas = [self.parser.push(text), *([self.parser.finish()] if last else [])]
-        new = [self.accept(delta) for delta in deltas]
-        return CallDelta("".join(each.text for each in new), [call for each in new for call in each.calls])
+        new = "".join(delta.text for delta in deltas)
+        self.text += new
+        return CallDelta(new, [self.update(piece) for delta in deltas for piece in delta.pieces])
 
-    def accept(self, delta: ToolDelta) -> CallDelta:
-        if self.offered.single and self.calls:  # what follows the only call that was asked for is left out
-            return CallDelta("", [])
-        found = delta.calls[:1] if self.offered.single else delta.calls
-        calls = [self.with_id(call) for call in found]
-        self.text += delta.text
-        self.calls += calls
-        return CallDelta(delta.text, calls)
+    def update(self, piece: CallPiece) -> CallUpdate:
+        if piece.name is not None:
+            id = call_id() if self.offered.style == "mistral" else f"call_{secrets.token_hex(12)}"
+            self.calls.append(IdentifiedCall(id, piece.name))
+        self.calls[-1].arguments += piece.arguments
+        return CallUpdate(len(self.calls) - 1, piece.name is not None, piece.arguments)
 
-    def with_id(self, call: ToolCall) -> IdentifiedCall:
-        return IdentifiedCall(call_id() if self.offered.style == "mistral" else f"call_{secrets.token_hex(12)}", *call)
+    @property
+    def text_position(self) -> int:
+        """The number of calls that begin before the text."""
+        return self.parser.calls_before_text or 0
 
     def finish_reason(self, finish: str | None) -> str | None:
         return "tool_calls" if finish == "stop" and self.calls else finish

@@ -6,6 +6,7 @@ mistral   [TOOL_CALLS][{"name": "f", "arguments": {…}}, …] or [TOOL_CALLS]f[
 """
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -22,7 +23,10 @@ class ToolStyle(NamedTuple):
     begin: str  # starts calls anywhere in the text
     end: str | None  # ends them; None: they reach to the end of the output
     bare: str | None  # an output that begins with it may be calls as a whole, without the `begin` marker
-    parse: Callable[[str], list[ToolCall]]  # raises ValueError
+    head: re.Pattern[str]  # of a call, from the marker to the arguments; groups: name, and object if it is one
+    separator: str | None  # after a call that another one follows without a marker
+    closing: str | None  # after the last call
+    parse: Callable[[str], list[ToolCall]]  # of all calls after a marker; raises ValueError
     syntax: "CallSyntax"
 
 
@@ -92,15 +96,28 @@ def tool_call(value: Any, *keys: str) -> ToolCall:
     return ToolCall(value["name"], json.dumps(arguments, ensure_ascii=False))
 
 
+# The keys in the order in which templates ask for them; calls with another order are parsed as a whole.
+CALL = r'(?P<object>\{)\s*"name"\s*:\s*"(?P<name>[^"\\]*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
+# [TOOL_CALLS][{…}, or {…} after a comma, or [TOOL_CALLS]name[ARGS]
+MISTRAL_CALL = (
+    r'\s*(?:,\s*)?(?:\[TOOL_CALLS\]\s*)?(?:\[\s*)?(?:(?P<object>\{)\s*"name"\s*:\s*")?(?P<name>[^"\\\[\]{}]*?)'
+    r'(?(object)"\s*,\s*"arguments"\s*:|\s*\[ARGS\])\s*(?=\{)'
+)
+
 STYLES = {
     "hermes": ToolStyle(
-        "<tool_call>", "</tool_call>", None, parse_hermes,
+        "<tool_call>", "</tool_call>", None,
+        re.compile(rf"\s*<tool_call>\s*{CALL}"), None, "</tool_call>", parse_hermes,
         CallSyntax('<tool_call>\n{"name": ', ', "arguments": ', "}\n</tool_call>", "\n"),
     ),
     "llama3": ToolStyle(
-        "<|python_tag|>", None, "{", parse_llama3, CallSyntax('{"name": ', ', "parameters": ', "}", "; ")
+        "<|python_tag|>", None, "{",
+        re.compile(rf"\s*(?:;\s*)?(?:<\|python_tag\|>\s*)?{CALL}"), ";", None, parse_llama3,
+        CallSyntax('{"name": ', ', "parameters": ', "}", "; "),
     ),
     "mistral": ToolStyle(
-        "[TOOL_CALLS]", None, '[{"', parse_mistral, CallSyntax('{"name": ', ', "arguments": ', "}", ", ", "[", "]")
+        "[TOOL_CALLS]", None, '[{"',
+        re.compile(MISTRAL_CALL), ",", "]", parse_mistral,
+        CallSyntax('{"name": ', ', "arguments": ', "}", ", ", "[", "]"),
     ),
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Tool calls in the text that a model generates, in the styles of its family (`regard.text.tool_styles`).
+"""Tool calls in a whole output of a model, in the style of its family (`regard.text.tool_styles`).
 
 The text of a model is not trusted: what does not parse as a call of an offered tool stays text.
 """
@@ -9,20 +9,36 @@ import string
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from regard.text.detokenizer import overlap
-from regard.text.tool_styles import STYLES, ToolCall, tool_style
+from regard.text.tool_stream import ToolStream
+from regard.text.tool_styles import ToolCall, tool_style
 
 
-class ToolDelta(NamedTuple):
+class ParsedOutput(NamedTuple):
     text: str
     calls: tuple[ToolCall, ...]
 
 
-def parse_tool_calls(text: str, style: str, tools: Collection[str]) -> ToolDelta:
-    """The text without its calls, and the calls. tools: names of the offered tools; other calls stay text."""
+def parse_tool_calls(text: str, style: str, tools: Collection[str]) -> ParsedOutput:
+    """The text without its calls, and the calls. tools: names of the offered tools; other calls stay text.
+
+    If the arguments of a call are no JSON object, because the output was cut, the whole output stays text.
+    """
     stream = ToolStream(style, tools)
-    first, last = stream.push(text), stream.finish()
-    return ToolDelta(first.text + last.text, first.calls + last.calls)
+    deltas = [stream.push(text), stream.finish()]
+    calls: list[ToolCall] = []
+    for piece in (piece for delta in deltas for piece in delta.pieces):
+        name, arguments = (piece.name, "") if piece.name is not None else calls.pop()
+        calls.append(ToolCall(name, arguments + piece.arguments))
+    if not all(is_object(call.arguments) for call in calls):
+        return ParsedOutput(text, ())
+    return ParsedOutput("".join(delta.text for delta in deltas), tuple(calls))
+
+
+def is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def require_tool_style(chat_template: str | None) -> str:
@@ -50,81 +66,3 @@ def assistant_message(text: str, chat_template: str | None, tools: Sequence[Mapp
 def call_id() -> str:
     """Nine letters and digits: templates of Mistral refuse other ids."""
     return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
-
-
-class ToolStream:
-    """Separates text and calls while they are generated. Text is held back while it may belong to a call.
-
-    Whitespace before a call is dropped. The result does not depend on how the text is split into pushes.
-    """
-
-    def __init__(self, style: str, tools: Collection[str]):
-        self.style, self.tools = STYLES[style], tools
-        self.held = ""  # not returned yet
-        self.inside = False  # the held text begins with calls
-        self.started = self.called = False  # text has been returned; a call has been returned since
-
-    def push(self, text: str) -> ToolDelta:
-        """The text and the calls that this text completes."""
-        result, calls = "", ()
-        self.held += text
-        while self.held:
-            if not self.inside:
-                found = self.find_begin()
-                if found is None:
-                    return ToolDelta(result + self.release(), calls)
-                text = self.held[:found].rstrip()  # whitespace before a call is dropped with it
-                self.held, self.inside = self.held[len(text) :], True
-                result += self.emit(text)
-            end = self.style.end
-            stop = -1 if end is None else self.held.find(end)
-            if end is None or stop < 0:
-                break
-            delta = self.close(self.held[: stop + len(end)])
-            self.held = self.held[stop + len(end) :]
-            result, calls = result + delta.text, calls + delta.calls
-        return ToolDelta(result, calls)
-
-    def finish(self) -> ToolDelta:
-        """What is left at the end of the output."""
-        held, self.held = self.held, ""
-        if self.inside:
-            return self.close(held)
-        return ToolDelta("" if self.called and not held.strip() else self.emit(held), ())
-
-    def find_begin(self) -> int | None:
-        """The index in the held text at which calls begin, or None."""
-        start, bare = self.held.lstrip(), self.style.bare
-        if bare is not None and not self.started and not self.called and start.startswith(bare):
-            return len(self.held) - len(start)
-        found = self.held.find(self.style.begin)
-        return None if found < 0 else found
-
-    def release(self) -> str:
-        """The held text that cannot be the beginning of a call, nor whitespace before one."""
-        keep = overlap(self.held, self.style.begin)
-        start, bare = self.held.lstrip(), self.style.bare
-        if bare is not None and not self.started and not self.called and bare.startswith(start):
-            keep = len(self.held)
-        text = self.held[: len(self.held) - keep].rstrip()
-        self.held = self.held[len(text) :]
-        return self.emit(text)
-
-    def emit(self, text: str) -> str:
-        text = text.lstrip() if self.called and not self.started else text
-        self.started = self.started or bool(text)
-        self.called = self.called and not text
-        return text
-
-    def close(self, whole: str) -> ToolDelta:
-        """The calls in `whole`, a text from a `begin` marker on; the text itself if it does not parse."""
-        self.inside = False
-        body = whole.strip().removeprefix(self.style.begin).removesuffix(self.style.end or "").strip()
-        try:
-            calls = self.style.parse(body)
-        except (ValueError, RecursionError):
-            calls = []
-        if not calls or any(call.name not in self.tools for call in calls):
-            return ToolDelta(self.emit(whole), ())
-        self.called = True
-        return ToolDelta("", tuple(calls))
