@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from regard.engine.engine import Engine
-from regard.engine.grammar import Grammar, GrammarCompiler, allowed_tokens, has_finite_string
+from regard.engine.grammar import Grammar, GrammarCompiler, PlainText, Tag, allowed_tokens, has_finite_string
 from regard.engine.request import GenerationError, Request, Sampling
 from regard.engine.stores.paged import Paged
 from regard.models.decoder import Decoder
@@ -106,6 +106,25 @@ def test_the_mask_of_a_context_free_grammar_is_exact(letters: GrammarCompiler) -
     """Balanced a and b: no regular expression describes them."""
     grammar = letters.ebnf('root ::= "a" root "b" | "c"')
     check_against_language(grammar, {"a" * n + "c" + "b" * n for n in range(5)})
+
+
+def test_text_or_tags_are_told_apart_by_their_first_character(bytes_compiler: GrammarCompiler) -> None:
+    tag = Tag("f", '{"f": ', {"type": "integer"}, "}")
+    grammar = bytes_compiler.tags([tag], separator="; ", otherwise=PlainText("{<", ("<|call|>",)))
+    for text, prefix, whole in [
+        ('{"f": 3}; {"f": 4}', True, True),
+        ('{"f": 3', True, False),
+        ('{"f": x', False, False),
+        ('\n a {"f": x}', True, True),
+        ("a < b <|cal", True, True),
+        ("a <|call|>", False, False),
+        (" {", False, False),
+        ("<", False, False),
+        ("\u2003", False, False),  # a space in Python: a brace after it begins a call
+    ]:
+        matcher = grammar.matcher((STOP,)).matcher
+        assert matcher.accept_string(text) == prefix, text
+        assert (prefix and matcher.accept_token(STOP)) == whole, text
 
 
 def test_choices_are_literal(bytes_compiler: GrammarCompiler, engine: Engine) -> None:

@@ -24,6 +24,8 @@ MAX_LENGTH = 1 << 16  # characters of a schema, expression, grammar or all choic
 MAX_BYTES = 1 << 26  # of a compiled grammar
 CACHE_BYTES = 1 << 28  # of compiled grammars that are kept for the next request with the same
 SURROGATE = re.compile(rb"\xed[\xa0-\xbf]")
+IN_CLASS = "\f\n\r\t\v \xa0"  # \s of xgrammar, which has fewer spaces than Python
+SPACES = "".join(char for char in map(chr, range(0x3001)) if char.isspace() and char not in IN_CLASS)
 TOKEN = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|[\w.-]+|\{(\d+)[^}]*\}|[()|*+?=]')
 
 
@@ -34,6 +36,19 @@ class Tag(NamedTuple):
     begin: str
     schema: dict[str, Any]
     end: str
+
+
+class PlainText(NamedTuple):
+    """Text whose first character, after spaces, is none of these, and that has none of these strings."""
+
+    not_first: str
+    without: tuple[str, ...]
+
+    def format(self) -> dict[str, Any]:
+        """As a structural tag of xgrammar."""
+        first = r"\s" + SPACES + "".join(f"\\{char}" if char in "[]^-\\" else char for char in self.not_first)
+        start = {"type": "regex", "pattern": f"[ \\t\\n\\r]*[^{first}]"}
+        return {"type": "sequence", "elements": [start, {"type": "any_text", "excludes": list(self.without)}]}
 
 
 class GrammarCompiler:
@@ -98,10 +113,12 @@ class GrammarCompiler:
         closing: str = "",
         single: bool = False,
         trigger: str | None = None,
+        otherwise: PlainText | None = None,
     ) -> "Grammar":
         """One or more tags with separators between them, after `opening` and before `closing`; only one if `single`.
 
         trigger: a string with which every tag begins; the output is any text then, but what follows it is a tag.
+        otherwise: the output may be text instead.
         """
         schemas = [enforced_json(tag.schema, f"schema of {tag.name}") for tag in tags]
         check_length("schemas", "".join(schemas))
@@ -122,6 +139,8 @@ class GrammarCompiler:
                 }  # fmt: skip
             constants = [{"type": "const_string", "value": text} for text in (opening, closing)]
             format = {"type": "sequence", "elements": [constants[0], found, constants[1]]} if opening else found
+            if otherwise is not None:
+                format = {"type": "or", "elements": [format, otherwise.format()]}
             return self.compiler.compile_structural_tag(json.dumps({"type": "structural_tag", "format": format}))
 
         return self.compile("schemas", build)

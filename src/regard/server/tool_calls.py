@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from regard.engine.grammar import Grammar, GrammarCompiler, Tag
+from regard.engine.grammar import Grammar, GrammarCompiler, PlainText, Tag
 from regard.server.errors import ApiError
 from regard.server.tool_schema import FlatToolChoice, FunctionTool, NamedToolChoice
 from regard.text.tool_stream import CallPiece, ToolStream
@@ -69,11 +69,15 @@ class OfferedTools(NamedTuple):
         style = STYLES[self.style]
         syntax = style.syntax
         tags = [Tag(tool.name, syntax.before(tool.name), self.schema(tool), syntax.after) for tool in self.callable]
-        if not self.constrained:
+        if not self.constrained and style.bare is None:
             return compiler.tags(tags, trigger=style.begin, single=self.single)
+        text = None
+        if not self.constrained and style.bare is not None:  # calls only at the beginning of the output
+            text = PlainText(style.bare[0] + style.begin[0], (style.begin,))
         return compiler.tags(
-            tags, separator=syntax.separator, opening=syntax.opening, closing=syntax.closing, single=self.single
-        )
+            tags, separator=syntax.separator, opening=syntax.opening, closing=syntax.closing, single=self.single,
+            otherwise=text,
+        )  # fmt: skip
 
 
 class CallStream:
@@ -132,8 +136,9 @@ def offered_tools(
         raise invalid(f"tool_choice names {named!r}; choose one of {', '.join(names)}", "tool_choice")
     constrained = named is not None or choice == "required"
     result = OfferedTools(list(tools), callable, style, constrained, single=named is not None or parallel is False)
-    if result.strict and not constrained and STYLES[style].end is None:  # no marker tells text from a call
-        message = f"strict functions need tool_choice=required for the {style} style of calls; set it, or omit strict"
+    if result.strict and not constrained and STYLES[style].special:
+        reason = f"calls in the {style} style begin with a special token, which no grammar generates"
+        message = f"{reason}; strict functions need tool_choice=required: set it, or omit strict"
         raise ApiError(400, message, code="unsupported_value", param="tools")
     for tool in callable if result.needs_grammar else ():
         if result.schema(tool).get("type") != "object":

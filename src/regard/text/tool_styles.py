@@ -28,6 +28,7 @@ class ToolStyle(NamedTuple):
     closing: str | None  # after the last call
     parse: Callable[[str], list[ToolCall]]  # of all calls after a marker; raises ValueError
     syntax: "CallSyntax"
+    special: bool = False  # a model begins calls with a special token, which no grammar generates
 
 
 class CallSyntax(NamedTuple):
@@ -118,6 +119,6 @@ STYLES = {
     "mistral": ToolStyle(
         "[TOOL_CALLS]", None, '[{"',
         re.compile(MISTRAL_CALL), ",", "]", parse_mistral,
-        CallSyntax('{"name": ', ', "arguments": ', "}", ", ", "[", "]"),
+        CallSyntax('{"name": ', ', "arguments": ', "}", ", ", "[", "]"), special=True,
     ),
 }  # fmt: skip
