@@ -31,7 +31,7 @@ def save_encoder(folder: Path, head: Head | None) -> Path:
 def served(monkeypatch: pytest.MonkeyPatch) -> list[ServedModel]:
     """The models of the servers that are started."""
     calls: list[ServedModel] = []
-    monkeypatch.setattr("regard.server.run_server.serve", lambda models, **_: calls.extend(models))
+    monkeypatch.setattr("regard.server.run_server.serve", lambda models, *_, **__: calls.extend(models))
     return calls
 
 

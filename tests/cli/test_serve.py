@@ -16,6 +16,7 @@ from rich.console import Console
 from regard.cli.open_engine import EngineOptions, choose_compile, open_engine
 from regard.cli.open_model import open_model
 from regard.engine.runner import Runner
+from regard.server.network_options import NetworkOptions
 from tests.cli.conftest import regard
 
 QUESTION = "Anna is in the barn. Where is Anna?"
@@ -93,15 +94,13 @@ def test_a_context_that_the_memory_limits_is_said_to_be_smaller(demo_run: Path) 
 
 
 def test_the_options_of_the_server_are_passed_on(demo_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[dict] = []
-    monkeypatch.setattr("regard.server.run_server.serve", lambda models, **options: calls.append(options))
+    calls: list[NetworkOptions] = []
+    monkeypatch.setattr("regard.server.run_server.serve", lambda models, network, **_: calls.append(network))
     given = ("--port", 9000, "--allow-host", "a.example", "--allow-host", "b.example", "--max-body", 5000)
     assert regard("serve", demo_run, *given, "--allow-origin", "https://c.example", "--access-log").exit_code == 0
     assert regard("serve", demo_run).exit_code == 0
-    names = ("port", "allow_hosts", "allow_origins", "access_log", "max_body")
-    found = [[options[name] for name in names] for options in calls]
-    expected = [9000, ("a.example", "b.example"), ("https://c.example",), True, 5000]
-    assert found == [expected, [8000, (), (), False, 1 << 20]]
+    names = {"allow_hosts": ("a.example", "b.example"), "allow_origins": ("https://c.example",)}
+    assert calls == [NetworkOptions(port=9000, **names, access_log=True, max_body=5000), NetworkOptions()]
 
 
 @pytest.mark.parametrize(
@@ -115,17 +114,17 @@ def test_the_options_of_the_server_are_passed_on(demo_run: Path, monkeypatch: py
 def test_keys_are_separated_by_commas_only(
     demo_run: Path, monkeypatch: pytest.MonkeyPatch, value: str, given: tuple[str, ...], keys: list[str]
 ) -> None:
-    calls: list[dict] = []
-    monkeypatch.setattr("regard.server.run_server.serve", lambda models, **options: calls.append(options))
+    calls: list[NetworkOptions] = []
+    monkeypatch.setattr("regard.server.run_server.serve", lambda models, network, **_: calls.append(network))
     monkeypatch.setenv("REGARD_KEY", value)
     result = regard("serve", str(demo_run), *given)
     assert result.exit_code == 0, result.output
-    assert list(calls[0]["key"]) == keys
+    assert list(calls[0].keys) == keys
 
 
 def test_several_models_are_served_by_their_names(demo_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list = []
-    monkeypatch.setattr("regard.server.run_server.serve", lambda models, **_: calls.extend(models))
+    monkeypatch.setattr("regard.server.run_server.serve", lambda models, *_, **__: calls.extend(models))
     result = regard("serve", demo_run, f"other={demo_run}", "--memory", 0.02, "--rows", 1)
     assert result.exit_code == 0 and [model.name for model in calls] == [demo_run.name, "other"]
     assert result.stderr.count("--memory 0.02, for 2 models in equal parts") == 2

@@ -13,6 +13,7 @@ from fastapi import FastAPI
 
 from regard.server.app import create_app
 from regard.server.lens_thread import Lens
+from regard.server.network_options import NetworkOptions
 from regard.server.served_model import ServedModel
 from regard.text.chat import DEFAULT_TEMPLATE
 from regard.text.tokenizer import Tokenizer
@@ -77,7 +78,8 @@ def start_server(tokenizer) -> Iterator[Callable[..., RunningServer]]:
         ) -> RunningServer:
             fake = FakeEngine(tokenizer, reply, **engine_options)
             served = Tokenizer(tokenizer.core, eos="<|end|>", chat_template=template)
-            app = create_app([ServedModel("tiny", served, fake, lens=Lens(lens, HEADS) if lens else None)], key=key)
+            model = ServedModel("tiny", served, fake, lens=Lens(lens, HEADS) if lens else None)
+            app = create_app([model], NetworkOptions(keys=(key,) if isinstance(key, str) else tuple(key or ())))
             url = f"http://127.0.0.1:{stack.enter_context(serve(app))}"
             headers = {"authorization": f"Bearer {key}"} if key else {}
             client = stack.enter_context(httpx.Client(base_url=url, headers=headers, timeout=20))

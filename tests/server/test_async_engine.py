@@ -11,7 +11,7 @@ import pytest
 
 from regard.engine.request import Sampling
 from regard.server.app import create_app
-from regard.server.run_server import Server, is_local
+from regard.server.run_server import Server
 from regard.server.served_model import ServedModel
 from tests.server.conftest import RunningServer, wait_until
 from tests.server.fake_engine import FakeEngine
@@ -150,11 +150,3 @@ def test_a_second_signal_exits_at_once(tokenizer):
     assert server.should_exit and not server.force_exit
     server.handle_exit(signal.SIGTERM, None)
     assert server.force_exit
-
-
-def test_an_address_that_is_not_local_requires_a_key():
-    assert is_local("127.0.0.1", None) and is_local("localhost", None)
-    assert is_local("0.0.0.0", "key") is False
-    for key in (None, ""):
-        with pytest.raises(ValueError, match="set a key, or bind 127.0.0.1"):
-            is_local("0.0.0.0", key)

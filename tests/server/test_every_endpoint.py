@@ -16,6 +16,7 @@ from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
 from regard.parts.position.rope import Rope
 from regard.server.app import create_app
+from regard.server.network_options import NetworkOptions
 from regard.server.served_model import ServedModel, TextEncoder
 from regard.text.tokenizer import Tokenizer
 from regard.text.train import byte
@@ -45,7 +46,9 @@ def url():
     block = Block((Sublayer(Attention(heads=2, position=Rope())),))
     model = Decoder(vocab=tokenizer.vocab_size, width=16, layers=(Repeat((block,)),), context=1024).build(seed=0)
     encoder = ServedModel("encoder", byte(), encoder=TextEncoder(fake_embeddings, context=64))
-    with serve(create_app([ServedModel("small", tokenizer, Engine(model, rows=4)), encoder], key="k")) as port:
+    with serve(
+        create_app([ServedModel("small", tokenizer, Engine(model, rows=4)), encoder], NetworkOptions(keys=("k",)))
+    ) as port:
         yield f"http://127.0.0.1:{port}"
 
 

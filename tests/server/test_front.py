@@ -14,22 +14,22 @@ from regard.server.errors import ApiError
 from regard.server.forwarding import ForwardedRequest, respond
 from regard.server.front import Front, ReplicaEnded
 from regard.server.metrics import merge_metrics
+from regard.server.network_options import NetworkOptions
 from regard.server.served_model import ServedModel
 from tests.server.conftest import REPLY, serve, wait_until
 from tests.server.fake_engine import FakeEngine
 
-LOCAL = ("127.0.0.1", "localhost")
 BODY = {"model": "tiny", "prompt": "the red lamp", "max_tokens": 12}
 
 
 class FrontServer:
     """One application behind a front; `faults` are raised by the next forwards, after so many parts of the body."""
 
-    def __init__(self, app, key: str | None):
+    def __init__(self, app, network: NetworkOptions):
         self.app, self.faults, self.requests = app, [], []
         self.front = Front(self.forward, 2, self.metrics)
         self.guarded = self.front
-        for each in reversed(guards(key, LOCAL, (), False, 1 << 20)):
+        for each in reversed(guards(network)):
             self.guarded = each.cls(self.guarded, *each.args, **each.kwargs)
 
     async def __call__(self, scope, receive, send) -> None:
@@ -59,7 +59,8 @@ def start(tokenizer) -> Iterator[Callable]:
     def started(key: str | None = None, step_seconds: float = 0.0):
         fake = FakeEngine(tokenizer, REPLY)
         fake.step_seconds = step_seconds
-        server = FrontServer(create_app([ServedModel("tiny", tokenizer, fake)], key=key), key)
+        network = NetworkOptions(keys=(key,) if key else ())
+        server = FrontServer(create_app([ServedModel("tiny", tokenizer, fake)], network), network)
         headers = {"authorization": f"Bearer {key}"} if key else {}
         with (
             serve(server) as port,

@@ -31,6 +31,7 @@ from regard.parts.patches import Patches
 from regard.parts.position.rope import Rope
 from regard.server import image_input
 from regard.server.app import create_app
+from regard.server.network_options import NetworkOptions
 from regard.text.train import byte
 from tests.laws import randomize_weights
 from tests.server.conftest import serve, wait_until
@@ -57,7 +58,7 @@ def llm() -> LanguageModel:
 @pytest.fixture(scope="module")
 def client(llm: LanguageModel) -> Iterator[httpx.Client]:
     with (
-        serve(create_app([generating_model("eyes", Path("eyes"), llm)], max_body=1 << 23)) as port,
+        serve(create_app([generating_model("eyes", Path("eyes"), llm)], NetworkOptions(max_body=1 << 23))) as port,
         httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client,
     ):
         yield client

@@ -8,7 +8,8 @@ import httpx
 import pytest
 
 from regard.server.app import create_app
-from regard.server.middleware import MAX_BODY, MAX_CONTAINERS, BodyLimit, count_containers
+from regard.server.middleware import MAX_CONTAINERS, BodyLimit, count_containers
+from regard.server.network_options import TEXT_BODY, NetworkOptions
 from regard.server.served_model import ServedModel
 from tests.server.conftest import serve
 from tests.server.fake_engine import FakeEngine
@@ -50,14 +51,19 @@ def test_requests_from_other_origins_are_refused(start_server):
     assert response.status_code == 200 and "access-control-allow-origin" not in response.headers
 
 
-def test_allowing_any_host_requires_a_key(tokenizer):
-    with pytest.raises(ValueError, match="set a key"):
-        create_app([ServedModel("tiny", tokenizer, FakeEngine(tokenizer, "x"))], allow_hosts=())
+def test_an_address_that_is_not_local_requires_a_key():
+    assert set(NetworkOptions(host="::1").host_names) >= {"127.0.0.1", "localhost"}
+    assert NetworkOptions(host="0.0.0.0", keys=("k",)).host_names == ()
+    assert "a.example" in NetworkOptions(host="0.0.0.0", keys=("k",), allow_hosts=("a.example",)).host_names
+    for keys in ((), ("",)):
+        with pytest.raises(ValueError, match="set a key, or bind 127.0.0.1"):
+            NetworkOptions(host="0.0.0.0", keys=keys)
 
 
 def test_an_allowed_origin_may_call_the_server(tokenizer):
     origin = "https://app.example"
-    app = create_app([ServedModel("tiny", tokenizer, FakeEngine(tokenizer, "x"))], key="k", allow_origins=(origin,))
+    network = NetworkOptions(keys=("k",), allow_origins=(origin,))
+    app = create_app([ServedModel("tiny", tokenizer, FakeEngine(tokenizer, "x"))], network)
     with serve(app) as port, httpx.Client(base_url=f"http://127.0.0.1:{port}") as client:
         asked = {"access-control-request-method": "POST", "access-control-request-headers": "authorization,x-other"}
         preflight = client.options("/v1/completions", headers={"origin": origin} | asked)
@@ -71,13 +77,14 @@ def test_an_allowed_origin_may_call_the_server(tokenizer):
 
 
 @pytest.mark.parametrize("origin", ["*", "app.example", "https://app.example/", "https://app.example/page", ""])
-def test_unsafe_and_invalid_origins_are_refused(tokenizer, origin):
+def test_unsafe_and_invalid_origins_are_refused(origin):
     with pytest.raises(ValueError, match="origin"):
-        create_app([ServedModel("tiny", tokenizer, FakeEngine(tokenizer, "x"))], allow_origins=(origin,))
+        NetworkOptions(allow_origins=(origin,))
 
 
 def test_any_origin_may_call_a_server_with_a_key(tokenizer):
-    app = create_app([ServedModel("tiny", tokenizer, FakeEngine(tokenizer, "x"))], key="k", allow_origins=("*",))
+    network = NetworkOptions(keys=("k",), allow_origins=("*",))
+    app = create_app([ServedModel("tiny", tokenizer, FakeEngine(tokenizer, "x"))], network)
     with serve(app) as port:
         headers = {"origin": "https://any.example", "authorization": "Bearer k"}
         response = httpx.get(f"http://127.0.0.1:{port}/v1/models", headers=headers)
@@ -85,7 +92,7 @@ def test_any_origin_may_call_a_server_with_a_key(tokenizer):
 
 
 def test_each_request_is_logged_if_asked_for(tokenizer, caplog):
-    app = create_app([ServedModel("tiny", tokenizer, FakeEngine(tokenizer, "x"))], access_log=True)
+    app = create_app([ServedModel("tiny", tokenizer, FakeEngine(tokenizer, "x"))], NetworkOptions(access_log=True))
     body = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 2}
     with (
         caplog.at_level("INFO", "regard.access"),
@@ -110,7 +117,7 @@ def test_requests_are_not_logged_by_default(start_server, caplog):
 
 def test_long_bodies_are_refused_before_they_are_read(start_server):
     server = start_server()
-    body = json.dumps({"model": "tiny", "prompt": "x" * MAX_BODY}).encode()
+    body = json.dumps({"model": "tiny", "prompt": "x" * TEXT_BODY}).encode()
     json_header = {"content-type": "application/json"}
     declared = server.client.post("/v1/completions", content=body, headers=json_header)
     undeclared = server.client.post("/v1/completions", content=iter([body[:1000], body[1000:]]), headers=json_header)
@@ -136,7 +143,7 @@ def test_an_invalid_content_length_is_refused(length):
         messages.append(message)
 
     scope = {"type": "http", "headers": [(b"content-length", length.encode("latin-1"))]}
-    asyncio.run(BodyLimit(None, MAX_BODY)(scope, None, send))
+    asyncio.run(BodyLimit(None, TEXT_BODY)(scope, None, send))
     assert messages[0]["status"] == 413
 
 

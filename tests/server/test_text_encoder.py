@@ -18,6 +18,7 @@ from regard.parts.block import Block, Sublayer
 from regard.parts.feedforward import SwiGLU
 from regard.parts.input import Tokens
 from regard.server.app import create_app
+from regard.server.network_options import NetworkOptions
 from regard.server.response_schema import ResponseBody
 from regard.server.served_model import ServedModel, TextEncoder
 from regard.server.text_encoder import Embeddings, Ranking
@@ -35,7 +36,9 @@ def llm() -> LanguageModel:
 
 @pytest.fixture(scope="module")
 def url(llm) -> Iterator[str]:
-    app = create_app([ServedModel("encoder", llm.tokenizer, encoder=TextEncoder(llm.embed, context=40))], key="k")
+    app = create_app(
+        [ServedModel("encoder", llm.tokenizer, encoder=TextEncoder(llm.embed, context=40))], NetworkOptions(keys=("k",))
+    )
     with serve(app) as port:
         yield f"http://127.0.0.1:{port}"
 

@@ -65,11 +65,12 @@ def batch(
         if not missing:
             return
         from regard.server.app import create_app
+        from regard.server.network_options import NetworkOptions
 
         options = EngineOptions(device, context, adapter, dtype, rows, memory, compile=compile)
         (served,) = open_served([named], console, options)
         at_once = ENCODER_REQUESTS if served.engine is None else 2 * served.engine.engine.store.rows
-        app = create_app([served], max_body=MAX_BODY)
+        app = create_app([served], NetworkOptions(max_body=MAX_BODY))
         failed = asyncio.run(answer_all(missing, app, named.name, output, at_once, console))
     if failed:
         console.print(f"{failed} of {len(missing)} requests failed; the reasons are in {out}")

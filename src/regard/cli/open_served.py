@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from regard.language_model import LanguageModel
     from regard.server.served_model import ServedModel, TextEncoder
 
-TEXT_BODY, MEDIA_BODY = 1 << 20, 1 << 24  # bytes
-
 
 class NamedModel(NamedTuple):
     name: str
@@ -66,11 +64,6 @@ def open_served(models: list[NamedModel], console: "Console", options: "EngineOp
         open_engine(llm, console, options, index, engines, path)
         served.append(generating_model(name, path, llm, inspected=options.tensor_parallel == 1))
     return served
-
-
-def default_max_body(models: "list[ServedModel]") -> int:
-    """Bytes of the largest body: more for a model that reads images."""
-    return MEDIA_BODY if any(model.images is not None for model in models) else TEXT_BODY
 
 
 def generating_model(name: str, path: Path, llm: "LanguageModel", inspected: bool = True) -> "ServedModel":

@@ -2,10 +2,11 @@
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from regard.cli.open_engine import EngineOptions
 from regard.cli.open_served import NamedModel, load_adapters, open_served
@@ -14,32 +15,30 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
     from rich.console import Console
 
+    from regard.server.network_options import NetworkOptions
+
 
 def run_replicas(
-    models: list[NamedModel], loras: dict[str, Path], replicas: int, console: "Console", options: EngineOptions,
-    network: dict[str, Any], max_body: int,
+    models: list[NamedModel], loras: dict[str, Path], options: EngineOptions, network: "NetworkOptions", replicas: int,
+    console: "Console", on_ready: Callable[[str], None],
 ) -> None:  # fmt: skip
-    """Serve until a signal arrives. network: arguments of `serve_replicas`."""
+    """Serve until a signal arrives."""
     import torch
 
     from regard.engine.memory import ROWS, SHARES
     from regard.server.replicas import serve_replicas
-    from regard.server.run_server import host_names
 
     uses_gpu = options.device.startswith("cuda") or options.device == "auto" and torch.cuda.is_available()
     if not uses_gpu and not os.environ.get("RAY_ADDRESS"):  # the replicas share the memory of this machine
         options = options._replace(memory=(options.memory or SHARES["cpu"]) / replicas)
     models = [NamedModel(name, absolute(path)) for name, path in models]
     loras = {name: absolute(path) for name, path in loras.items()}
-    open_app = partial(
-        open_replica, models, loras, options, key=network["key"], max_body=max_body,
-        hosts=host_names(network["host"], network["key"], network["allow_hosts"]), origins=network["allow_origins"],
-    )  # fmt: skip
+    open_app = partial(open_replica, models, loras, options, network)
     console.print(f"starting {replicas} replicas on Ray …", highlight=False)
     rows = options.rows or ROWS["cuda" if uses_gpu else "cpu"]
     requests = rows + max(2, rows // 4)  # some wait in the replica, so that a row that ends is filled at once
     serve_replicas(
-        open_app, replicas, requests=requests, queue=options.queue, gpus=int(uses_gpu), max_body=max_body, **network
+        open_app, network, replicas, requests=requests, queue=options.queue, gpus=int(uses_gpu), on_ready=on_ready
     )
 
 
@@ -49,9 +48,8 @@ def absolute(path: Path) -> Path:
 
 
 def open_replica(
-    models: list[NamedModel], loras: dict[str, Path], options: EngineOptions, *, key: Sequence[str], max_body: int,
-    hosts: tuple[str, ...], origins: tuple[str, ...],
-) -> "FastAPI":  # fmt: skip
+    models: list[NamedModel], loras: dict[str, Path], options: EngineOptions, network: "NetworkOptions"
+) -> "FastAPI":
     """The application of one replica. The server in front of it writes the access log."""
     from rich.console import Console
 
@@ -60,4 +58,4 @@ def open_replica(
     console = Console(file=sys.stderr)
     served = open_served(models, console, options)
     load_adapters(served[0], loras, console)
-    return create_app(served, key=key, allow_hosts=hosts, allow_origins=origins, max_body=max_body)
+    return create_app(served, replace(network, access_log=False))

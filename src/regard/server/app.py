@@ -1,10 +1,10 @@
 """The FastAPI application: middleware, routes, monitoring, and the web page at `/`."""
 
 import asyncio
-import re
 from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from fastapi import APIRouter, FastAPI
@@ -27,8 +27,6 @@ from regard.server import (
 from regard.server.errors import ApiError
 from regard.server.metrics import ModelMetrics, metrics_text
 from regard.server.middleware import (
-    LOCAL_HOSTS,
-    MAX_BODY,
     AccessLog,
     BodyLimit,
     HostCheck,
@@ -37,41 +35,24 @@ from regard.server.middleware import (
     SecurityHeaders,
 )
 from regard.server.model_registry import ModelRegistry
+from regard.server.network_options import LOCAL, MEDIA_BODY, TEXT_BODY, NetworkOptions
 from regard.server.request_id import HEADER, RequestId
 from regard.server.response_schema import ModelCard, ModelList, Status
 from regard.server.served_model import ServedModel
 from regard.server.tracing import Traces, has_opentelemetry
 
-ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+")
 WEB = Path(__file__).parent.parent / "web"
 
 
 def create_app(
-    models: Sequence[ServedModel],
-    *,
-    key: str | Sequence[str] | None = None,
-    allow_hosts: tuple[str, ...] = LOCAL_HOSTS,
-    allow_origins: tuple[str, ...] = (),
-    access_log: bool = False,
-    max_body: int = MAX_BODY,
-    adapters: Path | None = None,
+    models: Sequence[ServedModel], network: NetworkOptions = LOCAL, *, adapters: Path | None = None
 ) -> FastAPI:
-    """`allow_hosts` are the host names that the server accepts. An empty tuple accepts all names and requires a key.
-    `allow_origins` are the origins, such as "https://app.example", whose pages may call the server besides its own
-    page; "*" allows all and requires a key. `access_log` logs every request to the logger `regard.access`.
-
-    `key`: the key that clients must send. Several keys are tenants, which are served equally and share no prefixes.
-    The first of the models is the one that the page and the /regard routes use unless they name another.
+    """The first of the models is the one that the page and the /regard routes use unless they name another.
     `adapters` is a folder from which clients may load adapters; None: they may not.
     """
-    if not allow_hosts and not key:
-        raise ValueError("allow_hosts=() lets any site call the server; set a key or name the hosts")
-    if "*" in allow_origins and not key:
-        raise ValueError("allow_origins=('*',) lets any site call the server; set a key or name the origins")
-    for origin in allow_origins:
-        if origin != "*" and not ORIGIN.fullmatch(origin):
-            raise ValueError(f"the origin {origin!r} must be a scheme and a host, such as https://app.example:8080")
     registry, responses = ModelRegistry(models), Counter()
+    reads_images = any(model.images is not None for model in models)
+    network = replace(network, max_body=network.max_body or (MEDIA_BODY if reads_images else TEXT_BODY))
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
@@ -83,7 +64,7 @@ def create_app(
         Middleware(RequestId),
         *([Middleware(Traces)] if has_opentelemetry() else []),
         Middleware(ResponseCounter, counts=responses),
-        *guards(key, allow_hosts, allow_origins, access_log, max_body),
+        *guards(network),
     ]
     app = FastAPI(
         title="regard",
@@ -110,21 +91,15 @@ def create_app(
     return app
 
 
-def guards(
-    key: str | Sequence[str] | None,
-    allow_hosts: tuple[str, ...],
-    allow_origins: tuple[str, ...],
-    access_log: bool,
-    max_body: int,
-) -> list[Middleware]:
+def guards(network: NetworkOptions) -> list[Middleware]:
     """The middleware that logs and checks requests, outermost first."""
     return [
-        *([Middleware(AccessLog)] if access_log else []),
+        *([Middleware(AccessLog)] if network.access_log else []),
         Middleware(SecurityHeaders),
-        Middleware(HostCheck, hosts=allow_hosts, origins=allow_origins),
-        *([cross_origin(allow_origins)] if allow_origins else []),
-        Middleware(KeyCheck, keys=[key] if isinstance(key, str) else key or ()),
-        Middleware(BodyLimit, max_body=max_body),
+        Middleware(HostCheck, hosts=network.host_names, origins=network.allow_origins),
+        *([cross_origin(network.allow_origins)] if network.allow_origins else []),
+        Middleware(KeyCheck, keys=network.keys),
+        Middleware(BodyLimit, max_body=network.max_body or MEDIA_BODY),
     ]
 
 

@@ -24,10 +24,8 @@ from regard.server.errors import ApiError
 
 access_log = logging.getLogger("regard.access")
 
-LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 PUBLIC_PATHS = ("/", "/health", "/ready")
 PUBLIC_FOLDER = "/web/"
-MAX_BODY = 1 << 20
 MAX_LOGGED_PATH = 200
 MAX_CONTAINERS = 1 << 14  # arrays and objects; parsing a million of them takes a second
 

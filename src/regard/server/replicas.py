@@ -9,7 +9,7 @@ a cluster, checks them, and starts a new one if one ends.
 import logging
 import os
 import sys
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import AsyncExitStack, aclosing, contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -21,8 +21,8 @@ from regard.server.app import guards
 from regard.server.errors import ApiError
 from regard.server.forwarding import ForwardedRequest, respond
 from regard.server.front import Front, ReplicaEnded
-from regard.server.middleware import MAX_BODY
-from regard.server.run_server import Server, host_names, log_access
+from regard.server.network_options import NetworkOptions
+from regard.server.run_server import run
 
 log = logging.getLogger(__name__)
 NAME = "regard"
@@ -33,35 +33,25 @@ HEALTH_PERIOD, HEALTH_TIMEOUT = 5, 30  # seconds
 
 def serve_replicas(
     open_app: Callable[[], FastAPI],
+    network: NetworkOptions,
     replicas: int,
     *,
     requests: int,
     queue: int,
     gpus: int = 0,
-    host: str = "127.0.0.1",
-    port: int = 8000,
-    key: str | Sequence[str] | None = None,
-    allow_hosts: tuple[str, ...] = (),
-    allow_origins: tuple[str, ...] = (),
-    access_log: bool = False,
-    max_body: int = MAX_BODY,
-    drain: float = 30.0,
     on_ready: Callable[[str], None] = lambda url: None,
 ) -> None:
     """Serve until a signal arrives. `open_app` returns the application of a replica; it is called in its process.
 
     requests: how many a replica takes at a time; further ones go to other replicas. queue: requests that may wait for a
-    replica. gpus: per replica. For the other arguments see `run_server.serve`.
+    replica. gpus: per replica.
     """
-    hosts = host_names(host, key, allow_hosts)
-    if access_log:
-        log_access()
-    with started_replicas(open_app, replicas, requests, queue, gpus, drain) as handle:
+    with started_replicas(open_app, replicas, requests, queue, gpus, network.drain) as handle:
         front = Front(forward_by(handle), replicas, metrics_by(handle))
         app: ASGIApp = front
-        for each in reversed(guards(key, hosts, allow_origins, access_log, max_body)):
+        for each in reversed(guards(network)):
             app = each.cls(app, *each.args, **each.kwargs)
-        Server(FrontApp(app, front), host, port, drain, on_ready).run()
+        run(FrontApp(app, front), network, on_ready)
 
 
 class FrontApp:

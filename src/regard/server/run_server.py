@@ -1,8 +1,7 @@
 """Bind a port, and shut down without truncating responses.
 
-The address is 127.0.0.1 by default; any other address requires a key. On SIGTERM or Ctrl-C the server accepts no new
-connections and continues unfinished responses for `drain` seconds, then ends them with an error event. A second signal
-exits at once.
+On SIGTERM or Ctrl-C the server accepts no new connections and continues unfinished responses for `drain` seconds, then
+ends them with an error event. A second signal exits at once.
 """
 
 import asyncio
@@ -28,7 +27,7 @@ from regard.server.connections import (
     LogRateLimit,
     default_max_connections,
 )
-from regard.server.middleware import LOCAL_HOSTS, MAX_BODY
+from regard.server.network_options import NetworkOptions
 from regard.server.served_model import ServedModel
 
 GRACE = 5.0  # seconds after the drain, for sending the last events
@@ -36,37 +35,23 @@ GRACE = 5.0  # seconds after the drain, for sending the last events
 
 def serve(
     models: Sequence[ServedModel],
+    network: NetworkOptions,
     *,
-    host: str = "127.0.0.1",
-    port: int = 8000,
-    key: str | Sequence[str] | None = None,
-    allow_hosts: tuple[str, ...] = (),
-    allow_origins: tuple[str, ...] = (),
-    access_log: bool = False,
-    max_body: int = MAX_BODY,
     adapters: Path | None = None,
-    drain: float = 30.0,
     on_ready: Callable[[str], None] = lambda url: None,
 ) -> None:
     """Serve until a signal arrives. `on_ready` is called with the URL once the server accepts connections.
 
-    Port 0 selects a free port. `allow_hosts`: host names that clients may use besides those of this machine; none for
-    an address that other machines can reach: any name. `access_log` writes a line per request to stderr. For
-    `models`, `allow_origins` and `adapters` see `create_app`.
+    The access log, if there is one, is written to stderr. For `models` and `adapters` see `create_app`.
     """
-    hosts = host_names(host, key, allow_hosts)
-    app = create_app(
-        models, key=key, allow_hosts=hosts, allow_origins=allow_origins, access_log=access_log, max_body=max_body,
-        adapters=adapters,
-    )  # fmt: skip
-    if access_log:
+    run(create_app(models, network, adapters=adapters), network, on_ready)
+
+
+def run(app: Any, network: NetworkOptions, on_ready: Callable[[str], None]) -> None:
+    """Serve an application, for which see `Server`, until a signal arrives."""
+    if network.access_log:
         log_access()
-    Server(app, host, port, drain, on_ready).run()
-
-
-def host_names(host: str, key: str | Sequence[str] | None, allow_hosts: tuple[str, ...]) -> tuple[str, ...]:
-    """The host names that a server at this address accepts; empty: any."""
-    return (*LOCAL_HOSTS, *allow_hosts) if is_local(host, key) or allow_hosts else ()
+    Server(app, network.host, network.port, network.drain, on_ready).run()
 
 
 def log_access() -> None:
@@ -75,15 +60,6 @@ def log_access() -> None:
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
-
-
-def is_local(host: str, key: str | Sequence[str] | None) -> bool:
-    """Whether only this machine can connect to `host`. Raises ValueError if others can and there is no key."""
-    if host in LOCAL_HOSTS:
-        return True
-    if not key:
-        raise ValueError(f"host={host!r} can be reached from other machines; set a key, or bind 127.0.0.1")
-    return False
 
 
 class Server(uvicorn.Server):
