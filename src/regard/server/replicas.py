@@ -1,6 +1,6 @@
 """Replicas of a server, on Ray Serve: each is a process with the whole application, its own engine and weights.
 
-    client ── HTTP server, Front ── handle of Ray Serve, ConversationRouter ──▶ replica 0 … N-1
+    client ── HTTP server, ReplicaProxy ── handle of Ray Serve, ConversationRouter ──▶ replica 0 … N-1
 
 The process with the HTTP server loads no model. Ray starts the replicas, on this machine or, if RAY_ADDRESS is set, on
 a cluster, checks them, and starts a new one if one ends.
@@ -20,8 +20,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from regard.server.app import guards
 from regard.server.errors import ApiError
 from regard.server.forwarding import ForwardedRequest, respond
-from regard.server.front import Front, ReplicaEnded
 from regard.server.network_options import NetworkOptions
+from regard.server.replica_proxy import ReplicaEnded, ReplicaProxy
 from regard.server.run_server import run
 
 log = logging.getLogger(__name__)
@@ -47,18 +47,18 @@ def serve_replicas(
     replica. gpus: per replica.
     """
     with started_replicas(open_app, replicas, requests, queue, gpus, network.drain) as handle:
-        front = Front(forward_by(handle), replicas, metrics_by(handle))
-        app: ASGIApp = front
+        proxy = ReplicaProxy(forward_by(handle), replicas, metrics_by(handle))
+        app: ASGIApp = proxy
         for each in reversed(guards(network)):
             app = each.cls(app, *each.args, **each.kwargs)
-        run(FrontApp(app, front), network, on_ready)
+        run(ProxyApp(app, proxy), network, on_ready)
 
 
-class FrontApp:
-    """The front within its middleware; `state.models` is what the server drains."""
+class ProxyApp:
+    """The proxy within its middleware; `state.models` is what the server drains."""
 
-    def __init__(self, app: ASGIApp, front: Front):
-        self.app, self.state = app, SimpleNamespace(models=front)
+    def __init__(self, app: ASGIApp, proxy: ReplicaProxy):
+        self.app, self.state = app, SimpleNamespace(models=proxy)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self.app(scope, receive, send)

@@ -30,7 +30,7 @@ class ReplicaEnded(Exception):
     """The replica ended, or cannot be reached, before its response was complete."""
 
 
-class Front:
+class ReplicaProxy:
     def __init__(self, forward: Forward, replicas: int, metrics: Callable[[ForwardedRequest], Any]):
         """forward: raises ReplicaEnded, or ApiError. metrics: awaitable (name, text) of one replica."""
         self.forward, self.replicas, self.metrics = forward, replicas, metrics

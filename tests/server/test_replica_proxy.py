@@ -12,9 +12,9 @@ from regard.server.app import create_app, guards
 from regard.server.conversations import conversation_of, preferred
 from regard.server.errors import ApiError
 from regard.server.forwarding import ForwardedRequest, respond
-from regard.server.front import Front, ReplicaEnded
 from regard.server.metrics import merge_metrics
 from regard.server.network_options import NetworkOptions
+from regard.server.replica_proxy import ReplicaEnded, ReplicaProxy
 from regard.server.served_model import ServedModel
 from tests.server.conftest import REPLY, serve, wait_until
 from tests.server.fake_engine import FakeEngine
@@ -22,13 +22,13 @@ from tests.server.fake_engine import FakeEngine
 BODY = {"model": "tiny", "prompt": "the red lamp", "max_tokens": 12}
 
 
-class FrontServer:
-    """One application behind a front; `faults` are raised by the next forwards, after so many parts of the body."""
+class ProxyServer:
+    """One application behind a proxy; `faults` are raised by the next forwards, after so many parts of the body."""
 
     def __init__(self, app, network: NetworkOptions):
         self.app, self.faults, self.requests = app, [], []
-        self.front = Front(self.forward, 2, self.metrics)
-        self.guarded = self.front
+        self.proxy = ReplicaProxy(self.forward, 2, self.metrics)
+        self.guarded = self.proxy
         for each in reversed(guards(network)):
             self.guarded = each.cls(self.guarded, *each.args, **each.kwargs)
 
@@ -60,7 +60,7 @@ def start(tokenizer) -> Iterator[Callable]:
         fake = FakeEngine(tokenizer, REPLY)
         fake.step_seconds = step_seconds
         network = NetworkOptions(keys=(key,) if key else ())
-        server = FrontServer(create_app([ServedModel("tiny", tokenizer, fake)], network), network)
+        server = ProxyServer(create_app([ServedModel("tiny", tokenizer, fake)], network), network)
         headers = {"authorization": f"Bearer {key}"} if key else {}
         with (
             serve(server) as port,
@@ -139,7 +139,7 @@ def test_a_client_that_disconnects_cancels_its_generation(start: Callable) -> No
         engine = server.app.state.models.default.engine.engine
         with client.stream("POST", "/v1/completions", json=BODY | {"stream": True}) as response:
             next(response.iter_lines())
-        wait_until(lambda: engine.cancelled == 1 and not server.front.tasks)
+        wait_until(lambda: engine.cancelled == 1 and not server.proxy.tasks)
 
 
 def test_streams_end_with_an_error_event_when_the_server_stops(start: Callable) -> None:
@@ -147,7 +147,7 @@ def test_streams_end_with_an_error_event_when_the_server_stops(start: Callable) 
         with client.stream("POST", "/v1/completions", json=BODY | {"stream": True}) as response:
             lines = response.iter_lines()
             next(lines)
-            server.front.tasks.copy().pop().get_loop().call_soon_threadsafe(server.front.cancel_all, "shutting down")
+            server.proxy.tasks.copy().pop().get_loop().call_soon_threadsafe(server.proxy.cancel_all, "shutting down")
             rest = list(lines)
         assert any("shutting_down" in line for line in rest) and "data: [DONE]" in rest
 
