@@ -2,19 +2,20 @@
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager
 
 import httpx
 import pytest
 
-from regard.server.app import create_app, guards
+from regard.server.app import create_app
 from regard.server.conversations import conversation_of, preferred
 from regard.server.errors import ApiError
 from regard.server.forwarding import ForwardedRequest, respond
 from regard.server.metrics import merge_metrics
 from regard.server.network_options import NetworkOptions
-from regard.server.replica_proxy import ReplicaEnded, ReplicaProxy
+from regard.server.replica_proxy import ReplicaEnded, ReplicaProxy, create_proxy_app
 from regard.server.served_model import ServedModel
 from tests.server.conftest import REPLY, serve, wait_until
 from tests.server.fake_engine import FakeEngine
@@ -28,12 +29,10 @@ class ProxyServer:
     def __init__(self, app, network: NetworkOptions):
         self.app, self.faults, self.requests = app, [], []
         self.proxy = ReplicaProxy(self.forward, 2, self.metrics)
-        self.guarded = self.proxy
-        for each in reversed(guards(network)):
-            self.guarded = each.cls(self.guarded, *each.args, **each.kwargs)
+        self.proxy_app = create_proxy_app(self.proxy, network)
 
     async def __call__(self, scope, receive, send) -> None:
-        await (self.app if scope["type"] == "lifespan" else self.guarded)(scope, receive, send)
+        await (self.app if scope["type"] == "lifespan" else self.proxy_app)(scope, receive, send)
 
     async def forward(self, request: ForwardedRequest) -> AsyncGenerator[list, None]:
         self.requests.append(request)
@@ -56,10 +55,10 @@ class ProxyServer:
 @pytest.fixture
 def start(tokenizer) -> Iterator[Callable]:
     @contextmanager
-    def started(key: str | None = None, step_seconds: float = 0.0):
+    def started(key: str | None = None, step_seconds: float = 0.0, max_body: int | None = None):
         fake = FakeEngine(tokenizer, REPLY)
         fake.step_seconds = step_seconds
-        network = NetworkOptions(keys=(key,) if key else ())
+        network = NetworkOptions(keys=(key,) if key else (), max_body=max_body)
         server = ProxyServer(create_app([ServedModel("tiny", tokenizer, fake)], network), network)
         headers = {"authorization": f"Bearer {key}"} if key else {}
         with (
@@ -99,6 +98,32 @@ def test_a_key_is_required_before_a_request_is_forwarded(start: Callable) -> Non
         for path in ("/v1/models", "/metrics"):
             refused = client.get(path, headers={"authorization": "Bearer wrong"})
             assert refused.status_code == 401 and len(server.requests) == 1
+
+
+def test_a_request_has_the_same_id_in_its_replica(start: Callable) -> None:
+    with start() as (server, client):
+        for given in ("mine-1", 'a "quote"', None):
+            response = client.get("/v1/models", headers={"x-request-id": given} if given else {})
+            id = response.headers["x-request-id"]
+            assert id == given if given == "mine-1" else id.startswith("req_")
+            forwarded = dict(server.requests[-1].scope["headers"])
+            assert response.status_code == 200 and forwarded[b"x-request-id"] == id.encode()
+
+
+def test_a_body_that_is_too_long_is_refused_before_all_of_it_is_read(start: Callable) -> None:
+    with start(max_body=5000) as (server, client):
+        refused = client.post("/v1/completions", json=BODY | {"prompt": "a" * 5000})
+        assert refused.status_code == 413 and refused.json()["error"]["code"] == "body_too_large"
+        assert refused.headers["x-request-id"]
+        with socket.create_connection((client.base_url.host, client.base_url.port), timeout=20) as connection:
+            head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
+            connection.sendall(head + b"1400\r\n" + b" " * 0x1400 + b"\r\n")  # more chunks could follow
+            assert connection.recv(100).startswith(b"HTTP/1.1 413 ")
+        assert not server.requests
+    with start() as (server, client):  # the proxy does not know whether the models read images; their replica does
+        assert client.post("/v1/completions", content=b" " * (1 << 24) + b"{}").status_code == 413
+        assert not server.requests
+        assert client.post("/v1/completions", content=b" " * (1 << 20) + b"{}").status_code == 413
 
 
 def test_a_request_is_sent_to_another_replica_if_nothing_of_its_response_was_sent(start: Callable) -> None:

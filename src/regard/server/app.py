@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fastapi import APIRouter, FastAPI
 from fastapi.middleware import Middleware
+from fastapi.telemetry import TelemetryConfig
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import FileResponse, PlainTextResponse
 from starlette.staticfiles import StaticFiles
@@ -42,6 +43,8 @@ from regard.server.served_model import ServedModel
 from regard.server.tracing import Traces, has_opentelemetry
 
 WEB = Path(__file__).parent.parent / "web"
+# tracing.py makes the spans. FastAPI's own would double them, and its records of invalid bodies quote prompts.
+NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False, "operation_spans": False}
 
 
 def create_app(
@@ -73,8 +76,7 @@ def create_app(
         responses={"4XX": {"model": errors.ErrorBody}, "5XX": {"model": errors.ErrorBody}},
         docs_url=None,  # FastAPI's documentation pages load scripts from other hosts
         redoc_url=None,
-        # tracing.py makes the spans. FastAPI's own would double them, and its records of invalid bodies quote prompts.
-        telemetry={"tracing": False, "metrics": False, "logs": False, "operation_spans": False},
+        telemetry=NO_TELEMETRY,
     )
     app.state.models = registry
     errors.install_handlers(app)

@@ -11,13 +11,18 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any
 
+from fastapi import FastAPI
+from fastapi.middleware import Middleware
 from starlette.responses import PlainTextResponse
 from starlette.types import Message, Receive, Scope, Send
 
+from regard.server.app import NO_TELEMETRY, guards
 from regard.server.conversations import conversation_of
-from regard.server.errors import ApiError
+from regard.server.errors import ApiError, install_handlers
 from regard.server.forwarding import USAGE, ForwardedRequest, forwarded
 from regard.server.metrics import merge_metrics
+from regard.server.network_options import NetworkOptions
+from regard.server.request_id import RequestId
 from regard.server.responses import event
 
 log = logging.getLogger(__name__)
@@ -28,6 +33,16 @@ RETRY_SECONDS = 0.2
 
 class ReplicaEnded(Exception):
     """The replica ended, or cannot be reached, before its response was complete."""
+
+
+def create_proxy_app(proxy: "ReplicaProxy", network: NetworkOptions) -> FastAPI:
+    """Checks requests as `create_app` does, and forwards them."""
+    middleware = [Middleware(RequestId), *guards(network)]
+    app = FastAPI(middleware=middleware, openapi_url=None, docs_url=None, redoc_url=None, telemetry=NO_TELEMETRY)
+    install_handlers(app)
+    app.state.models = proxy
+    app.mount("", proxy)
+    return app
 
 
 class ReplicaProxy:

@@ -11,17 +11,15 @@ import os
 import sys
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import AsyncExitStack, aclosing, contextmanager
-from types import SimpleNamespace
 from typing import Any
 
 from fastapi import FastAPI
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message
 
-from regard.server.app import guards
 from regard.server.errors import ApiError
 from regard.server.forwarding import ForwardedRequest, respond
 from regard.server.network_options import NetworkOptions
-from regard.server.replica_proxy import ReplicaEnded, ReplicaProxy
+from regard.server.replica_proxy import ReplicaEnded, ReplicaProxy, create_proxy_app
 from regard.server.run_server import run
 
 log = logging.getLogger(__name__)
@@ -48,20 +46,7 @@ def serve_replicas(
     """
     with started_replicas(open_app, replicas, requests, queue, gpus, network.drain) as handle:
         proxy = ReplicaProxy(forward_by(handle), replicas, metrics_by(handle))
-        app: ASGIApp = proxy
-        for each in reversed(guards(network)):
-            app = each.cls(app, *each.args, **each.kwargs)
-        run(ProxyApp(app, proxy), network, on_ready)
-
-
-class ProxyApp:
-    """The proxy within its middleware; `state.models` is what the server drains."""
-
-    def __init__(self, app: ASGIApp, proxy: ReplicaProxy):
-        self.app, self.state = app, SimpleNamespace(models=proxy)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self.app(scope, receive, send)
+        run(create_proxy_app(proxy, network), network, on_ready)
 
 
 class Replica:

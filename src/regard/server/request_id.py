@@ -1,6 +1,7 @@
 """The id of a request: the client's X-Request-Id, or a new one. Every response has it as a header.
 
-It is in the access log and in the log of failures, so that a client's report can be found there.
+It is in the access log and in the log of failures, so that a client's report can be found there. A proxy forwards it
+with the headers of the request.
 """
 
 import re
@@ -24,6 +25,7 @@ class RequestId:
             return await self.app(scope, receive, send)
         sent = Headers(scope=scope).get(HEADER, "")
         id = sent if VALID.fullmatch(sent) else f"req_{secrets.token_hex(12)}"
+        MutableHeaders(scope=scope)[HEADER] = id
         scope.setdefault("state", {})["request_id"] = id
 
         async def send_with_id(message: Message) -> None:
