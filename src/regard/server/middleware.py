@@ -21,6 +21,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from regard.server.errors import ApiError
+from regard.server.request_id import on_start
 
 access_log = logging.getLogger("regard.access")
 
@@ -47,12 +48,10 @@ class ResponseCounter:
         self.app, self.counts = app, counts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def counted_send(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                self.counts[getattr(scope.get("route"), "path", "other"), message["status"]] += 1
-            await send(message)
+        def count(start: Message) -> None:
+            self.counts[getattr(scope.get("route"), "path", "other"), start["status"]] += 1
 
-        await self.app(scope, receive, counted_send)
+        await self.app(scope, receive, on_start(send, count))
 
 
 class AccessLog:
@@ -64,20 +63,13 @@ class AccessLog:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        start, status, state = time.monotonic(), 0, scope.setdefault("state", {})
-
-        async def noted_send(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
-
+        start, state = time.monotonic(), scope.setdefault("state", {})
         try:
-            await self.app(scope, receive, noted_send)
+            await self.app(scope, receive, send)
         finally:
             path = scope.get("raw_path", b"")[:MAX_LOGGED_PATH].decode("ascii", "backslashreplace")  # still encoded
             usage, ms = state.get("usage") or {}, 1000 * (time.monotonic() - start)
-            line = scope["method"], path, status, ms
+            line = scope["method"], path, state.get("status", 0), ms
             tokens = usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0)
             access_log.info("%s %s %d %.1f ms, %d + %d tokens, %s", *line, *tokens, state.get("request_id", "-"))
 
@@ -87,14 +79,12 @@ class SecurityHeaders:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def send_with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                headers.update(SECURITY_HEADERS)
-                headers.setdefault("cache-control", "no-cache")
-            await send(message)
+        def add_headers(start: Message) -> None:
+            headers = MutableHeaders(scope=start)
+            headers.update(SECURITY_HEADERS)
+            headers.setdefault("cache-control", "no-cache")
 
-        await self.app(scope, receive, send_with_headers)
+        await self.app(scope, receive, on_start(send, add_headers))
 
 
 class HostCheck:

@@ -1,11 +1,12 @@
 """The id of a request: the client's X-Request-Id, or a new one. Every response has it as a header.
 
 It is in the access log and in the log of failures, so that a client's report can be found there. A proxy forwards it
-with the headers of the request.
+with the headers of the request. The state of a request has its id and, once the response starts, its status.
 """
 
 import re
 import secrets
+from collections.abc import Callable
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
@@ -26,14 +27,25 @@ class RequestId:
         sent = Headers(scope=scope).get(HEADER, "")
         id = sent if VALID.fullmatch(sent) else f"req_{secrets.token_hex(12)}"
         MutableHeaders(scope=scope)[HEADER] = id
-        scope.setdefault("state", {})["request_id"] = id
+        state = scope.setdefault("state", {})
+        state["request_id"] = id
 
-        async def send_with_id(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)[HEADER] = id
-            await send(message)
+        def act(start: Message) -> None:
+            MutableHeaders(scope=start)[HEADER] = id
+            state["status"] = start["status"]
 
-        await self.app(scope, receive, send_with_id)
+        await self.app(scope, receive, on_start(send, act))
+
+
+def on_start(send: Send, act: Callable[[Message], None]) -> Send:
+    """A `send` that calls `act` with the start of the response, which has its status and headers, before it is sent."""
+
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            act(message)
+        await send(message)
+
+    return sending
 
 
 def request_id(request: Request) -> str:

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from regard.server.generation import GenerationTask
 
@@ -41,20 +41,15 @@ class Traces:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        status, state = 0, scope.setdefault("state", {})
+        state = scope.setdefault("state", {})
         context = self.propagate.extract(dict(Headers(scope=scope)))
         kind, method = self.trace.SpanKind.SERVER, scope["method"]
 
-        async def noted_send(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
-
         with self.tracer.start_as_current_span(method, context=context, kind=kind, record_exception=False) as span:
             try:
-                await self.app(scope, receive, noted_send)
+                await self.app(scope, receive, send)
             finally:
+                status = state.get("status", 0)
                 route = getattr(scope.get("route"), "path", None)
                 operation, model = OPERATIONS.get(route or ""), getattr(state.get("body"), "model", None)
                 name = f"{operation} {model}" if operation and model else f"{method} {route}" if route else method
