@@ -4,7 +4,8 @@
 
 Rendezvous hashing (Thaler & Ravishankar 1998): if a replica ends, only its conversations move. The conversation of a
 request is found in its body: the key that the client gives (`prompt_cache_key`), or the start of its prompt, which the
-later requests of the conversation repeat.
+later requests of the conversation repeat. A long body is not parsed, which would block the event loop: its start is
+taken instead.
 """
 
 import hashlib
@@ -13,21 +14,23 @@ from collections.abc import Iterable
 from typing import Any
 
 PROMPT_START = 256  # characters or ids of a prompt that is no list of messages; about four blocks of cached tokens
+LONG_BODY, BODY_START = 1 << 18, 1 << 12  # bytes; parsing LONG_BODY takes at most 10 ms
 
 
 def conversation_of(body: bytes) -> str | None:
     """The conversation that a request with this body belongs to; None: no prompt is found in it."""
+    if len(body) > LONG_BODY:
+        return digest(body[:BODY_START])
     try:
         fields = json.loads(body)
+        start = fields.get("prompt_cache_key") or prompt_start(fields) if isinstance(fields, dict) else None
+        return digest(json.dumps([fields.get("model"), fields.get("cache_salt"), start]).encode()) if start else None
     except (ValueError, RecursionError):  # the route will refuse it
         return None
-    if not isinstance(fields, dict):
-        return None
-    start = fields.get("prompt_cache_key") or prompt_start(fields)
-    if not start:
-        return None
-    text = json.dumps([fields.get("model"), fields.get("cache_salt"), start])
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def digest(text: bytes) -> str:
+    return hashlib.blake2b(text, digest_size=16).hexdigest()
 
 
 def prompt_start(fields: dict[str, Any]) -> Any:
