@@ -3,19 +3,22 @@
 import asyncio
 import json
 import socket
+import sys
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager
+from types import SimpleNamespace
 
 import httpx
 import pytest
 
+from regard.server import replicas
 from regard.server.app import create_app
 from regard.server.conversations import conversation_of, preferred
 from regard.server.errors import ApiError
 from regard.server.forwarding import ForwardedRequest, respond
 from regard.server.metrics import merge_metrics
 from regard.server.network_options import NetworkOptions
-from regard.server.replica_proxy import ReplicaEnded, ReplicaProxy, create_proxy_app
+from regard.server.replica_proxy import ReplicaEnded, ReplicaProxy, ReplicaStatus, create_proxy_app
 from regard.server.served_model import ServedModel
 from tests.server.conftest import REPLY, serve, wait_until
 from tests.server.fake_engine import FakeEngine
@@ -28,7 +31,8 @@ class ProxyServer:
 
     def __init__(self, app, network: NetworkOptions):
         self.app, self.faults, self.requests = app, [], []
-        self.proxy = ReplicaProxy(self.forward, 2, self.metrics)
+        self.ready = {"0": True, "1": True}  # the replicas that answer
+        self.proxy = ReplicaProxy(self.forward, 2, self.statuses)
         self.proxy_app = create_proxy_app(self.proxy, network)
 
     async def __call__(self, scope, receive, send) -> None:
@@ -47,9 +51,9 @@ class ProxyServer:
                 if after is not None and bodies >= after:
                     raise error
 
-    async def metrics(self, request: ForwardedRequest) -> tuple[str, str]:
-        messages = [message async for messages in respond(self.app, request) for message in messages]
-        return str(request.index), b"".join(message.get("body", b"") for message in messages).decode()
+    async def statuses(self) -> list[ReplicaStatus]:
+        text = await self.app.state.metrics()
+        return [ReplicaStatus(name, ready, text) for name, ready in self.ready.items()]
 
 
 @pytest.fixture
@@ -190,9 +194,46 @@ def test_metrics_of_replicas_are_labelled_and_grouped(start: Callable) -> None:
     ]
     text = '# HELP a A.\n# TYPE a counter\na 1\na_bucket{le="1"} 2\n'
     assert merge_metrics({"0": text, "1": text}) == (
+        "# HELP regard_replica_up 1 if the replica answers and its engines run, 0 if not.\n"
+        '# TYPE regard_replica_up gauge\nregard_replica_up{replica="0"} 1\nregard_replica_up{replica="1"} 1\n'
         '# HELP a A.\n# TYPE a counter\na{replica="0"} 1\na_bucket{replica="0",le="1"} 2\n'
         'a{replica="1"} 1\na_bucket{replica="1",le="1"} 2\n'
     )
+
+
+def test_the_proxy_answers_probes_itself(start: Callable) -> None:
+    with start(key="secret") as (server, client):
+        del client.headers["authorization"]
+        for replicas, status in [({"1": True}, 200), ({"0": False}, 503), ({}, 503)]:
+            server.ready = replicas
+            ready = client.get("/ready")
+            assert ready.status_code == status and client.get("/health").json() == {"status": "ok"}
+        assert ready.json()["error"]["code"] == "not_ready"
+        server.ready = {"1": True}
+        lines = client.get("/metrics", headers={"authorization": "Bearer secret"}).text.splitlines()
+        assert {'regard_replica_up{replica="0"} 0', 'regard_replica_up{replica="1"} 1'} <= set(lines)
+        assert 'regard_engine_up{replica="1",model="tiny"} 1' in lines
+        assert not any('replica="0",model' in line for line in lines)
+        server.proxy.draining = True
+        assert client.get("/ready").status_code == 503 and client.get("/health").status_code == 200
+        assert not server.requests, "nothing was forwarded"
+
+
+def test_probes_at_the_same_time_share_one_question() -> None:
+    async def main() -> int:
+        asked = 0
+
+        async def statuses() -> list[ReplicaStatus]:
+            nonlocal asked
+            asked += 1
+            await asyncio.sleep(0.01)
+            return []
+
+        proxy = ReplicaProxy(None, 2, statuses)
+        await asyncio.gather(*(proxy.statuses() for _ in range(50)))
+        return asked
+
+    assert asyncio.run(main()) == 1
 
 
 def test_the_requests_of_a_conversation_have_the_same_replica() -> None:
@@ -212,8 +253,13 @@ def test_the_requests_of_a_conversation_have_the_same_replica() -> None:
     assert len(set(keys)) == len(keys) - 1 or len(set(keys)) == len(keys)
     grown = conversation_of(json.dumps({"model": "m", "prompt": "a" * 300 + "b"}).encode())
     assert grown == keys[4] and None not in keys
-    for body in (b"", b"[1]", b"{", b'{"input": 3}', b"[" * 100_000, b'{"messages": []}'):
+    for body in (b"", b"[1]", b"{", b'{"input": 3}', b"[" * 100_000, b'{"messages": []}', b"\xff"):
         assert conversation_of(body) is None
+    for depth in range(300, 2000):  # some can be parsed, but not written again
+        conversation_of(b'{"prompt_cache_key": %s1%s}' % (b"[" * depth, b"]" * depth))
+    images = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:" + "a" * 300_000}}]}]
+    long = [conversation_of(json.dumps({"model": "m", "messages": images * turns}).encode()) for turns in (1, 2)]
+    assert long[0] == long[1] is not None
 
 
 def test_only_the_conversations_of_a_replica_that_ended_move() -> None:
@@ -225,11 +271,46 @@ def test_only_the_conversations_of_a_replica_that_ended_move() -> None:
     assert min(counts) > 60, counts
 
 
+def pretend_ray(monkeypatch: pytest.MonkeyPatch, **functions: Callable) -> None:
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(**functions))
+    monkeypatch.setitem(sys.modules, "ray.exceptions", SimpleNamespace(RayError=RuntimeError))
+
+
+def test_a_replica_that_does_not_answer_in_time_has_no_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def answer(name: str) -> dict:
+        if name == "b":
+            await asyncio.sleep(60)
+        if name == "c":
+            raise RuntimeError("the actor is starting")
+        return {"name": name, "ready": True, "metrics": ""}
+
+    def get_actor(name: str, namespace: str) -> SimpleNamespace:
+        if "d" in name:
+            raise ValueError("it has ended")
+        return SimpleNamespace(record_routing_stats=SimpleNamespace(remote=lambda: answer(name[-1])))
+
+    names = ["REPLICA::mine#a", "REPLICA::mine#b", "REPLICA::mine#c", "REPLICA::mine#d", "REPLICA::other#e"]
+    actors = [{"name": name, "namespace": "serve"} for name in names]
+    util = SimpleNamespace(list_named_actors=lambda all_namespaces: actors)
+    pretend_ray(monkeypatch, get_actor=get_actor, util=util)
+    monkeypatch.setattr(replicas, "STATUS_TIMEOUT", 0.2)
+    assert [status.name for status in asyncio.run(replicas.replica_statuses("mine"))] == ["a"]
+
+
+def test_replicas_without_free_resources_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replicas, "RESOURCE_TIMEOUT", 0)
+    free = {"CPU": 8.0, "GPU": 1.0}
+    pretend_ray(monkeypatch, available_resources=lambda: free, cluster_resources=lambda: {"CPU": 8.0, "GPU": 4.0})
+    for count, gpus in [(1, 1), (8, 0)]:
+        replicas.require_resources(replicas.ReplicaOptions(count, requests=1, queue=1, gpus=gpus))
+    for count, gpus, message in [(2, 1, "2 replicas need 2 GPUs, and 1 of the 4 that Ray has"), (9, 0, "need 9 CPUs")]:
+        with pytest.raises(ValueError, match=message):
+            replicas.require_resources(replicas.ReplicaOptions(count, requests=1, queue=1, gpus=gpus))
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray's import
 def test_a_conversation_goes_to_its_replica_and_then_to_the_others() -> None:
     pytest.importorskip("ray")
-    from types import SimpleNamespace
-
     from regard.server.replica_router import ConversationRouter
 
     replicas = [SimpleNamespace(replica_id=SimpleNamespace(unique_id=name)) for name in "abc"]
@@ -244,4 +325,4 @@ def test_a_conversation_goes_to_its_replica_and_then_to_the_others() -> None:
         others = [name for name in "abc" if name != first]
         assert ranks(ForwardedRequest({}, b"", conversation)) == [[first], others]
     assert ranks(ForwardedRequest({}, b"")) == [["a", "b", "c"]]
-    assert ranks(ForwardedRequest({}, b"", index=4)) == [["b"]]
+    assert ranks(None) == [["a", "b", "c"]]

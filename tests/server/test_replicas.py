@@ -121,6 +121,25 @@ def test_a_conversation_stays_on_the_replica_that_has_its_prefix(server, client:
     assert all(used.values()), "both replicas have conversations"
 
 
+def test_a_replica_that_hangs_does_not_hang_probes(server, client: httpx.Client) -> None:
+    def up() -> list[str]:
+        response = client.get("/metrics", headers={"x-request-id": "mine"})
+        assert response.status_code == 200 and response.headers["x-request-id"] == "mine"
+        return sorted(re.findall(r'^regard_replica_up\{replica="\d"\} (\d)$', response.text, re.MULTILINE))
+
+    wait_for(lambda: up() == ["1", "1"])
+    stopped = replicas(server)[0]
+    os.kill(stopped, signal.SIGSTOP)
+    try:
+        start = time.monotonic()
+        assert up() == ["0", "1"] and httpx.get(f"{server[0]}/ready", timeout=30).status_code == 200
+        assert httpx.get(f"{server[0]}/health", timeout=30).json() == {"status": "ok"}
+        assert time.monotonic() - start < 20  # Ray replaces a replica that does not answer for 30 seconds
+    finally:
+        os.kill(stopped, signal.SIGCONT)
+    wait_for(lambda: up() == ["1", "1"])
+
+
 def test_a_replica_that_is_killed_under_load_is_replaced(server, client: httpx.Client) -> None:
     outcomes: list[str] = []
     stop = threading.Event()

@@ -19,27 +19,24 @@ if TYPE_CHECKING:
 
 
 def run_replicas(
-    models: list[NamedModel], loras: dict[str, Path], options: EngineOptions, network: "NetworkOptions", replicas: int,
+    models: list[NamedModel], loras: dict[str, Path], engine: EngineOptions, network: "NetworkOptions", replicas: int,
     console: "Console", on_ready: Callable[[str], None],
 ) -> None:  # fmt: skip
     """Serve until a signal arrives."""
-    import torch
-
     from regard.engine.memory import ROWS, SHARES
-    from regard.server.replicas import serve_replicas
+    from regard.server.replicas import ReplicaOptions, serve_replicas, started_ray
 
-    uses_gpu = options.device.startswith("cuda") or options.device == "auto" and torch.cuda.is_available()
-    if not uses_gpu and not os.environ.get("RAY_ADDRESS"):  # the replicas share the memory of this machine
-        options = options._replace(memory=(options.memory or SHARES["cpu"]) / replicas)
     models = [NamedModel(name, absolute(path)) for name, path in models]
     loras = {name: absolute(path) for name, path in loras.items()}
-    open_app = partial(open_replica, models, loras, options, network)
     console.print(f"starting {replicas} replicas on Ray …", highlight=False)
-    rows = options.rows or ROWS["cuda" if uses_gpu else "cpu"]
-    requests = rows + max(2, rows // 4)  # some wait in the replica, so that a row that ends is filled at once
-    serve_replicas(
-        open_app, network, replicas, requests=requests, queue=options.queue, gpus=int(uses_gpu), on_ready=on_ready
-    )
+    with started_ray(cpus=replicas) as has_gpus:
+        device = "cuda" if engine.device.startswith("cuda") or engine.device == "auto" and has_gpus else "cpu"
+        if device == "cpu" and not os.environ.get("RAY_ADDRESS"):  # the replicas share the memory of this machine
+            engine = engine._replace(memory=(engine.memory or SHARES["cpu"]) / replicas)
+        rows = engine.rows or ROWS[device]
+        requests = rows + max(2, rows // 4)  # some wait in the replica, so that a row that ends is filled at once
+        options = ReplicaOptions(replicas, requests, engine.queue, gpus=int(device == "cuda"))
+        serve_replicas(partial(open_replica, models, loras, engine, network), network, options, on_ready)
 
 
 def absolute(path: Path) -> Path:

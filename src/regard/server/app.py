@@ -2,9 +2,10 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from fastapi import APIRouter, FastAPI
@@ -26,7 +27,7 @@ from regard.server import (
     tokenization,
 )
 from regard.server.errors import ApiError
-from regard.server.metrics import ModelMetrics, metrics_text
+from regard.server.metrics import METRICS_TYPE, ModelMetrics, metrics_text
 from regard.server.middleware import (
     AccessLog,
     BodyLimit,
@@ -80,7 +81,8 @@ def create_app(
     )
     app.state.models = registry
     errors.install_handlers(app)
-    app.include_router(monitoring_routes(registry, responses))
+    app.state.metrics = partial(current_metrics, registry, responses)
+    app.include_router(monitoring_routes(registry, app.state.metrics))
     for routes in (completions, chat, responses_api, text_encoder, tokenization, inspection):
         app.include_router(routes.router(registry))
     app.include_router(adapter_routes.router(registry, adapters))
@@ -117,8 +119,23 @@ def cross_origin(origins: tuple[str, ...]) -> Middleware:
     )
 
 
-def monitoring_routes(models: ModelRegistry, responses: Mapping[tuple[str, int], int]) -> APIRouter:
-    """GET /v1/models, /health, /ready and /metrics. `responses`: their numbers by route and status."""
+async def current_metrics(models: ModelRegistry, responses: Mapping[tuple[str, int], int]) -> str:
+    """In Prometheus' format. `responses`: their numbers by route and status."""
+
+    async def metrics_of(served: ServedModel) -> ModelMetrics:
+        engine, found = served.engine, {}
+        if engine is not None:
+            try:
+                found = await engine.call(engine.engine.metrics)
+            except EngineStopped:
+                found = None
+        return ModelMetrics(served.name, found, served.metrics)
+
+    return metrics_text(await asyncio.gather(*(metrics_of(served) for served in models)), responses)
+
+
+def monitoring_routes(models: ModelRegistry, current_metrics: Callable[[], Awaitable[str]]) -> APIRouter:
+    """GET /v1/models, /health, /ready and /metrics."""
     routes = APIRouter()
 
     def card(served: ServedModel) -> ModelCard:
@@ -148,18 +165,8 @@ def monitoring_routes(models: ModelRegistry, responses: Mapping[tuple[str, int],
             raise ApiError(503, "the server is shutting down; use another one", code="not_ready")
         return Status(status="ok")
 
-    async def metrics_of(served: ServedModel) -> ModelMetrics:
-        engine, found = served.engine, {}
-        if engine is not None:
-            try:
-                found = await engine.call(engine.engine.metrics)
-            except EngineStopped:
-                found = None
-        return ModelMetrics(served.name, found, served.metrics)
-
     @routes.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> PlainTextResponse:
-        found = await asyncio.gather(*(metrics_of(served) for served in models))
-        return PlainTextResponse(metrics_text(found, responses), media_type="text/plain; version=0.0.4")
+        return PlainTextResponse(await current_metrics(), media_type=METRICS_TYPE)
 
     return routes

@@ -21,11 +21,10 @@ class ForwardedRequest:
     scope: dict[str, Any]
     body: bytes
     conversation: str | None = None  # the requests of a conversation go to the same replica
-    index: int | None = None  # of a certain replica, for requests to each of them
 
 
-def forwarded(scope: Scope, body: bytes, conversation: str | None, index: int | None = None) -> ForwardedRequest:
-    return ForwardedRequest({name: scope[name] for name in SCOPE if name in scope}, body, conversation, index)
+def forwarded(scope: Scope, body: bytes, conversation: str | None) -> ForwardedRequest:
+    return ForwardedRequest({name: scope[name] for name in SCOPE if name in scope}, body, conversation)
 
 
 async def respond(app: ASGIApp, request: ForwardedRequest) -> AsyncGenerator[list[Message], None]:

@@ -17,6 +17,7 @@ from regard.engine.async_engine import RequestHandle
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 150, 300, 600)
 PREFIX = "regard_engine_"
+METRICS_TYPE = "text/plain; version=0.0.4"
 FINISHES = ("stop", "length", "cancelled", "timeout", "error")
 COUNTERS = {  # of Engine.metrics(): what they count
     "steps": "Steps of the engine.",
@@ -140,16 +141,22 @@ def escape(label: str) -> str:
     return label.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
-def merge_metrics(texts: Mapping[str, str]) -> str:
-    """The metrics of several replicas as one text, with the label `replica`. texts: by replica.
+def merge_metrics(texts: Mapping[str, str | None]) -> str:
+    """The metrics of several replicas as one text, with the label `replica`. texts: by replica; None: it has none.
 
     The samples of one metric are adjacent, after its HELP and TYPE.
     """
+    up = [(f'replica="{replica}"', float(text is not None)) for replica, text in texts.items()]
+    first = samples("regard_replica_up", "gauge", "1 if the replica answers and its engines run, 0 if not.", up)
+    return "".join(f"{line}\n" for line in (*first, *merged_lines(texts)))
+
+
+def merged_lines(texts: Mapping[str, str | None]) -> Iterator[str]:
     headers: dict[str, list[str]] = {}  # by metric
     samples: dict[str, list[str]] = {}
     for replica, text in texts.items():
         metric, seen = "", set()
-        for line in text.splitlines():
+        for line in (text or "").splitlines():
             if line.startswith("#"):
                 metric = line.split(" ", 3)[2]
                 if metric not in seen and metric not in headers:
@@ -159,7 +166,7 @@ def merge_metrics(texts: Mapping[str, str]) -> str:
                     headers[metric].append(line)
             elif line:
                 samples[metric].append(labelled(line, replica))
-    return "".join(f"{line}\n" for metric in headers for line in (*headers[metric], *samples[metric]))
+    return (line for metric in headers for line in (*headers[metric], *samples[metric]))
 
 
 def labelled(sample: str, replica: str) -> str:

@@ -1,17 +1,17 @@
 """The application of the process with the HTTP server, if replicas compute the responses.
 
-It forwards every request to a replica and returns the messages of its response. If a replica ends while it computes a
+It forwards a request to a replica and returns the messages of its response. If a replica ends while it computes a
 response, the request is sent to another one; if a part of the response has been sent already, it ends with an error
-event instead. GET /metrics has the metrics of all replicas.
+event instead. The proxy itself answers GET /health, /ready (if a replica is) and /metrics (of all replicas).
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from typing import Any
+from typing import NamedTuple
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from fastapi.middleware import Middleware
 from starlette.responses import PlainTextResponse
 from starlette.types import Message, Receive, Scope, Send
@@ -20,9 +20,10 @@ from regard.server.app import NO_TELEMETRY, guards
 from regard.server.conversations import conversation_of
 from regard.server.errors import ApiError, install_handlers
 from regard.server.forwarding import USAGE, ForwardedRequest, forwarded
-from regard.server.metrics import merge_metrics
+from regard.server.metrics import METRICS_TYPE, merge_metrics
 from regard.server.network_options import NetworkOptions
 from regard.server.request_id import RequestId
+from regard.server.response_schema import Status
 from regard.server.responses import event
 
 log = logging.getLogger(__name__)
@@ -41,14 +42,47 @@ def create_proxy_app(proxy: "ReplicaProxy", network: NetworkOptions) -> FastAPI:
     app = FastAPI(middleware=middleware, openapi_url=None, docs_url=None, redoc_url=None, telemetry=NO_TELEMETRY)
     install_handlers(app)
     app.state.models = proxy
+    app.include_router(monitoring_routes(proxy))
     app.mount("", proxy)
     return app
 
 
+def monitoring_routes(proxy: "ReplicaProxy") -> APIRouter:
+    routes = APIRouter()
+
+    @routes.get("/health")
+    async def health() -> Status:
+        """Whether this process works. Ray checks the replicas, and replaces them."""
+        return Status(status="ok")
+
+    @routes.get("/ready")
+    async def ready() -> Status:
+        if proxy.draining:
+            raise ApiError(503, "the server is shutting down; use another one", code="not_ready")
+        if not any(status.ready for status in await proxy.statuses()):
+            raise ApiError(503, "no replica is ready; try again later", code="not_ready")
+        return Status(status="ok")
+
+    @routes.get("/metrics")
+    async def metrics() -> PlainTextResponse:
+        texts = {status.name: status.metrics for status in await proxy.statuses() if status.ready}
+        names = map(str, range(proxy.replicas))
+        return PlainTextResponse(merge_metrics({name: texts.get(name) for name in names}), media_type=METRICS_TYPE)
+
+    return routes
+
+
+class ReplicaStatus(NamedTuple):
+    name: str  # "0" for the first replica
+    ready: bool
+    metrics: str
+
+
 class ReplicaProxy:
-    def __init__(self, forward: Forward, replicas: int, metrics: Callable[[ForwardedRequest], Any]):
-        """forward: raises ReplicaEnded, or ApiError. metrics: awaitable (name, text) of one replica."""
-        self.forward, self.replicas, self.metrics = forward, replicas, metrics
+    def __init__(self, forward: Forward, replicas: int, statuses: Callable[[], Awaitable[list[ReplicaStatus]]]):
+        """forward: raises ReplicaEnded, or ApiError. statuses: of the replicas that answer in time."""
+        self.forward, self.replicas, self.ask_statuses = forward, replicas, statuses
+        self.asking: asyncio.Future[list[ReplicaStatus]] | None = None
         self.tasks: set[asyncio.Task] = set()
         self.stopping: str | None = None
         self.draining = False  # the server is shutting down and accepts no new connections
@@ -62,8 +96,6 @@ class ReplicaProxy:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "http", "the server has no other connections"
         body = (await receive()).get("body", b"")  # BodyLimit has joined it
-        if scope["path"] == "/metrics" and scope["method"] == "GET":
-            return await (await self.merged_metrics(scope))(scope, receive, send)
         response = ForwardedResponse(scope, send)
         conversation = conversation_of(body) if body else None
         task = asyncio.create_task(self.relay(forwarded(scope, body, conversation), response))
@@ -100,11 +132,11 @@ class ReplicaProxy:
         message = "the replica that computed this response has ended; send the request again"
         await response.fail(ApiError(503, message, code="replica_ended", headers={"retry-after": "1"}))
 
-    async def merged_metrics(self, scope: Scope) -> PlainTextResponse:
-        requests = (self.metrics(forwarded(scope, b"", None, index)) for index in range(self.replicas))
-        results = await asyncio.gather(*requests, return_exceptions=True)
-        texts = dict(sorted(result for result in results if isinstance(result, tuple)))
-        return PlainTextResponse(merge_metrics(texts), media_type="text/plain; version=0.0.4")
+    async def statuses(self) -> list[ReplicaStatus]:
+        """Requests at the same time share one question to the replicas."""
+        if self.asking is None or self.asking.done():
+            self.asking = asyncio.ensure_future(self.ask_statuses())
+        return await asyncio.shield(self.asking)
 
 
 class ForwardedResponse:

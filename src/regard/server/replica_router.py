@@ -15,12 +15,8 @@ class ConversationRouter(RequestRouter):
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
         request = pending_request.args[0] if pending_request is not None and pending_request.args else None
-        if not isinstance(request, ForwardedRequest):
+        if not isinstance(request, ForwardedRequest) or request.conversation is None or not candidate_replicas:
             return [candidate_replicas]
         by_name = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
-        if request.index is not None:
-            return [[by_name[sorted(by_name)[request.index % len(by_name)]]]]
-        if request.conversation is None:
-            return [candidate_replicas]
         first = by_name[preferred(request.conversation, by_name)]
         return [[first], [replica for replica in candidate_replicas if replica is not first]]

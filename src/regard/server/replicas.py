@@ -6,11 +6,16 @@ The process with the HTTP server loads no model. Ray starts the replicas, on thi
 a cluster, checks them, and starts a new one if one ends.
 """
 
+import asyncio
 import logging
 import os
+import secrets
 import sys
+import time
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import AsyncExitStack, aclosing, contextmanager
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI
@@ -19,34 +24,48 @@ from starlette.types import Message
 from regard.server.errors import ApiError
 from regard.server.forwarding import ForwardedRequest, respond
 from regard.server.network_options import NetworkOptions
-from regard.server.replica_proxy import ReplicaEnded, ReplicaProxy, create_proxy_app
+from regard.server.replica_proxy import ReplicaEnded, ReplicaProxy, ReplicaStatus, create_proxy_app
 from regard.server.run_server import run
 
 log = logging.getLogger(__name__)
-NAME = "regard"
 OBJECT_STORE = 80 << 20  # bytes, the least that Ray accepts: responses are small and are not kept in it
 START_ATTEMPTS = 4
 HEALTH_PERIOD, HEALTH_TIMEOUT = 5, 30  # seconds
+STATUS_TIMEOUT = 2.0
+RESOURCE_TIMEOUT = 10.0  # other replicas may be about to end
+NEVER = 1e9  # seconds
+
+
+@dataclass(frozen=True)
+class ReplicaOptions:
+    """requests: how many a replica takes at a time; further ones go to other replicas. queue: requests that may wait
+    for a replica. gpus: per replica."""
+
+    replicas: int
+    requests: int
+    queue: int
+    gpus: int = 0
 
 
 def serve_replicas(
     open_app: Callable[[], FastAPI],
     network: NetworkOptions,
-    replicas: int,
-    *,
-    requests: int,
-    queue: int,
-    gpus: int = 0,
+    options: ReplicaOptions,
     on_ready: Callable[[str], None] = lambda url: None,
 ) -> None:
-    """Serve until a signal arrives. `open_app` returns the application of a replica; it is called in its process.
+    """Serve until a signal arrives, on the Ray of `started_ray`. `open_app` returns the application of a replica; it is
+    called in its process."""
+    from ray import serve
 
-    requests: how many a replica takes at a time; further ones go to other replicas. queue: requests that may wait for a
-    replica. gpus: per replica.
-    """
-    with started_replicas(open_app, replicas, requests, queue, gpus, network.drain) as handle:
-        proxy = ReplicaProxy(forward_by(handle), replicas, metrics_by(handle))
+    require_resources(options)
+    serve.start(proxy_location="Disabled")  # the HTTP server is this process
+    application = f"regard-{secrets.token_hex(4)}"  # its own on a cluster with several servers
+    try:
+        handle = deploy(open_app, options, network.drain, application)
+        proxy = ReplicaProxy(forward_by(handle), options.replicas, partial(replica_statuses, application))
         run(create_proxy_app(proxy, network), network, on_ready)
+    finally:
+        serve.delete(application)
 
 
 class Replica:
@@ -68,12 +87,10 @@ class Replica:
             async for messages in lists:
                 yield messages
 
-    async def metrics(self, request: ForwardedRequest) -> tuple[str, str]:
-        """The name of this replica, and the body of its response."""
-        body = b""
-        async for messages in respond(self.app, request):
-            body += b"".join(message.get("body", b"") for message in messages)
-        return self.name, body.decode()
+    async def record_routing_stats(self) -> dict[str, Any]:
+        """The fields of its ReplicaStatus."""
+        ready, metrics = not self.app.state.models.stopped, await self.app.state.metrics()
+        return {"name": self.name, "ready": ready, "metrics": metrics}
 
     def check_health(self) -> None:
         if stopped := self.app.state.models.stopped:
@@ -81,10 +98,8 @@ class Replica:
 
 
 @contextmanager
-def started_replicas(
-    open_app: Callable[[], FastAPI], replicas: int, requests: int, queue: int, gpus: int, drain: float
-) -> Generator[Any]:
-    """Start Ray, or connect to RAY_ADDRESS, and the replicas; yields their handle."""
+def started_ray(cpus: int) -> Generator[bool]:
+    """Start Ray on this machine for so many processes, or connect to RAY_ADDRESS; yields whether it has GPUs."""
     try:
         import ray
         from ray import serve
@@ -92,15 +107,30 @@ def started_replicas(
         raise ValueError("replicas need Ray: pip install 'regard[ray]'") from None
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     own = not os.environ.get("RAY_ADDRESS")
-    start_ray(ray, replicas if own else None)
+    start_ray(ray, cpus if own else None)
     try:
-        yield deployed(serve, open_app, replicas, requests, queue, gpus, drain)
+        yield "GPU" in ray.cluster_resources()
     finally:
         if own:
             serve.shutdown()
-        else:
-            serve.delete(NAME)
         ray.shutdown()
+
+
+def require_resources(options: ReplicaOptions) -> None:
+    """Raise ValueError if Ray has no room for the replicas: it would wait for it without end."""
+    import ray
+
+    needed = {"CPU": options.replicas, "GPU": options.replicas * options.gpus}
+    deadline = time.monotonic() + RESOURCE_TIMEOUT
+    while missing := [name for name in needed if ray.available_resources().get(name, 0) < needed[name]]:
+        if time.monotonic() > deadline:
+            name = missing[0]
+            free, total = (found.get(name, 0) for found in (ray.available_resources(), ray.cluster_resources()))
+            raise ValueError(
+                f"{options.replicas} replicas need {needed[name]} {name}s, and {free:g} of the {total:g} that Ray has "
+                "are free; start fewer replicas, end other jobs, add machines, or serve on CPUs with --device cpu"
+            )
+        time.sleep(0.2)
 
 
 def start_ray(ray: Any, cpus: int | None) -> None:
@@ -112,6 +142,7 @@ def start_ray(ray: Any, cpus: int | None) -> None:
     quiet = {"log_to_driver": False, "logging_level": logging.WARNING, "configure_logging": False}
     if cpus is None:
         return ray.init(**quiet)
+    os.environ.setdefault("RAY_worker_niceness", "0")  # by default 15: on a busy machine replicas would hardly run
     modules: dict[str, Any] = sys.modules
     modules["ray.dashboard.optional_deps"] = None  # as if they were not installed
     for attempt in range(START_ATTEMPTS):
@@ -123,20 +154,21 @@ def start_ray(ray: Any, cpus: int | None) -> None:
             log.warning("Ray did not start in time; trying again")
 
 
-def deployed(
-    serve: Any, open_app: Callable[[], FastAPI], replicas: int, requests: int, queue: int, gpus: int, drain: float
-) -> Any:
+def deploy(open_app: Callable[[], FastAPI], options: ReplicaOptions, drain: float, application: str) -> Any:
     """Start the replicas, and return their handle."""
+    from ray import serve
     from ray.serve.config import RequestRouterConfig
 
-    router = RequestRouterConfig(request_router_class="regard.server.replica_router.ConversationRouter")
-    serve.start(proxy_location="Disabled")  # the HTTP server is this process
+    router = RequestRouterConfig(
+        request_router_class="regard.server.replica_router.ConversationRouter",
+        request_routing_stats_period_s=NEVER,  # replica_statuses asks for them
+    )
     deployment = serve.deployment(
-        name=NAME,
-        num_replicas=replicas,
-        max_ongoing_requests=requests,
-        max_queued_requests=queue,
-        ray_actor_options={"num_cpus": 1, "num_gpus": gpus},
+        name="regard",
+        num_replicas=options.replicas,
+        max_ongoing_requests=options.requests,
+        max_queued_requests=options.queue,
+        ray_actor_options={"num_cpus": 1, "num_gpus": options.gpus},
         request_router_config=router,
         health_check_period_s=HEALTH_PERIOD,
         health_check_timeout_s=HEALTH_TIMEOUT,
@@ -144,7 +176,7 @@ def deployed(
         graceful_shutdown_timeout_s=drain,
         logging_config={"log_level": "WARNING", "enable_access_log": False},
     )(Replica)
-    return serve.run(deployment.bind(open_app, replicas), name=NAME, route_prefix=None)
+    return serve.run(deployment.bind(open_app, options.replicas), name=application, route_prefix=None)
 
 
 def forward_by(handle: Any) -> Callable[[ForwardedRequest], AsyncGenerator[list[Message], None]]:
@@ -173,5 +205,27 @@ def forward_by(handle: Any) -> Callable[[ForwardedRequest], AsyncGenerator[list[
     return forward
 
 
-def metrics_by(handle: Any) -> Callable[[ForwardedRequest], Any]:
-    return handle.options(method_name="metrics").remote
+async def replica_statuses(application: str) -> list[ReplicaStatus]:
+    """The statuses of the replicas that answer within STATUS_TIMEOUT.
+
+    The question goes to their actors, whose names contain that of the application: a call of the handle would wait
+    while a replica has `max_ongoing_requests`.
+    """
+    import ray
+    from ray.exceptions import RayError
+
+    async def ask(actor: dict[str, str]) -> ReplicaStatus | None:
+        try:
+            async with asyncio.timeout(STATUS_TIMEOUT):
+                replica = await asyncio.to_thread(ray.get_actor, **actor)
+                return ReplicaStatus(**await replica.record_routing_stats.remote())
+        except (TimeoutError, ValueError, RayError):  # it hangs, has ended, or is starting
+            return None
+
+    try:
+        async with asyncio.timeout(STATUS_TIMEOUT):
+            actors = await asyncio.to_thread(ray.util.list_named_actors, all_namespaces=True)
+    except (TimeoutError, RayError):
+        return []
+    found = await asyncio.gather(*(ask(actor) for actor in actors if application in actor["name"]))
+    return [status for status in found if status is not None]
