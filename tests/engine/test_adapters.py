@@ -286,9 +286,17 @@ def test_a_compiled_decode_step(models) -> None:
     if engine.runner.compiled is None:
         pytest.skip("torch cannot compile here")
     engine.load_adapter("a", lora_weights(versions["a"]))
+    assert engine.loras.runner.compiled is None  # it would take long while the engine runs
+    engine.warm_up()
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     engine.load_adapter("b", lora_weights(versions["b"]))
     requests = [engine.submit(prompt(5, i), GREEDY, adapter=each) for i, each in enumerate(versions)]
     run(engine, *requests)
     assert engine.loras.runner.compiled is not None
     for i, (request, each) in enumerate(zip(requests, versions.values(), strict=True)):
         assert tokens(request) == generate(open_engine(each), prompt(5, i))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs
+    with pytest.warns(UserWarning, match="adapter 'c' has .* a higher rank .* eagerly until the next warm_up"):
+        engine.load_adapter("c", lora_weights(adapted(model, 9)))
+    assert engine.loras.runner.compiled is None
+    assert generate(engine, prompt(5), adapter="c") == generate(open_engine(adapted(model, 9)), prompt(5))

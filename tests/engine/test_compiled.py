@@ -7,7 +7,10 @@ import torch
 
 from regard.engine.engine import Engine
 from regard.engine.request import Sampling
-from tests.laws import MODELS, build, random_ids
+from regard.models.decoder import Decoder
+from regard.models.stack import Repeat
+from regard.parts.attention import Attention
+from tests.laws import MODELS, block, build, random_ids
 
 
 @pytest.mark.slow
@@ -42,6 +45,21 @@ def test_compiled_equals_eager(name: str, store: str, rows: int) -> None:
             engine.step()
     for request, job in zip(requests, jobs, strict=True):
         assert [token.id for token in request.new] == [token.id for token in reference.generate(*job)]
+
+
+@pytest.mark.slow
+def test_the_warm_up_compiles_all_spans() -> None:
+    """Without it, requests would wait for torch.compile when the first of them gets longer than 256 tokens."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = Decoder(31, 16, (Repeat((block(Attention(2)),)),), context=1024).build(0)
+        engine = Engine(model, rows=2, compile=True)
+    engine.warm_up()
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    for length in (250, 500, 1000):
+        engine.generate([1] * length, Sampling(max_new=20, temperature=0))
+    assert engine.runner.compiled is not None
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs
 
 
 def test_without_a_compiler_the_engine_warns_and_decodes_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:

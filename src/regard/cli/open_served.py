@@ -127,4 +127,4 @@ def load_adapters(model: "ServedModel", adapters: dict[str, Path], console: "Con
         model.engine.engine.load_adapter(name, weights)
         console.print(f"  adapter  [bold]{name}[/]  [dim](rank {weights.rank}, {path})[/]", highlight=False)
     if adapters and model.engine is not None:
-        warm_up(model.engine.engine.loras, console)
+        warm_up(model.engine.engine.loras, console)  # also compiles their decode step

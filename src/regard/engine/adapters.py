@@ -68,6 +68,12 @@ class Adapters:
                 if undo is not None:
                     undo()
                 raise
+        if self.runner is not None and self.runner.compiled is not None and runner is not self.runner:
+            warnings.warn(
+                f"adapter {name!r} has other layers or a higher rank than those that the decode step was compiled for; "
+                "requests with adapters are decoded eagerly until the next warm_up",
+                stacklevel=3,
+            )
         self.adapted, self.runner = adapted, runner
         self.loaded[name] = Adapter(name, weights, next(self.versions))
 
@@ -77,8 +83,10 @@ class Adapters:
         return read_lora(self.model, folder, lambda: weight_table(spec, source_family))
 
     def warm_up(self, progress: Callable[[int, int], None] = lambda done, total: None) -> None:
-        """As `Engine.warm_up`, for batches with adapters."""
+        """As `Engine.warm_up`, for batches with adapters. On a CPU it compiles their decode step, which takes long."""
         if self.runner is not None:
+            if self.compile and self.base.compiled is not None and self.runner.compiled is None:
+                self.runner.compile_on_cpu()
             self.runner.warm_up(progress)
 
     def unload(self, name: str) -> None:
@@ -147,15 +155,19 @@ class AdaptedRunner(Runner):
         self.slot_of: dict[Adapter, int] = {}
 
     def compile(self) -> None:
-        self.rows.write_decode([], [])
+        """Prepare CUDA graphs. A CPU compiles the step in `Adapters.warm_up` only: here requests would wait for it."""
         if self.device.type != "cuda":
-            return super().compile()
+            return
         warnings.warn(
             "requests with adapters are decoded by CUDA graphs of the ordinary layers: the fused ones, which requests "
             "without adapters use, have no place for the products of adapters",
             stacklevel=4,
         )
         self.graphs = DecodeGraphs(self.step_to_capture, self.store.rows, self.device)
+
+    def compile_on_cpu(self) -> None:
+        self.rows.write_decode([], [])
+        super().compile()
 
     def step_to_capture(self, rows: int) -> Step:
         return self.decode_step  # not compiled, which would take minutes while the engine runs

@@ -302,8 +302,12 @@ class Engine:
         self.store.forget()
 
     def warm_up(self, progress: Callable[[int, int], None] = lambda done, total: None) -> None:
-        """Prepare decode steps of all batch sizes now instead of when they are needed; progress(done, all)."""
+        """Prepare decode steps of all sizes, also of loaded adapters, now instead of when they are needed.
+
+        progress(done, all)
+        """
         self.runner.warm_up(progress)
+        self.loras.warm_up(progress)
         if self.runner.graphs is not None and self.encoder_decoder is None and self.idle:
             warm_up_prompts(self)
 

@@ -67,17 +67,21 @@ class Runner:
             options["guard_filter_fn"] = torch.compiler.skip_guard_on_all_nn_modules_unsafe
         compiled = torch.compile(self.decode_step, fullgraph=True, options=options, **COMPILE_OPTIONS)
         try:
-            for rows in sorted({1, self.store.rows}):
-                tokens, positions, valid = torch.zeros(3, rows, 1, dtype=torch.long, device=self.device)
-                inputs = (tokens, positions, valid.bool())
-                for tensor in inputs if rows > 1 else ():  # compiled once for any number of rows from two
-                    torch._dynamo.maybe_mark_dynamic(tensor, 0)
-                compiled(*inputs, self.span(1))
+            self.run_empty(compiled, self.span(1))
         except (TorchDynamoException, FailOnRecompileLimitHit, InductorError) as error:
             reason = str(error).partition("\n")[0]
             warnings.warn(f"torch.compile cannot compile the decode step ({reason}); decoding eagerly", stacklevel=4)
             return None
         return compiled
+
+    def run_empty(self, step: Step, span: int) -> None:
+        """Run a step that torch compiles on empty rows: on one, and on several."""
+        for rows in sorted({1, self.store.rows}):
+            tokens, positions, valid = torch.zeros(3, rows, 1, dtype=torch.long, device=self.device)
+            inputs = (tokens, positions, valid.bool())
+            for tensor in inputs if rows > 1 else ():  # compiled once for any number of rows from two
+                torch._dynamo.maybe_mark_dynamic(tensor, 0)
+            step(*inputs, span)
 
     def forward(self, batch: ScheduledBatch) -> Tensor:
         """Run a batch; returns the logits (N, V) of the N requests that have no pending tokens after it."""
@@ -159,9 +163,12 @@ class Runner:
 
     @torch.inference_mode()
     def warm_up(self, progress: Callable[[int, int], None] = lambda done, total: None) -> None:
-        """Capture the CUDA graphs of all sizes now instead of when they are needed; progress(graphs done, all)."""
+        """Capture the CUDA graphs of all sizes, or compile the steps of all spans, now instead of when they are needed.
+
+        progress(done, all)
+        """
         if self.graphs is None:
-            return
+            return self.warm_up_spans(progress)
         span = self.store.capacity if self.store.in_place else self.span(1)
         for done, rows in enumerate(sizes := self.graphs.sizes[::-1]):
             progress(done, len(sizes))
@@ -170,6 +177,16 @@ class Runner:
             except CannotCapture as error:
                 return self.drop_graphs(error)
         progress(len(sizes), len(sizes))
+
+    def warm_up_spans(self, progress: Callable[[int, int], None]) -> None:
+        """Run the compiled step once per span: torch compiles it again for a few of them."""
+        if self.compiled is None:
+            return
+        spans = sorted({self.span(1 << bits) for bits in range(self.store.capacity.bit_length() + 1)})
+        for done, span in enumerate(spans):
+            progress(done, len(spans))
+            self.run_empty(self.compiled, span)
+        progress(len(spans), len(spans))
 
     def drop_graphs(self, error: CannotCapture) -> None:
         warnings.warn(f"{error}; decoding eagerly", stacklevel=5)
