@@ -68,6 +68,18 @@ def test_logits_are_computed_for_the_last_position_only(tiny) -> None:
     assert all(shape in {(1, 61), (2, 61)} for shape in shapes)
 
 
+def test_a_store_has_its_capacity_if_blocks_do_not_divide_it(tiny) -> None:
+    """Also for spans of 64 slots, which blocks of twelve do not divide either."""
+    for capacity in (25, 99):
+        engine = Engine(tiny(), rows=2, capacity=capacity, store=partial(Paged, block=12))
+        assert engine.capacity == capacity and engine.store.capacity >= capacity
+        ids, sampling = list(range(20)), Sampling(max_new=capacity, temperature=0)
+        found = engine.generate(ids, sampling)
+        assert len(found) == capacity - len(ids)
+        expected = Engine(tiny(), rows=1, capacity=capacity, store="contiguous").generate(ids, sampling)
+        assert [token.id for token in found] == [token.id for token in expected]
+
+
 def test_requests_start_in_order_of_arrival(tiny) -> None:
     """Shorter requests that would fit earlier do not overtake longer ones."""
     engine = Engine(tiny(), rows=2, capacity=32, store=partial(Paged, block=4, blocks=8))

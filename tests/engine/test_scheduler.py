@@ -9,6 +9,7 @@ from regard.engine import inputs, scheduler
 from regard.engine.engine import Engine
 from regard.engine.request import Request, Sampling
 from regard.engine.stores.paged import Paged
+from regard.engine.waiting import WaitingQueue
 
 GREEDY = Sampling(max_new=4, temperature=0)
 
@@ -89,6 +90,28 @@ def test_the_latest_of_the_lowest_priority_is_preempted(tiny) -> None:
     for request in (first, urgent, last):
         expected = Engine(tiny(), rows=1).generate(request.ids, sampling)
         assert [token.id for token in request.new] == [token.id for token in expected]
+
+
+def test_a_preempted_request_resumes_before_others_of_its_priority() -> None:
+    queue = WaitingQueue()
+
+    def wait(arrival: int, tenant: str, preempted: bool = False, priority: int = 0) -> Request:
+        request = Request((1,), GREEDY, tenant=tenant, priority=priority, arrival=arrival, preempted=preempted)
+        queue.join(request)
+        return request
+
+    earlier, preempted = wait(0, "a"), wait(1, "a", preempted=True)
+    assert queue.first() is preempted
+    queue.charge("a", 100)
+    other = wait(2, "b")
+    queue.charge("a", 100)  # tenant b has been served less
+    assert queue.first() is preempted
+    assert queue.first(lambda request: request is not preempted) is other
+    urgent = wait(3, "a", priority=-1)
+    assert queue.first() is urgent
+    for request in (urgent, preempted, other):
+        queue.remove(request)
+    assert list(queue) == [earlier]
 
 
 def test_a_tenant_with_many_requests_does_not_delay_others(tiny) -> None:
