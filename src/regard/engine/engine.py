@@ -51,10 +51,10 @@ from regard.engine.sampling import Sampled, sample
 from regard.engine.scheduler import ScheduledBatch, Scheduler
 from regard.engine.searches import Searches
 from regard.engine.stores.base import OpenStore
-from regard.engine.warm_up import warm_up_prompts
 from regard.models.encoder_decoder import EncoderDecoderModule
 
 TokenIds = Sequence[int]
+WARM_UP_PROMPTS = ((16,), (33,), (1040,), (2049,), (48, 17), (700, 1024))  # requests that are prefilled in one batch
 CHUNKS = {"cpu": 256, "cuda": 8192}  # as many as do not delay the tokens of other requests noticeably
 
 
@@ -309,7 +309,20 @@ class Engine:
         self.runner.warm_up(progress)
         self.loras.warm_up(progress)
         if self.runner.graphs is not None and self.encoder_decoder is None and self.idle:
-            warm_up_prompts(self)
+            self.warm_up_prompts()
+
+    def warm_up_prompts(self) -> None:
+        """Compile the kernels that read prompts, by requests that are neither counted nor cached."""
+        counts, namespace = self.counts.copy(), self.scheduler.namespace
+        self.scheduler.namespace = lambda request: None
+        try:
+            for lengths in WARM_UP_PROMPTS:
+                for length in lengths[: self.store.rows]:
+                    self.submit([0] * max(1, min(length, self.capacity - 2)), Sampling(max_new=2, top_p=0.9))
+                while not self.idle:
+                    self.step()
+        finally:
+            self.counts, self.scheduler.namespace = counts, namespace
 
     def namespace(self, request: Request) -> object:
         return namespace_of(request, self.model)
