@@ -303,7 +303,10 @@ def test_replicas_without_free_resources_are_refused(monkeypatch: pytest.MonkeyP
     pretend_ray(monkeypatch, available_resources=lambda: free, cluster_resources=lambda: {"CPU": 8.0, "GPU": 4.0})
     for count, gpus in [(1, 1), (8, 0)]:
         replicas.require_resources(replicas.ReplicaOptions(count, requests=1, queue=1, gpus=gpus))
-    for count, gpus, message in [(2, 1, "2 replicas need 2 GPUs, and 1 of the 4 that Ray has"), (9, 0, "need 9 CPUs")]:
+    for count, gpus, message in [
+        (2, 1, "need 2 free GPUs, and Ray has 1 of 4; .*--device cpu"),
+        (9, 0, "need 9 free CPUs"),
+    ]:
         with pytest.raises(ValueError, match=message):
             replicas.require_resources(replicas.ReplicaOptions(count, requests=1, queue=1, gpus=gpus))
 

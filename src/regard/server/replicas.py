@@ -127,8 +127,8 @@ def require_resources(options: ReplicaOptions) -> None:
             name = missing[0]
             free, total = (found.get(name, 0) for found in (ray.available_resources(), ray.cluster_resources()))
             raise ValueError(
-                f"{options.replicas} replicas need {needed[name]} {name}s, and {free:g} of the {total:g} that Ray has "
-                "are free; start fewer replicas, end other jobs, add machines, or serve on CPUs with --device cpu"
+                f"the replicas need {needed[name]} free {name}s, and Ray has {free:g} of {total:g}; start fewer, end "
+                f"other jobs{', serve on CPUs with --device cpu,' if name == 'GPU' else ''} or add machines"
             )
         time.sleep(0.2)
 
