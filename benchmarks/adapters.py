@@ -69,7 +69,7 @@ def run(engine: Engine, names: list[str | None], vocab: int) -> None:
 def measure(small: bool) -> dict[str, float]:
     model = build(small)
     options = {"rows": REQUESTS, "capacity": PROMPT + NEW, "prefix_cache": False, "compile": GPU, "memory": 0.3}
-    engine = Engine(model, adapter_slots=REQUESTS, **options)
+    engine = Engine(model, max_loras=REQUESTS, **options)
     for index in range(REQUESTS):
         weights: LoraWeights = lora_weights(random_adapter(model, index))
         engine.load_adapter(f"{index}", weights)

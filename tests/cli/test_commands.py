@@ -278,6 +278,7 @@ def test_flags_are_frozen() -> None:
     assert flags["serve"] >= {"--host", "--port", "--key", "--name", "--rows", "--context", "--device"}
     assert flags["serve"] >= {"--memory", "--queue", "--max-body", "--dtype", "--compile", "--no-compile", "--adapter"}
     assert flags["serve"] >= {"--allow-host", "--allow-origin", "--access-log", "--replicas", "--tensor-parallel"}
+    assert flags["serve"] >= {"--lora-modules", "--lora-folder", "--max-loras", "--max-cpu-loras"}
     assert flags["batch"] >= {
         "--memory",
         "--name",

@@ -132,7 +132,7 @@ def random_traffic(seed: int, requests: int, compiled_grammars: list[Grammar], c
     options = {
         "rows": rng.choice([1, 2, 3, 5, 8]), "capacity": CAPACITY, "store": rng.choice(["contiguous", paged, paged]),
         "queue": rng.choice([2, 8, 99]), "chunk": rng.choice([1, 2, 5, 8, 16, 64]),
-        "prefix_cache": rng.random() < 0.8, "adapter_slots": rng.choice([1, 2]), "compile": compile,
+        "prefix_cache": rng.random() < 0.8, "max_loras": rng.choice([1, 2]), "compile": compile,
     }  # fmt: skip
     return Traffic(seed, list(KINDS)[seed % len(KINDS)], options, rng.choice([0, 1]), tuple(jobs))
 

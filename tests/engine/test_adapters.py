@@ -105,7 +105,7 @@ def test_mixed_adapters_equal_each_alone(models, kind: str) -> None:
     model, targets, rng = models[kind], KINDS[kind][2], random.Random(1)
     versions = {"none": model} | {f"rank {rank}": adapted(model, rank, targets) for rank in (3, 8, 9, 1)}
     alone = {name: open_engine(each, rows=1, prefix_cache=False) for name, each in versions.items()}
-    engine = open_engine(model, rows=4, blocks=24, adapter_slots=3, queue=50)
+    engine = open_engine(model, rows=4, blocks=24, max_loras=3, queue=50)
     for name in list(versions)[1:]:
         engine.load_adapter(name, lora_weights(versions[name]))
     prefix = prompt(13)
@@ -233,7 +233,7 @@ def test_layers_that_cannot_have_many_adapters_are_refused_by_name(models) -> No
 def test_beam_and_contrastive_search_with_adapters(models) -> None:
     model, ids = models["gqa"], prompt(9)
     versions = {"a": adapted(model, 3), "b": adapted(model, 4)}
-    engine = open_engine(model, rows=5, blocks=60, adapter_slots=1)
+    engine = open_engine(model, rows=5, blocks=60, max_loras=1)
     for name, each in versions.items():
         engine.load_adapter(name, lora_weights(each))
     running = engine.submit(ids, GREEDY, adapter="a")

@@ -13,7 +13,7 @@ from tests.engine.test_adapters import GREEDY, adapted, generate, open_engine, p
 def test_adapters_are_loaded_and_unloaded_while_requests_run(tiny) -> None:
     model, ids = tiny(), prompt(6)
     old, new, other = adapted(model, 3), adapted(model, 4), adapted(model, 20)
-    engine = open_engine(model, adapter_slots=1)
+    engine = open_engine(model, max_loras=1)
     engine.load_adapter("a", lora_weights(old))
     first = engine.submit(ids, GREEDY, adapter="a")
     for _ in range(3):
@@ -32,7 +32,7 @@ def test_adapters_are_loaded_and_unloaded_while_requests_run(tiny) -> None:
 
 def test_requests_wait_for_a_slot(tiny) -> None:
     model = tiny()
-    engine = open_engine(model, rows=4, chunk=32, adapter_slots=2)
+    engine = open_engine(model, rows=4, chunk=32, max_loras=2)
     for rank in (1, 2, 3):
         engine.load_adapter(f"{rank}", lora_weights(adapted(model, rank)))
     requests = [engine.submit(prompt(5, i), GREEDY, adapter=name) for i, name in enumerate(("1", "2", "3", None))]
@@ -50,7 +50,7 @@ def test_requests_wait_for_a_slot(tiny) -> None:
 
 def test_a_request_that_waits_for_a_slot_is_not_starved(tiny) -> None:
     """While requests of other kinds keep arriving, it starts when those that ran before it have ended."""
-    engine = open_engine(tiny(), rows=3, adapter_slots=1, queue=100)
+    engine = open_engine(tiny(), rows=3, max_loras=1, queue=100)
     for name, rank in (("a", 1), ("b", 2)):
         engine.load_adapter(name, lora_weights(adapted(tiny(), rank)))
     first = engine.submit(prompt(3), GREEDY, adapter="a")
@@ -66,7 +66,7 @@ def test_a_request_that_waits_for_a_slot_is_not_starved(tiny) -> None:
 
 
 def test_the_limit_of_loaded_adapters(tiny) -> None:
-    engine = open_engine(tiny(), max_adapters=2)
+    engine = open_engine(tiny(), max_cpu_loras=2)
     weights = lora_weights(adapted(tiny(), 3))
     engine.load_adapter("a", weights)
     with pytest.raises(AdapterError, match="an adapter named 'a' is loaded already; unload it first"):

@@ -53,8 +53,8 @@ class EngineOptions(NamedTuple):
     memory: float | None = None  # all engines together
     queue: int = 256
     compile: bool | None = None
-    max_adapters: int = 64
-    adapter_slots: int = 8
+    max_cpu_loras: int = 64
+    max_loras: int = 8
     tensor_parallel: int = 1
 
 
@@ -96,8 +96,8 @@ def open_engine(
     else:
         engine = Engine(
             llm.model, rows=rows, capacity=context, source_capacity=context, memory=part, queue=options.queue,
-            compile=compiles.value == "on", max_adapters=options.max_adapters,
-            adapter_slots=options.adapter_slots,
+            compile=compiles.value == "on", max_cpu_loras=options.max_cpu_loras,
+            max_loras=options.max_loras,
         )  # fmt: skip
     llm.engine, llm.rows = engine, engine.store.rows
     warm_up(engine, console)

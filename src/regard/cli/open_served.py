@@ -103,16 +103,16 @@ def generating_model(name: str, path: Path, llm: "LanguageModel", inspected: boo
 def named_adapters(texts: list[str], models: list[NamedModel]) -> dict[str, Path]:
     """Adapters by NAME=PATH, for the only model. Raises ValueError if there are several, or a name is taken."""
     if texts and len(models) > 1:
-        raise ValueError("--lora is for one model; serve the models in servers of their own, or load adapters later")
+        raise ValueError("--lora-modules is for one model; serve the models in servers of their own")
     adapters: dict[str, Path] = {}
     for text in texts:
         name, sign, path = text.partition("=")
         if not (sign and name and path):
-            raise ValueError(f"--lora {text} is not NAME=PATH, such as --lora pirate=runs/pirate")
+            raise ValueError(f"--lora-modules {text} is not NAME=PATH, such as --lora-modules pirate=runs/pirate")
         if name in adapters or name == models[0].name:
-            raise ValueError(f"--lora {text}: the name {name!r} is taken; choose another")
+            raise ValueError(f"--lora-modules {text}: the name {name!r} is taken; choose another")
         if not Path(path).is_dir():
-            raise ValueError(f"--lora {text}: there is no folder {path}; give a run or a folder with an adapter")
+            raise ValueError(f"--lora-modules {text}: there is no folder {path}; give a run or an adapter")
         adapters[name] = Path(path)
     return adapters
 
@@ -122,7 +122,7 @@ def load_adapters(model: "ServedModel", adapters: dict[str, Path], console: "Con
 
     for name, path in adapters.items():
         if model.engine is None or model.read_adapter is None:
-            raise ValueError(f"{model.name} generates no text, so it has no adapters; leave --lora out")
+            raise ValueError(f"{model.name} generates no text, so it has no adapters; leave --lora-modules out")
         weights = model.read_adapter(path)
         model.engine.engine.load_adapter(name, weights)
         console.print(f"  adapter  [bold]{name}[/]  [dim](rank {weights.rank}, {path})[/]", highlight=False)

@@ -7,15 +7,15 @@ from regard.cli.open_model import AdapterOption, ContextOption, DeviceOption
 from regard.cli.open_served import NamedModel, load_adapters, named_adapters, named_models, open_served
 from regard.cli.serve_options import (
     AccessLogOption,
-    AdapterSlotsOption,
-    AdaptersOption,
     AllowHostOption,
     AllowOriginOption,
     HostOption,
     KeyOption,
-    LoraOption,
-    MaxAdaptersOption,
+    LoraFolderOption,
+    LoraModulesOption,
     MaxBodyOption,
+    MaxCpuLorasOption,
+    MaxLorasOption,
     NameOption,
     PortOption,
     ReplicasOption,
@@ -42,10 +42,10 @@ def serve(
     access_log: AccessLogOption = False,
     context: ContextOption = None,
     adapter: AdapterOption = None,
-    lora: LoraOption = None,
-    adapters: AdaptersOption = None,
-    max_adapters: MaxAdaptersOption = 64,
-    adapter_slots: AdapterSlotsOption = 8,
+    lora_modules: LoraModulesOption = None,
+    lora_folder: LoraFolderOption = None,
+    max_cpu_loras: MaxCpuLorasOption = 64,
+    max_loras: MaxLorasOption = 8,
     dtype: DtypeOption = "auto",
     compile: CompileOption = None,
     device: DeviceOption = "auto",
@@ -57,8 +57,8 @@ def serve(
     For an encoder-decoder, the prompt of /v1/completions is the source and the completion is its output. An encoder
     has /v1/embeddings and /v1/rerank instead.
 
-    --adapter adds one adapter to the model for all requests. With --lora, and with adapters that are loaded by POST
-    /v1/load_lora_adapter, each request chooses: its model is the name of an adapter.
+    --adapter adds one adapter to the model for all requests. With --lora-modules, and with adapters of --lora-folder
+    that are loaded by POST /v1/load_lora_adapter, each request chooses: its model is the name of an adapter.
 
     Routes: /v1/chat/completions, /v1/completions, /v1/responses, /v1/embeddings, /v1/rerank, /v1/models, /tokenize,
     /detokenize, /health, /ready, /metrics, and for inspection /regard/model, /regard/tokenize, /regard/attention.
@@ -68,19 +68,19 @@ def serve(
       regard serve runs/demo
       regard serve smollm2 --rows 32 --context 2048 --compile
       regard serve chat=smollm2 minilm
-      regard serve smollm2 --lora pirate=runs/pirate --lora legal=adapters/legal
+      regard serve smollm2 --lora-modules pirate=runs/pirate --lora-modules legal=adapters/legal
       regard serve smollm2 --replicas 4
       regard serve models/llama-8b --tensor-parallel 2
       regard serve runs/demo --allow-origin https://app.example --access-log
       REGARD_KEY=secret regard serve runs/demo --host 0.0.0.0 --port 9000
     """
     named = named_models(models, name)  # before torch and the server are imported: a mistyped name is refused at once
-    loras = named_adapters(lora or [], named)
+    loras = named_adapters(lora_modules or [], named)
     options = EngineOptions(
         device=device, context=context, adapter=adapter, dtype=dtype, rows=rows, memory=memory, queue=queue,
-        compile=compile, max_adapters=max_adapters, adapter_slots=adapter_slots, tensor_parallel=tensor_parallel,
+        compile=compile, max_cpu_loras=max_cpu_loras, max_loras=max_loras, tensor_parallel=tensor_parallel,
     )  # fmt: skip
-    check_combination(named, options, loras, adapters, replicas)
+    check_combination(named, options, loras, lora_folder, replicas)
     try:
         import uvicorn  # noqa: F401
     except ModuleNotFoundError:
@@ -106,22 +106,22 @@ def serve(
         return run_replicas(named, loras, options, network, replicas, console, announce)
     served = open_served(named, console, options)
     load_adapters(served[0], loras, console)
-    run(served, network, adapters=adapters, on_ready=announce)
+    run(served, network, adapters=lora_folder, on_ready=announce)
 
 
 def check_combination(
     models: list[NamedModel],
     options: EngineOptions,
     loras: dict[str, Path],
-    adapters: Path | None,
+    lora_folder: Path | None,
     replicas: int | None,
 ) -> None:
     """Raise ValueError for options that exclude each other."""
     if options.adapter is not None and len(models) > 1:
         raise ValueError("--adapter is for one model; serve the models with adapters as runs, or start another server")
-    if adapters is not None and not adapters.is_dir():
-        raise ValueError(f"--adapters {adapters} is not a folder; create it, or give another path")
-    if options.tensor_parallel > 1 and (len(models) > 1 or replicas is not None or loras or adapters is not None):
-        raise ValueError("--tensor-parallel is for one model, without --replicas, --lora and --adapters")
-    if replicas is not None and adapters is not None:
-        raise ValueError("--adapters loads adapters into one replica only; give them to all with --lora")
+    if lora_folder is not None and not lora_folder.is_dir():
+        raise ValueError(f"--lora-folder {lora_folder} is not a folder; create it, or give another path")
+    if options.tensor_parallel > 1 and (len(models) > 1 or replicas is not None or loras or lora_folder is not None):
+        raise ValueError("--tensor-parallel is for one model, without --replicas, --lora-modules and --lora-folder")
+    if replicas is not None and lora_folder is not None:
+        raise ValueError("--lora-folder loads adapters into one replica only; give them to all with --lora-modules")

@@ -39,15 +39,15 @@ ReplicasOption = Annotated[
     int | None, typer.Option(min=1, help="Serve by this many processes on Ray, each with all models.")
 ]
 AccessLogOption = Annotated[bool, typer.Option("--access-log", help="Write a line per request to stderr.")]
-LoraOption = Annotated[
+LoraModulesOption = Annotated[
     list[str] | None,
     typer.Option(metavar="NAME=PATH", help="An adapter that requests name as their model; can be repeated, and mixed."),
 ]
-AdaptersOption = Annotated[
+LoraFolderOption = Annotated[
     Path | None, typer.Option(help="A folder of adapters that clients may load and unload at run time.")
 ]
-MaxAdaptersOption = Annotated[int, typer.Option(min=1, help="Adapters that may be loaded per model.")]
-AdapterSlotsOption = Annotated[
+MaxCpuLorasOption = Annotated[int, typer.Option(min=1, help="Adapters that may be loaded per model.")]
+MaxLorasOption = Annotated[
     int, typer.Option(min=1, help="Adapters that run at the same time; requests with others wait.")
 ]
 

@@ -48,11 +48,11 @@ class Adapters:
         """
         check_name(name)
         if self.limit == 0:
-            raise AdapterError("this engine loads no adapters (max_adapters=0); load the model with it (--adapter)")
+            raise AdapterError("this engine loads no adapters (max_cpu_loras=0); load the model with it (--adapter)")
         if name in self.loaded:
             raise AdapterError(f"an adapter named {name!r} is loaded already; unload it first, or choose another name")
         if len(self.loaded) >= self.limit:
-            raise AdapterError(f"{self.limit} adapters are loaded, the most allowed (max_adapters); unload one first")
+            raise AdapterError(f"{self.limit} adapters are loaded, the most allowed (max_cpu_loras); unload one first")
         if weights.rank > MAX_RANK:
             raise AdapterError(f"the adapter has rank {weights.rank}, and at most {MAX_RANK} can be mixed; merge it")
         adapted, runner = self.adapted or self.copy_model(), self.runner

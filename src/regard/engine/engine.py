@@ -72,8 +72,8 @@ class Engine:
         queue: int = 256,  # waiting requests
         prefix_cache: bool = True,  # requests that start with the same tokens share what is computed for them
         compile: bool = False,  # prepare decode steps: slow to start, then fast; ignores later hooks and modules
-        adapter_slots: int = 8,  # adapters that requests which run at the same time may have
-        max_adapters: int = 64,  # adapters that may be loaded; 0: none
+        max_loras: int = 8,  # adapters that requests which run at the same time may have
+        max_cpu_loras: int = 64,  # adapters that may be loaded; 0: none
     ):
         decoder = decoder_of(model)
         self.encoder_decoder = model if isinstance(model, EncoderDecoderModule) else None
@@ -82,7 +82,7 @@ class Engine:
         self.device = weight.device
         capacity = checked_capacity(decoder.spec, capacity)
         chunk = CHUNKS.get(self.device.type, CHUNKS["cpu"]) if chunk is None else chunk
-        sizes = {"chunk": chunk, "queue": queue, "adapter_slots": adapter_slots, "max_adapters": max_adapters or 1}
+        sizes = {"chunk": chunk, "queue": queue, "max_loras": max_loras, "max_cpu_loras": max_cpu_loras or 1}
         for name, size in (sizes if rows is None else sizes | {"rows": rows}).items():
             check_size(name, size)
         check_states(decoder.spec, has_source=self.encoder_decoder is not None)
@@ -94,7 +94,7 @@ class Engine:
         self.runner = Runner(decoder, self.encoder_decoder, self.store)
         if compile:
             self.runner.compile()
-        self.loras = Adapters(model, self.runner, adapter_slots, max_adapters, compile)
+        self.loras = Adapters(model, self.runner, max_loras, max_cpu_loras, compile)
         self.requests = RequestBuilder(decoder, self.encoder_decoder, self.capacity, self.source_capacity, self.loras)
         self.scheduler = Scheduler(
             self.store, chunk, self.namespace if prefix_cache else None, self.read_tokens, self.loras.can_run

@@ -91,7 +91,7 @@ class Ranks:
         store = partial(self.open_store, decoder, split, memory, blocks)
         return Engine(
             ParallelDecoder(decoder, self), rows=rows, capacity=capacity, store=store, chunk=chunk, queue=queue,
-            prefix_cache=prefix_cache, max_adapters=0,
+            prefix_cache=prefix_cache, max_cpu_loras=0,
         )  # fmt: skip
 
     def start(self) -> str:
