@@ -28,7 +28,7 @@ class ToolDelta(NamedTuple):
     pieces: tuple[CallPiece, ...]
 
 
-class Mode(Enum):
+class ParserMode(Enum):
     TEXT = auto()
     HEAD = auto()  # the held text begins with a call, or with calls that are parsed as a whole
     ARGUMENTS = auto()
@@ -69,7 +69,7 @@ class ToolStream:
     def __init__(self, style: str, tools: Collection[str], single: bool = False):
         self.style, self.tools, self.single = STYLES[style], tools, single
         self.held = ""  # not returned yet
-        self.mode = Mode.TEXT
+        self.mode = ParserMode.TEXT
         self.started = self.called = False  # text has been returned; a call has been returned since
         self.calls = 0  # begun
         self.calls_before_text: int | None = None
@@ -88,7 +88,7 @@ class ToolStream:
         held, self.held = self.held, ""
         if self.single and self.calls:
             return self.take()
-        if self.mode is Mode.HEAD:
+        if self.mode is ParserMode.HEAD:
             self.close(held)
         elif held.strip() or not self.called:
             self.emit(held)
@@ -101,25 +101,25 @@ class ToolStream:
 
     def advance(self) -> bool:
         """Whether something of the held text was taken, or the mode has changed."""
-        if self.single and self.calls and self.mode in (Mode.TEXT, Mode.HEAD, Mode.AFTER):
+        if self.single and self.calls and self.mode in (ParserMode.TEXT, ParserMode.HEAD, ParserMode.AFTER):
             self.held = ""
             return False
         match self.mode:
-            case Mode.TEXT:
+            case ParserMode.TEXT:
                 return self.in_text()
-            case Mode.HEAD:
+            case ParserMode.HEAD:
                 return self.in_head()
-            case Mode.ARGUMENTS:
-                self.pieces.append(CallPiece(None, self.scan(Mode.REST if self.listed else Mode.AFTER)))
+            case ParserMode.ARGUMENTS:
+                self.pieces.append(CallPiece(None, self.scan(ParserMode.REST if self.listed else ParserMode.AFTER)))
                 self.object.depth = self.object.depth or 1  # of the object around the arguments
                 return True
-            case Mode.REST:
-                self.scan(Mode.AFTER)
+            case ParserMode.REST:
+                self.scan(ParserMode.AFTER)
                 return True
-            case Mode.AFTER:
+            case ParserMode.AFTER:
                 return self.after_call()
 
-    def scan(self, following: Mode) -> str:
+    def scan(self, following: ParserMode) -> str:
         count = self.object.scan(self.held)
         found, self.held = self.held[:count], self.held[count:]
         self.mode = self.mode if self.object.depth else following
@@ -131,7 +131,7 @@ class ToolStream:
             self.release()
             return False
         text = self.held[:found].rstrip()  # whitespace before a call is dropped with it
-        self.held, self.mode, self.resumed = self.held[len(text) :], Mode.HEAD, False
+        self.held, self.mode, self.resumed = self.held[len(text) :], ParserMode.HEAD, False
         self.emit(text)
         return True
 
@@ -140,7 +140,7 @@ class ToolStream:
         if head is not None and head["name"] in self.tools:
             self.begin(head["name"], "")
             self.listed = head["object"] is not None
-            self.held, self.mode, self.object = self.held[head.end() :], Mode.ARGUMENTS, JsonObject()
+            self.held, self.mode, self.object = self.held[head.end() :], ParserMode.ARGUMENTS, JsonObject()
             return True
         end = self.style.end
         stop = -1 if end is None else self.held.find(end)
@@ -155,9 +155,9 @@ class ToolStream:
         markers = [marker for marker in (style.separator, style.closing) if marker and self.listed]
         if any(marker.startswith(found) and marker != found for marker in markers):
             return False
-        self.mode = Mode.TEXT
+        self.mode = ParserMode.TEXT
         if style.separator and self.listed and found.startswith(style.separator):
-            self.mode, self.resumed = Mode.HEAD, True
+            self.mode, self.resumed = ParserMode.HEAD, True
         elif style.closing and self.listed and found.startswith(style.closing):
             self.held = found.removeprefix(style.closing)
         return True
@@ -195,7 +195,7 @@ class ToolStream:
 
     def close(self, whole: str) -> None:
         """Return the calls in `whole`, a text from a marker or separator on; the text itself if it does not parse."""
-        self.mode = Mode.TEXT
+        self.mode = ParserMode.TEXT
         style = self.style
         body = whole.strip().removeprefix(style.begin).removesuffix(style.end or "").strip()
         if self.resumed:  # inside of a list of calls
