@@ -36,6 +36,7 @@ LABS = {  # name: the number of seeds, unless the user chooses another
     "one-block": 3,
     "vit-or-cnn": 3,
     "whole-sequences": 3,
+    "engine-speed": 3,
 }
 
 
