@@ -56,9 +56,11 @@ PACKAGES = {  # package: the packages that it may import, beside itself
 }
 PACKAGES["predictions"] = STORED | {"text", "data", "objectives"}
 PACKAGES["text_generation"] = PACKAGES["text_embedding"] = STORED | {"engine", "text"}
+PACKAGES["speech"] = MODELS | {"audio", "engine", "text"}
+PACKAGES["server"] |= {"audio", "speech"}
 PACKAGES["image_prompts"] = STORED | {"text"}
 PACKAGES["language_model"] = STORED | {
-    "image_prompts",
+    *("image_prompts", "audio", "speech"),
     *("adapt", "engine", "text", "training", "find_model", "predictions", "text_generation", "text_embedding"),
 }
 PACKAGES["verification"] = PACKAGES["language_model"] | {"language_model", "adapt"}

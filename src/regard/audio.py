@@ -28,6 +28,7 @@ ZERO_CROSSINGS = 32  # of the sinc on each side
 MAX_KERNEL = 1 << 24  # numbers; rates without a common factor need one sinc per new sample
 ROLLOFF = 0.95  # a steep filter needs a margin below half of the rate
 RATE, WINDOW, HOP, SECONDS = 16000, 400, 160, 30
+CHUNK = 3000  # frames whose spectrum is computed at once
 
 
 class Sound(NamedTuple):
@@ -89,12 +90,16 @@ def resample(samples: Tensor, rate: int, new_rate: int) -> Tensor:
 
 def log_mel(samples: Tensor, mels: int, frames: int = RATE * SECONDS // HOP) -> Tensor:
     """(T,) samples at 16 kHz, padded with silence or cut to the frames -> (mels, frames) in float32"""
-    samples = samples.double()[: frames * HOP]
-    samples = F.pad(samples, (0, frames * HOP - len(samples)))
-    window = torch.hann_window(WINDOW, dtype=torch.float64)
-    power = torch.stft(samples, WINDOW, HOP, window=window, return_complex=True)[:, :-1].abs().square()  # (F, frames)
-    logs = (mel_filters(mels) @ power).clamp(min=1e-10).log10()
-    return ((logs.clamp(min=float(logs.max()) - 8) + 4) / 4).float()
+    samples = F.pad(samples[: frames * HOP], (0, max(0, frames * HOP - len(samples))))
+    samples = F.pad(samples.unsqueeze(0), (WINDOW // 2, WINDOW // 2), mode="reflect")[0]
+    window, filters = torch.hann_window(WINDOW, dtype=torch.float64), mel_filters(mels)
+    logs = samples.new_empty(mels, frames, dtype=torch.float32)
+    for start in range(0, frames, CHUNK):  # the spectrum of an hour would take gigabytes
+        count = min(CHUNK, frames - start)
+        part = samples[start * HOP : (start + count - 1) * HOP + WINDOW].double()
+        power = torch.stft(part, WINDOW, HOP, window=window, center=False, return_complex=True).abs().square()
+        logs[:, start : start + count] = (filters @ power).clamp(min=1e-10).log10()
+    return (logs.clamp(min=float(logs.max()) - 8) + 4) / 4
 
 
 @cache

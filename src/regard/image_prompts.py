@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from regard.checkpoint.image_processor import ImageProcessor, Images
+from regard.checkpoint.image_processor import ImageProcessor, Images, image_list
 from regard.models.interleaved import InterleavedModule
 from regard.text.tokenizer import Tokenizer
 
@@ -28,3 +28,18 @@ def embed_patches(model: InterleavedModule, processor: ImageProcessor | None, id
     weight = model.decoder.embedding.weight
     pixels = processor.read(images).to(weight)
     return model.embed(torch.tensor([ids], device=weight.device), pixels)[0][0]
+
+
+def embed_prompt(
+    model: InterleavedModule, tokenizer: Tokenizer, processor: ImageProcessor | None, ids: list[int], images: Images
+) -> tuple[list[int], Tensor | None]:
+    """The ids with one image token per patch of each image, and their embeddings.
+
+    If the prompt has no image tokens, they are inserted at its start, after the prefix ids.
+    """
+    images, marker, prefix = image_list(images), model.spec.marker, len(tokenizer.prefix_ids)
+    if marker not in ids:
+        prefix = prefix if tuple(ids[:prefix]) == tokenizer.prefix_ids else 0
+        ids = [*ids[:prefix], *[marker] * len(images), *ids[prefix:]]
+    ids = expand_images(model, tokenizer, ids, len(images))
+    return ids, embed_patches(model, processor, ids, images) if images else None

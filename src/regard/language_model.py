@@ -9,6 +9,7 @@
     regard.load("models/t5").generate("translate English to German: a cat")
     regard.load("models/llava").generate("USER: <image> What is it? ASSISTANT:", images=["picture.png"])
     regard.load("minilm").embed(["a cat", "a kitten"])
+    regard.load("models/whisper").transcribe("speech.wav").text
     regard.load("runs/classify").classify(["a good film", ("a premise", "a hypothesis")])
 
 Its attributes can also be used separately: `model` (an nn.Module), `tokenizer` and `engine`.
@@ -40,10 +41,12 @@ from regard.engine.engine import Engine
 from regard.engine.grammar import GrammarCompiler
 from regard.engine.inputs import check_context, decoder_of
 from regard.engine.request import Request, RequestOptions, Sampling, Token
-from regard.image_prompts import embed_patches, expand_images
+from regard.image_prompts import embed_prompt
 from regard.models.encoder_decoder import EncoderDecoderModule
 from regard.models.interleaved import InterleavedModule
 from regard.predictions import classify, load_tokenizer, takes_images
+from regard.speech.transcribe import speech_model, transcribe
+from regard.speech.transcription import AudioInput, TranscriptionOptions
 from regard.text.chat import encode_chat, is_conversation
 from regard.text.detokenizer import TextStream
 from regard.text.tokenizer import Tokenizer
@@ -256,6 +259,15 @@ class LanguageModel:
         found = classify(self.model, self.tokenizer, [inputs] if single else inputs, self.context, self.image_processor)
         return found[0] if single else found
 
+    def transcribe(self, audio: AudioInput | Sequence[AudioInput], **options: Unpack[TranscriptionOptions]) -> Any:
+        """The Transcription of a WAV file, or of samples at 16 kHz, by a Whisper model; of a list, a list of them.
+
+        It has the text, its segments (start, end, text) and the language. Options: the fields of
+        `TranscriptionSettings`, such as language="de", task="translate", timestamps=True and prompt="Names: …".
+        """
+        model = speech_model(self.model, self.tokenizer, self.engine)
+        return transcribe(model, self.engine, self.texts.lock, audio, options)
+
     def encode(self, prompt: str, special: bool = True) -> list[int]:
         """The ids of a prompt after the tokenizer's prefix ids; for an encoder-decoder with all its special tokens.
 
@@ -324,7 +336,7 @@ class LanguageModel:
     ) -> Request:
         """Submit the ids of a prompt: the source of an encoder-decoder, for other models the prompt of the decoder."""
         if isinstance(self.model, InterleavedModule):
-            ids, embeddings = self.embed_images(list(ids), images)
+            ids, embeddings = embed_prompt(self.model, self.tokenizer, self.image_processor, list(ids), images)
             return self.engine.submit(ids, sampling, embeddings=embeddings, adapter=adapter)
         if image_list(images):
             raise ValueError(f"this model is of kind {self.model.spec.kind} and reads no images; leave them out")
@@ -343,18 +355,6 @@ class LanguageModel:
             forced_eos_id=settings.forced_eos_token_id,
         )  # fmt: skip
         return self.engine.submit([start], sampling, ids, **options)
-
-    def embed_images(self, ids: list[int], images: Images) -> tuple[list[int], Tensor | None]:
-        """The ids with one image token per patch of each image, and their embeddings.
-
-        If the prompt has no image tokens, they are inserted at its start, after the prefix ids.
-        """
-        images, marker, prefix = image_list(images), self.model.spec.marker, len(self.tokenizer.prefix_ids)
-        if marker not in ids:
-            prefix = prefix if tuple(ids[:prefix]) == self.tokenizer.prefix_ids else 0
-            ids = [*ids[:prefix], *[marker] * len(images), *ids[prefix:]]
-        ids = expand_images(self.model, self.tokenizer, ids, len(images))
-        return ids, embed_patches(self.model, self.image_processor, ids, images) if images else None
 
 
 def load(

@@ -13,6 +13,7 @@ from PIL import Image
 from tokenizers import models, pre_tokenizers, processors
 
 import regard
+from regard.image_prompts import embed_prompt
 from regard.language_model import LanguageModel
 from tests.cli.conftest import regard as command
 from tests.families.cases import VOCAB
@@ -186,7 +187,8 @@ def test_prompts_with_images_generate_as_transformers(llava: tuple[Path, Any, An
         prompt_images = [images[i] for i in indices]
         inputs = processor(images=prompt_images or None, text=prompt, return_tensors="pt", return_token_type_ids=False)
         assert our_ids(llm, prompt, images=prompt_images) == their_ids(theirs, inputs)
-        assert llm.embed_images(llm.encode(prompt), prompt_images)[0] == inputs["input_ids"][0].tolist()
+        ids, _ = embed_prompt(llm.model, llm.tokenizer, llm.image_processor, llm.encode(prompt), prompt_images)
+        assert ids == inputs["input_ids"][0].tolist()
     batched = llm.generate(
         [*PROMPTS_WITH_IMAGES],
         images=[[images[i] for i in indices] for indices in PROMPTS_WITH_IMAGES.values()],

@@ -18,6 +18,7 @@ from regard.checkpoint.image_processor import ImageProcessor
 from regard.cli.open_served import generating_model
 from regard.engine.namespace import embedding_keys
 from regard.engine.request import Sampling
+from regard.image_prompts import embed_prompt
 from regard.kernels.attention.mask import Full
 from regard.language_model import LanguageModel
 from regard.models.decoder import Decoder
@@ -89,7 +90,7 @@ def expected(llm: LanguageModel, prompt: str, images: list[Image.Image]) -> str:
     """The answer to a prompt of the default template."""
     ids = llm.tokenizer.encode(f"<|user|> {prompt}<|assistant|>", special=True)
     sampling = Sampling(max_new=8, temperature=0, stop_ids=llm.tokenizer.stop_ids)
-    ids, embeddings = llm.embed_images(ids, images)
+    ids, embeddings = embed_prompt(llm.model, llm.tokenizer, llm.image_processor, ids, images)
     tokens = llm.engine.generate(ids, sampling, embeddings=embeddings)
     return llm.tokenizer.decode([token.id for token in tokens if token.id not in llm.tokenizer.stop_ids])
 
