@@ -11,6 +11,7 @@ import pytest
 import uvicorn
 from fastapi import FastAPI
 
+from regard.language_model import LanguageModel, load
 from regard.server.app import create_app
 from regard.server.lens_thread import Lens
 from regard.server.network_options import NetworkOptions
@@ -41,6 +42,16 @@ class RunningServer(NamedTuple):
 @pytest.fixture(scope="session")
 def tokenizer() -> Tokenizer:
     return bpe([STORY] * 4, vocab=340)
+
+
+@pytest.fixture(scope="session")
+def whisper(tmp_path_factory: pytest.TempPathFactory) -> LanguageModel:
+    """A small model of speech with random weights."""
+    from tests.speech.tiny_whisper import write_tiny_whisper  # imports transformers
+
+    folder = tmp_path_factory.mktemp("whisper")
+    write_tiny_whisper(folder)
+    return load(folder, device="cpu")
 
 
 @contextmanager

@@ -41,7 +41,7 @@ def test_request_fields_are_frozen(start_server):
     chat += " reasoning_effort verbosity tool_choice function_call tools functions audio prediction moderation"
     chat += " web_search_options prompt_cache_options prompt_cache_retention metadata parallel_tool_calls"
     chat += " safety_identifier prompt_cache_key"
-    fields = {name: " ".join(sorted(schema[name]["properties"])) for name in schema if name.endswith("Body")}
+    fields = {name: " ".join(sorted(schema[name]["properties"])) for name in schema if name.endswith(("Body", "Form"))}
     assert fields == {
         "CompletionBody": " ".join(sorted((shared + " prompt logprobs echo best_of suffix").split())),
         "ChatBody": " ".join(sorted((shared + chat).split())),
@@ -57,6 +57,8 @@ def test_request_fields_are_frozen(start_server):
         "PassageBody": "messages model text",
         "AttentionBody": "head layer messages model text",
         "ErrorBody": "error",
+        "AudioForm": "file model prompt response_format temperature",
+        "TranscriptionForm": "file language model prompt response_format stream temperature timestamp_granularities[]",
     }
 
 

@@ -1,4 +1,4 @@
-"""The official `openai` client over every endpoint and option, against real engines: two models in one server.
+"""The official `openai` client over every endpoint and option, against real engines: three models in one server.
 
 Routes that the client does not have (rerank, tokenize, health, metrics …) are called by httpx.
 """
@@ -18,11 +18,13 @@ from regard.parts.position.rope import Rope
 from regard.server.app import create_app
 from regard.server.network_options import NetworkOptions
 from regard.server.served_model import ServedModel, TextEncoder
+from regard.speech.transcribe import speech_model
 from regard.text.tokenizer import Tokenizer
 from regard.text.train import byte
 from tests.server.conftest import serve
 from tests.server.fake_engine import fake_embeddings
 from tests.server.test_tools import HERMES
+from tests.speech.recordings import noise, wav
 
 INFILLING = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"]
 QUESTION = {"role": "user", "content": "Where is the lamp?"}
@@ -39,16 +41,17 @@ TOOLS = [{"type": "function", "function": FIND}]
 
 
 @pytest.fixture(scope="module")
-def url():
+def url(whisper):
     core = byte().core
     core.add_special_tokens(INFILLING)
     tokenizer = Tokenizer(core, eos="<|end|>", chat_template=HERMES)
     block = Block((Sublayer(Attention(heads=2, position=Rope())),))
     model = Decoder(vocab=tokenizer.vocab_size, width=16, layers=(Repeat((block,)),), context=1024).build(seed=0)
     encoder = ServedModel("encoder", byte(), encoder=TextEncoder(fake_embeddings, context=64))
-    with serve(
-        create_app([ServedModel("small", tokenizer, Engine(model, rows=4)), encoder], NetworkOptions(keys=("k",)))
-    ) as port:
+    speech = speech_model(whisper.model, whisper.tokenizer, engine := Engine(whisper.model, rows=2))
+    listener = ServedModel("whisper", whisper.tokenizer, engine, speech=speech)
+    small = ServedModel("small", tokenizer, Engine(model, rows=4))
+    with serve(create_app([small, encoder, listener], NetworkOptions(keys=("k",)))) as port:
         yield f"http://127.0.0.1:{port}"
 
 
@@ -65,7 +68,7 @@ def web(url):
 
 
 def test_models(client):
-    assert [model.id for model in client.models.list()] == ["small", "encoder"]
+    assert [model.id for model in client.models.list()] == ["small", "encoder", "whisper"]
     assert client.models.retrieve("encoder").object == "model"
 
 
@@ -156,6 +159,17 @@ def test_embeddings_and_rerank(client, web):
     assert web.post("/v1/rerank", json=body).json()["results"][0]["index"] == 0
 
 
+def test_audio(client):
+    """More in test_transcriptions.py."""
+    file = ("a.wav", wav(noise(0.5)), "audio/wav")
+    for create in (client.audio.transcriptions.create, client.audio.translations.create):
+        plain = create(model="whisper", file=file, temperature=0.5, prompt="Anna")
+        assert create(model="whisper", file=file, temperature=0.5, prompt="Anna").text == plain.text
+        for format in ("text", "srt", "vtt"):
+            assert isinstance(create(model="whisper", file=file, temperature=0.5, response_format=format), str)
+        assert create(model="whisper", file=file, temperature=0.5, response_format="verbose_json").duration == 0.5
+
+
 def test_the_other_routes(web):
     ids = web.post("/tokenize", json={"model": "small", "prompt": "lamp"}).json()["tokens"]
     assert web.post("/detokenize", json={"model": "small", "tokens": ids}).json()["prompt"] == "lamp"
@@ -172,6 +186,7 @@ def test_what_a_model_cannot_do_is_refused_by_name(client):
     for call, settings in [
         (client.completions.create, {"model": "encoder", "prompt": "a"}),
         (client.embeddings.create, {"model": "small", "input": "a"}),
+        (client.audio.transcriptions.create, {"model": "small", "file": b"RIFF"}),
         (client.completions.create, {"model": "nothing", "prompt": "a"}),
     ]:
         with pytest.raises(openai.NotFoundError):

@@ -16,6 +16,7 @@ from tests.server.fake_engine import FakeEngine
 
 PATHS = [("GET", "/v1/models"), ("POST", "/v1/completions"), ("POST", "/v1/chat/completions"), ("GET", "/regard/model")]
 PATHS += [("POST", path) for path in ("/v1/embeddings", "/v1/rerank", "/v1/responses", "/tokenize", "/detokenize")]
+PATHS += [("POST", "/v1/audio/transcriptions"), ("POST", "/v1/audio/translations")]
 PATHS += [("POST", "/regard/tokenize"), ("POST", "/regard/attention"), ("GET", "/metrics"), ("GET", "/openapi.json")]
 
 

@@ -125,7 +125,7 @@ def test_a_body_that_is_too_long_is_refused_before_all_of_it_is_read(start: Call
             assert connection.recv(100).startswith(b"HTTP/1.1 413 ")
         assert not server.requests
     with start() as (server, client):  # the proxy does not know whether the models read images; their replica does
-        assert client.post("/v1/completions", content=b" " * (1 << 24) + b"{}").status_code == 413
+        assert client.post("/v1/completions", content=b" " * (26 << 20) + b"{}").status_code == 413
         assert not server.requests
         assert client.post("/v1/completions", content=b" " * (1 << 20) + b"{}").status_code == 413
 

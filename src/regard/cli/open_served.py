@@ -79,11 +79,12 @@ def generating_model(name: str, path: Path, llm: "LanguageModel", inspected: boo
     from regard.server.image_input import ImageReader
     from regard.server.lens_thread import Lens
     from regard.server.served_model import ServedModel
+    from regard.speech.transcribe import speech_model
 
     if isinstance(llm.model, EncoderDecoderModule):
         if not isinstance(llm.model.spec.source.input, Tokens):
-            kind = llm.model.spec.source.input.kind
-            raise ValueError(f"{path} reads {kind}, not text, and the server has no route for that; use its engine")
+            speech = speech_model(llm.model, llm.tokenizer, llm.engine)
+            return ServedModel(name, llm.tokenizer, llm.engine, read_adapter=llm.read_adapter, speech=speech)
         return ServedModel(
             name, llm.tokenizer, llm.engine, submit_source=llm.submit_source, read_adapter=llm.read_adapter
         )

@@ -26,7 +26,7 @@ KeyOption = Annotated[
 NameOption = Annotated[str | None, typer.Option(help="The name of a single model in the API; by default the folder's.")]
 MaxBodyOption = Annotated[
     int | None,
-    typer.Option(min=1024, help="Largest body of a request in bytes; by default 1 MiB, with images 16 MiB."),
+    typer.Option(min=1024, help="Largest body of a request in bytes; by default 1 MiB, with images or audio 26 MiB."),
 ]
 AllowHostOption = Annotated[
     list[str] | None, typer.Option(help="A host name by which clients may call the server; can be repeated.")

@@ -25,6 +25,7 @@ from regard.server import (
     responses_api,
     text_encoder,
     tokenization,
+    transcriptions,
 )
 from regard.server.errors import ApiError
 from regard.server.metrics import METRICS_TYPE, ModelMetrics, metrics_text
@@ -55,8 +56,8 @@ def create_app(
     `adapters` is a folder from which clients may load adapters; None: they may not.
     """
     registry, responses = ModelRegistry(models), Counter()
-    reads_images = any(model.images is not None for model in models)
-    network = replace(network, max_body=network.max_body or (MEDIA_BODY if reads_images else TEXT_BODY))
+    reads_media = any(model.images is not None or model.speech is not None for model in models)
+    network = replace(network, max_body=network.max_body or (MEDIA_BODY if reads_media else TEXT_BODY))
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
@@ -83,7 +84,7 @@ def create_app(
     errors.install_handlers(app)
     app.state.metrics = partial(current_metrics, registry, responses)
     app.include_router(monitoring_routes(registry, app.state.metrics))
-    for routes in (completions, chat, responses_api, text_encoder, tokenization, inspection):
+    for routes in (completions, chat, responses_api, text_encoder, transcriptions, tokenization, inspection):
         app.include_router(routes.router(registry))
     app.include_router(adapter_routes.router(registry, adapters))
 

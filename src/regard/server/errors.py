@@ -28,7 +28,7 @@ TYPES = {
 }
 STANDARD_MESSAGES = {
     404: "there is no route at this path; GET /openapi.json lists the routes",
-    400: "the body cannot be read; send a JSON object that is not nested deeply",
+    400: "the body cannot be read; send a JSON object that is not nested deeply, or for audio a valid form",
     405: "this route does not accept that method; GET /openapi.json lists the routes",
 }
 

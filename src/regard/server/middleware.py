@@ -6,7 +6,7 @@
 - `HostCheck`        against DNS rebinding (a foreign name that resolves to 127.0.0.1) and cross-site posts;
 - `CORSMiddleware`   Starlette's, only if pages of other origins are allowed;
 - `KeyCheck`         compares the bearer token in constant time, on every path that is not public;
-- `BodyLimit`        rejects a body that is too long, or has too many arrays and objects, before any of it is parsed.
+- `BodyLimit`        rejects a body that is too long, or is JSON with too many arrays and objects, before it is parsed.
 """
 
 import hmac
@@ -168,7 +168,8 @@ class BodyLimit:
             more = message.get("more_body", False)
             if len(body) > self.max_body:
                 return await too_long.response()(scope, receive, send)
-        if (count := count_containers(body)) > MAX_CONTAINERS:
+        form = Headers(scope=scope).get("content-type", "").lower().startswith("multipart/form-data")
+        if not form and (count := count_containers(body)) > MAX_CONTAINERS:
             rule = f"the body has {count} arrays and objects; send at most {MAX_CONTAINERS}"
             return await ApiError(400, rule, code="body_too_large").response()(scope, receive, send)
         unread: Message | None = {"type": "http.request", "body": bytes(body), "more_body": False}

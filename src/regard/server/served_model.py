@@ -26,6 +26,7 @@ from regard.server.schema import SamplingBody, StructuredOutputs
 from regard.server.structured_output import GrammarThread
 from regard.server.tool_calls import OfferedTools, offered_tools
 from regard.server.worker_thread import WorkerThread
+from regard.speech.speech_decoder import SpeechModel
 from regard.text.chat import encode_chat, strings_in
 from regard.text.infilling import encode_infilling, infilling_tokens
 from regard.text.tokenizer import Tokenizer
@@ -47,7 +48,8 @@ class TextEncoder(NamedTuple):
 class ServedModel:
     """`engine` is None for a model that only encodes texts. `encoder` is for embeddings and ranking. `submit_source`
     submits a prompt as the source of an encoder-decoder; None: a decoder continues the prompt. `read_adapter` reads the
-    adapter of a folder, for clients that load one. `images` is for a model that reads images."""
+    adapter of a folder, for clients that load one. `images` is for a model that reads images, `speech` for one that
+    transcribes recordings."""
 
     adapter: str | None = None  # set by with_adapter
 
@@ -62,12 +64,14 @@ class ServedModel:
         submit_source: Submit | None = None,
         read_adapter: Callable[[Path], LoraWeights] | None = None,
         images: ImageReader | None = None,
+        speech: SpeechModel | None = None,
     ):
         self.name, self.created, self.tokenizer = name, int(time.time()), tokenizer
         self.engine = None if engine is None else AsyncEngine(engine, submit_source)
         self.lens = None if lens is None else LensThread(lens)
         self.encoder, self.encoder_thread = encoder, WorkerThread("encoder")
         self.images, self.image_thread = images, WorkerThread("images")
+        self.speech, self.audio_thread = speech, WorkerThread("audio")
         self.prompt_is_source = submit_source is not None  # for an encoder-decoder
         self.read_adapter = read_adapter
         self.metrics = RequestMetrics()
@@ -77,7 +81,10 @@ class ServedModel:
 
     @property
     def generator(self) -> AsyncEngine:
-        """The engine; 404 if there is none."""
+        """The engine; 404 if the model does not continue prompts."""
+        if self.speech is not None:
+            message = "this model transcribes recordings; use /v1/audio/transcriptions"
+            raise ApiError(404, message, code="no_generation")
         if self.engine is None:
             raise ApiError(404, "this model generates no text; use /v1/embeddings", code="no_generation")
         return self.engine
@@ -88,7 +95,8 @@ class ServedModel:
 
     @property
     def chats(self) -> bool:
-        return self.engine is not None and not self.prompt_is_source and self.tokenizer.chat_template is not None
+        generates = self.engine is not None and self.speech is None and not self.prompt_is_source
+        return generates and self.tokenizer.chat_template is not None
 
     @property
     def capacity(self) -> int:
@@ -118,6 +126,7 @@ class ServedModel:
             await self.engine.stop()
         self.encoder_thread.stop()
         self.image_thread.stop()
+        self.audio_thread.stop()
         self._grammars.stop()
         if self.lens is not None:
             self.lens.stop()

@@ -1,0 +1,172 @@
+"""POST /v1/audio/transcriptions and /v1/audio/translations: the text of a recording, by a Whisper model.
+
+The body is a form (multipart/form-data) with a WAV file. A temperature of 0, the default, is raised for a window whose
+text repeats itself or is unlikely, as OpenAI describes it. A stream has an event per window.
+"""
+
+from collections.abc import AsyncIterator
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Form, Request, UploadFile
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+
+from regard.engine.request import RequestOptions
+from regard.server.errors import ApiError
+from regard.server.middleware import tenant_of
+from regard.server.model_registry import ModelRegistry
+from regard.server.response_schema import ResponseBody, or_stream
+from regard.server.responses import CLIENT_CLOSED_REQUEST, EventStream, data_events, run_until_disconnect
+from regard.server.schema import Name
+from regard.server.served_model import ServedModel
+from regard.server.speech_task import SpeechTask, open_recording
+from regard.speech.subtitles import plain_text, srt, verbose, vtt
+from regard.speech.transcription import TranscriptionOptions, TranscriptionSettings, fallback
+
+MULTIPART = "multipart/form-data"
+TEXT_FORMATS = {"text": plain_text, "srt": srt, "vtt": vtt}
+
+
+class AudioForm(BaseModel):
+    """The fields of both routes. The values of a form are strings, so they are converted."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    file: UploadFile
+    model: Name
+    prompt: Annotated[str, StringConstraints(max_length=1 << 16)] | None = None
+    response_format: Literal["json", "text", "srt", "verbose_json", "vtt"] = "json"
+    temperature: Annotated[float, Field(ge=0, le=1)] = 0
+
+    def settings(self, task: str, language: str | None = None) -> TranscriptionSettings:
+        timestamps = self.response_format in ("srt", "verbose_json", "vtt")
+        options: TranscriptionOptions = {"temperature": self.temperature} if self.temperature else fallback()
+        options |= {"language": language, "task": task, "timestamps": timestamps, "prompt": self.prompt}
+        return TranscriptionSettings(**options)
+
+
+class TranscriptionForm(AudioForm):
+    language: Name | None = None
+    stream: bool = False
+    timestamp_granularities: Annotated[
+        list[Literal["segment", "word"]], Field(alias="timestamp_granularities[]", max_length=2)
+    ] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def check_combinations(self) -> "TranscriptionForm":
+        if self.stream and self.response_format != "json":
+            raise ValueError(f"a stream has no response_format={self.response_format}; send json, or omit stream")
+        if "word" in self.timestamp_granularities:
+            raise ValueError("timestamps of words are not supported; send timestamp_granularities[]=segment")
+        if self.timestamp_granularities and self.response_format != "verbose_json":
+            raise ValueError("timestamp_granularities[] needs response_format=verbose_json; send it, or omit both")
+        return self
+
+
+class AudioUsage(ResponseBody):
+    type: Literal["duration"]
+    seconds: float
+
+
+class TranscriptionJson(ResponseBody):
+    text: str
+    usage: AudioUsage
+
+
+class TranscriptionSegment(ResponseBody):
+    id: int
+    seek: int
+    start: float
+    end: float
+    text: str
+    tokens: list[int]
+    temperature: float
+    avg_logprob: float
+    compression_ratio: float
+    no_speech_prob: float
+
+
+class VerboseTranscription(TranscriptionJson):
+    """response_format=verbose_json"""
+
+    task: Literal["transcribe", "translate"]
+    language: str
+    duration: float
+    segments: list[TranscriptionSegment]
+
+
+def documented(*extra: str) -> dict[int | str, dict[str, Any]]:
+    """The responses of a route, with these content types beside JSON."""
+    responses = or_stream(TranscriptionJson)
+    responses[200]["model"] = TranscriptionJson | VerboseTranscription
+    content = responses[200]["content"] | {"text/plain": {"schema": {"type": "string"}}}
+    responses[200]["content"] = {name: content[name] for name in extra}
+    return responses
+
+
+def router(models: ModelRegistry) -> APIRouter:
+    routes = APIRouter()
+
+    @routes.post("/v1/audio/transcriptions", responses=documented("text/plain", "text/event-stream"))
+    async def transcriptions(
+        body: Annotated[TranscriptionForm, Form(media_type=MULTIPART)], request: Request
+    ) -> Response:
+        task = await open_task(models.find(body.model), body, body.settings("transcribe", body.language), request)
+        if body.stream:
+            return EventStream(data_events(stream_events(task)), on_close=lambda: close(request, task))
+        return await respond(request, body.response_format, task)
+
+    @routes.post("/v1/audio/translations", responses=documented("text/plain"))
+    async def translations(body: Annotated[AudioForm, Form(media_type=MULTIPART)], request: Request) -> Response:
+        task = await open_task(models.find(body.model), body, body.settings("translate"), request)
+        return await respond(request, body.response_format, task)
+
+    return routes
+
+
+async def open_task(
+    served: ServedModel, body: AudioForm, settings: TranscriptionSettings, request: Request
+) -> SpeechTask:
+    model, engine = served.speech, served.engine
+    if model is None or engine is None:
+        message = f"the model {served.name!r} reads no sound; use a Whisper model"
+        raise ApiError(404, message, code="no_transcription", param="model")
+    try:
+        model.tokens.language_ids(settings.language)
+    except ValueError as error:
+        raise ApiError(400, str(error), code="invalid_value", param="language") from error
+    served.check_queue()
+    data = await body.file.read()
+    with served.audio_thread.request():
+        decoder = await served.audio_thread.run(open_recording, model, data, settings)
+    tenant = tenant_of(request)
+    return SpeechTask(
+        engine, decoder, served.metrics, RequestOptions(salt=tenant, tenant=tenant, adapter=served.adapter)
+    )
+
+
+async def respond(request: Request, format: str, task: SpeechTask) -> Response:
+    try:
+        finished = await run_until_disconnect(request, task.wait())
+    finally:
+        close(request, task)
+    if not finished:
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
+    found = task.decoder.transcription()
+    if format in TEXT_FORMATS:
+        return PlainTextResponse(TEXT_FORMATS[format](found))
+    usage = {"type": "duration", "seconds": found.duration}
+    if format == "json":
+        return JSONResponse({"text": found.text, "usage": usage})
+    return JSONResponse(verbose(found, task.decoder.settings.task) | {"usage": usage})
+
+
+async def stream_events(task: SpeechTask) -> AsyncIterator[dict]:
+    async for part in task:
+        yield {"type": "transcript.text.delta", "delta": part}
+    yield {"type": "transcript.text.done", "text": task.decoder.transcription().text}
+
+
+def close(request: Request, task: SpeechTask) -> None:
+    task.cancel()
+    request.state.usage = task.usage()  # for the access log
