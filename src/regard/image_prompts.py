@@ -1,4 +1,7 @@
-"""Prompts with images: one image token per image becomes one per patch, with the embeddings of the patches."""
+"""Prompts with images: one image token per image becomes one per patch, with the embeddings of the patches.
+
+ids, images ─ expand_images ─▶ ids with one image token per patch ─ embed_patches ─▶ embeddings (L, D)
+"""
 
 import torch
 from torch import Tensor
@@ -33,9 +36,13 @@ def embed_patches(model: InterleavedModule, processor: ImageProcessor | None, id
 def embed_prompt(
     model: InterleavedModule, tokenizer: Tokenizer, processor: ImageProcessor | None, ids: list[int], images: Images
 ) -> tuple[list[int], Tensor | None]:
-    """The ids with one image token per patch of each image, and their embeddings.
+    """The ids (L,) with one image token per patch of each image, and their embeddings (L, D), None without images.
 
-    If the prompt has no image tokens, they are inserted at its start, after the prefix ids.
+    If the prompt has no image tokens, they are inserted at its start, after the prefix ids. ValueError if it has some,
+    but not one per image.
+
+    processor: of the model's folder; None if it has none, so that images cannot be read.
+    images: in the order of the image tokens.
     """
     images, marker, prefix = image_list(images), model.spec.marker, len(tokenizer.prefix_ids)
     if marker not in ids:

@@ -292,6 +292,7 @@ def test_flags_are_frozen() -> None:
     assert flags["bench serve"] >= {"--concurrency", "--rate", "--requests", "--duration", "--file", "--json", "--key"}
     assert flags["bench serve"] >= {"--prompt-tokens", "--output-tokens", "--shared-prefix", "--name", "--seed"}
     assert flags["train"] >= {"--out", "--resume", "--device"}
+    assert flags["transcribe"] >= {"--language", "--translate", "--timestamps", "--format", "--output", "--prompt"}
     assert flags["plan"] >= {"--context", "--batch", "--dtype", "--json"}
     assert flags["lens"] >= {"--text", "--layer", "--head", "--out", "--json"}
     assert flags["chat"] >= {"--system", "--max-new", "--temperature", "--top-p", "--seed"}

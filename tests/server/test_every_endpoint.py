@@ -159,6 +159,7 @@ def test_embeddings_and_rerank(client, web):
     assert web.post("/v1/rerank", json=body).json()["results"][0]["index"] == 0
 
 
+@pytest.mark.filterwarnings("ignore:deprecated:DeprecationWarning")  # the client deprecates translations
 def test_audio(client):
     """More in test_transcriptions.py."""
     file = ("a.wav", wav(noise(0.5)), "audio/wav")

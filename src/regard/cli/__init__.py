@@ -34,6 +34,7 @@ from regard.cli import (
     serve,
     sweep,
     train,
+    transcribe,
     verify,
 )
 
@@ -85,6 +86,7 @@ app.command("data show", context_settings=ACCEPT_OVERRIDES)(data_show.show)
 app.command("data prepare", context_settings=ACCEPT_OVERRIDES)(data.prepare)
 app.command("eval", context_settings=ACCEPT_OVERRIDES)(evaluate.evaluate)
 app.command("predict")(predict.predict)
+app.command("transcribe")(transcribe.transcribe)
 app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
 app.command("serve")(serve.serve)

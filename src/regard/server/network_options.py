@@ -19,8 +19,8 @@ class NetworkOptions:
     share no prefixes. allow_hosts: host names that clients may use besides those of this machine; none for an address
     that other machines can reach: any name. allow_origins: origins, such as "https://app.example", whose pages may call
     the server besides its own page; "*" allows all and requires a key. access_log: log every request to the logger
-    `regard.access`. max_body: bytes of a request; None: more if a model reads images or sound. drain: seconds in which responses
-    may finish after a signal to exit.
+    `regard.access`. max_body: bytes of a request; None: more if a model reads images or sound. drain: seconds in
+    which responses may finish after a signal to exit.
     """
 
     host: str = "127.0.0.1"

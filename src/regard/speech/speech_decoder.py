@@ -89,7 +89,7 @@ class SpeechDecoder:
     def windows(self) -> Windows:
         if self.prompt and len(self.languages) > 1:  # the prompt would influence the choice
             rules = DecodingRules(self.model.tokens, 1, [self.languages], timestamps=False)
-            found = yield self.request([self.model.tokens.start], rules, self.window_at(0), 0.0, max_new=1)
+            found = yield self.request([self.model.tokens.start], rules, self.window_at(0), 0.0, max_new=0)
             self.languages = (found[0].id,)
         seek = 0
         while seek < self.frames:
