@@ -57,7 +57,7 @@ def test_a_search_that_fails_or_is_interrupted_gives_its_rows_back(tiny, search:
         errors.append(error)
         with pytest.raises(raised):
             search(engine, prompt(9), failing)
-        assert not engine.searches and len(engine.scheduler.free_rows) == 3
+        assert not engine.searches.queue and len(engine.scheduler.free_rows) == 3
     while not engine.idle:
         engine.step()
     assert request.finish == "length" and engine.metrics()["free_blocks"] == engine.metrics()["blocks"]

@@ -183,7 +183,8 @@ class Engine:
             self.end(request, "timeout")
         self.in_step = True
         try:
-            self.searches.advance()
+            if self.searches.queue:
+                self.searches.advance()
             batches = self.scheduler.plan()
             for batch in batches:
                 self.run_batch(batch)
@@ -191,7 +192,7 @@ class Engine:
             self.in_step = False
         waits = not batches or any(request.sampling.reads_tokens for request in self.scheduler.running)
         read = self.read_tokens(0 if waits else self.lag)  # may free rows, which `plan` did not have
-        stuck = not (batches or read or self.scheduler.running or self.searches)
+        stuck = not (batches or read or self.scheduler.running or self.searches.queue)
         if stuck and (request := self.scheduler.waiting.first()):
             needed = f"the store has no space for the {len(request.tokens)} tokens of this request"
             self.end(request, "error", f"{needed}, although no request is running; open a larger store")
@@ -290,7 +291,7 @@ class Engine:
 
     @property
     def idle(self) -> bool:
-        return not (self.scheduler.running or self.scheduler.waiting or self.searches)
+        return not (self.scheduler.running or self.scheduler.waiting or self.searches.queue)
 
     def metrics(self) -> dict[str, int]:
         running, waiting = len(self.scheduler.running), len(self.scheduler.waiting)

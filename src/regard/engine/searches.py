@@ -31,15 +31,11 @@ class Searches:
     def __init__(self) -> None:
         self.queue: list[Search] = []  # the first is running
 
-    def __len__(self) -> int:
-        return len(self.queue)
-
     def advance(self) -> None:
         """Run the next forward of the first search."""
-        if self.queue:
-            self.queue[0].advance()
-            if self.queue[0].done:
-                del self.queue[0]
+        self.queue[0].advance()
+        if self.queue[0].done:
+            del self.queue[0]
 
     def run(self, steps: SearchSteps, step: Callable[[], object]) -> Any:
         """The result of a search. step: of the engine, which calls `advance`."""
