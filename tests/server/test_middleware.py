@@ -56,9 +56,15 @@ def test_an_address_that_is_not_local_requires_a_key():
     assert set(NetworkOptions(host="::1").host_names) >= {"127.0.0.1", "localhost"}
     assert NetworkOptions(host="0.0.0.0", keys=("k",)).host_names == ()
     assert "a.example" in NetworkOptions(host="0.0.0.0", keys=("k",), allow_hosts=("a.example",)).host_names
-    for keys in ((), ("",)):
-        with pytest.raises(ValueError, match="set a key, or bind 127.0.0.1"):
-            NetworkOptions(host="0.0.0.0", keys=keys)
+    with pytest.raises(ValueError, match="set a key, or bind 127.0.0.1"):
+        NetworkOptions(host="0.0.0.0")
+
+
+@pytest.mark.parametrize("keys", ["secret", ("",), ("secret", ""), (" ",), (None,)])
+def test_wrong_keys_are_refused(keys):
+    """A string would be as many keys as it has letters."""
+    with pytest.raises(ValueError, match="keys must be a tuple of strings, none of them empty"):
+        NetworkOptions(host="0.0.0.0", keys=keys)
 
 
 def test_an_allowed_origin_may_call_the_server(tokenizer):
@@ -133,6 +139,19 @@ def test_brackets_in_a_string_are_not_counted(start_server):
     response = server.client.post("/v1/completions", json={"model": "tiny", "prompt": prompt})
     assert response.json()["error"]["code"] == "context_length_exceeded"
     assert count_containers(json.dumps([prompt] * 2 + [[{}]] * MAX_CONTAINERS).encode()) == 2 * MAX_CONTAINERS + 1
+
+
+@pytest.mark.parametrize(
+    ("options", "body", "message"),
+    [
+        ("boundary=a", b"\r\n--aX" * 1000, "the boundary of the form occurs more than 64 times"),
+        ("boundary=a; charset=punycode", b"--a", "without a charset"),
+    ],
+)
+def test_forms_that_block_the_event_loop_are_refused(start_server, options, body, message):
+    headers = {"content-type": f"multipart/form-data; {options}"}
+    response = start_server().client.post("/v1/audio/transcriptions", content=body, headers=headers)
+    assert response.status_code == 400 and message in response.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("length", ["²", "-1", "1e3", "9" * 5000])

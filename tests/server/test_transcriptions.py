@@ -12,7 +12,7 @@ from regard.cli.open_served import generating_model
 from regard.language_model import LanguageModel
 from regard.server.app import create_app
 from regard.server.network_options import NetworkOptions
-from regard.server.served_model import ServedModel
+from regard.server.served_model import MAX_RECORDINGS, ServedModel
 from regard.speech.transcription import fallback
 from regard.text.train import byte
 from tests.server.conftest import serve, wait_until
@@ -157,5 +157,7 @@ def test_a_disconnected_client_frees_the_engine(web: httpx.Client, whisper: Lang
         first = next(line for line in response.iter_lines() if line)
         assert json.loads(first.removeprefix("data: "))["type"] == "transcript.text.delta"
     wait_until(lambda: whisper.engine.idle)
+    for _ in range(MAX_RECORDINGS):  # recordings that have ended do not count
+        assert web.post("/v1/audio/transcriptions", data={"model": "whisper"}, files={"file": b"x"}).status_code == 400
     again = web.post("/v1/audio/transcriptions", data={"model": "whisper"}, files={"file": ("a.wav", wav(SHORT))})
     assert again.status_code == 200

@@ -168,9 +168,16 @@ def test_tokens_from_the_vocabulary_and_models_of_english(llm: LanguageModel, tm
     assert found.language == "en"
     with pytest.raises(ValueError, match="knows English only"):
         english.transcribe(samples, task="translate")
-    write_tiny_whisper(tmp_path / "bad", suppress_tokens=[1, 10**6])
-    with pytest.raises(ValueError, match="names the token 1000000; the model's ids are 0 to"):
-        regard.load(tmp_path / "bad", device="cpu").transcribe(samples)
+    for number, (name, value, token) in enumerate(
+        [
+            ("suppress_tokens", [1, 10**6], "1000000"),
+            ("no_timestamps_token_id", "5", "'5'"),
+            ("lang_to_id", {"<|en|>": 1, "<|de|>": "2"}, "'2'"),
+        ]
+    ):
+        write_tiny_whisper(tmp_path / f"bad{number}", **{name: value})
+        with pytest.raises(ValueError, match=f"names the token {token}; the model's ids are 0 to"):
+            regard.load(tmp_path / f"bad{number}", device="cpu").transcribe(samples)
 
 
 def test_other_models_are_refused() -> None:

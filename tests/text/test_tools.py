@@ -2,6 +2,7 @@
 
 import json
 import random
+import time
 
 import pytest
 
@@ -107,6 +108,19 @@ def test_a_call_that_is_cut_off_stays_one_in_a_stream() -> None:
     cut = HERMES[: HERMES.index("[2")]
     assert read(ToolStream("hermes", TOOLS), list(cut)) == ("", [ToolCall("add", '{"a": 1, "b": ')])
     assert parse_tool_calls(cut, "hermes", TOOLS) == (cut, ())
+
+
+@pytest.mark.parametrize("cut", [1, 5, len("\n</tool_call>") - 1])
+def test_a_marker_that_is_cut_off_is_no_text(cut: int) -> None:
+    whole = HERMES.removesuffix("\n</tool_call>") + "\n</tool_call>"
+    assert read(ToolStream("hermes", TOOLS), list(whole[:-cut])) == read(ToolStream("hermes", TOOLS), list(whole))
+
+
+def test_whitespace_after_a_marker_takes_linear_time() -> None:
+    stream, start = ToolStream("mistral", TOOLS), time.process_time()
+    for piece in ("[TOOL_CALLS]", *[" \n" * 1000] * 20):
+        stream.push(piece)
+    assert time.process_time() - start < 1  # minutes if the time is quadratic
 
 
 @pytest.mark.parametrize("text", [f"I add. {HERMES} then {HERMES_NOW}.", f"I add. {HERMES_NOW.replace(', ', ',  ')} x"])

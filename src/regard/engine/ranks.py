@@ -83,6 +83,7 @@ class Ranks:
         if decoder is not model:
             raise ValueError("tensor parallel: only decoders can be divided over ranks; use replicas for this model")
         plans_of(decoder, self.size)
+        decoder.eval()
         folder = self.start()
         split = shard_model(decoder, 0, self.size)
         self.wait_until_ready()

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from regard.adapt.cpu_decode import optimize_for_cpu_decode
 from regard.adapt.gpu_decode import is_optimized, optimize_for_gpu_decode
-from regard.compat import COMPILE_OPTIONS, cannot_compile
+from regard.compat import COMPILE_OPTIONS, allow_recompiles, cannot_compile
 from regard.engine.decode_graphs import CannotCapture, DecodeGraphs, Step, decode_size
 from regard.engine.inputs import pad_sources
 from regard.engine.prompt_logprobs import record_prompt_logprobs
@@ -58,30 +58,31 @@ class Runner:
 
     @torch.inference_mode()
     def compile_step(self) -> Callable[..., Tensor] | None:
-        """The compiled decode step, run on empty rows; None, with a warning, if torch cannot compile it."""
-        from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException  # seconds to import
-        from torch._inductor.exc import InductorError
-
+        """The compiled decode step; None if torch cannot compile it."""
         options = dict(CPU_COMPILE_OPTIONS) if self.device.type == "cpu" else {}
         if COMPILE_OPTIONS:  # the code is for this model only, a copy whose modules do not change: 1 ms less per step
             options["guard_filter_fn"] = torch.compiler.skip_guard_on_all_nn_modules_unsafe
         compiled = torch.compile(self.decode_step, fullgraph=True, options=options, **COMPILE_OPTIONS)
+        return compiled if self.try_compiled(compiled, self.span(1)) else None
+
+    def try_compiled(self, step: Step, span: int) -> bool:
+        """Run a compiled step on empty rows, one and several; False, with a warning, if torch cannot compile it."""
+        from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException  # seconds to import
+        from torch._inductor.exc import InductorError
+
         try:
-            self.run_empty(compiled, self.span(1))
+            for rows in sorted({1, self.store.rows}):
+                tokens, positions, valid = torch.zeros(3, rows, 1, dtype=torch.long, device=self.device)
+                inputs = (tokens, positions, valid.bool())
+                for tensor in inputs if rows > 1 else ():  # compiled once for any number of rows from two
+                    torch._dynamo.maybe_mark_dynamic(tensor, 0)
+                with allow_recompiles():
+                    step(*inputs, span)
         except (TorchDynamoException, FailOnRecompileLimitHit, InductorError) as error:
             reason = str(error).partition("\n")[0]
-            warnings.warn(f"torch.compile cannot compile the decode step ({reason}); decoding eagerly", stacklevel=4)
-            return None
-        return compiled
-
-    def run_empty(self, step: Step, span: int) -> None:
-        """Run a step that torch compiles on empty rows: on one, and on several."""
-        for rows in sorted({1, self.store.rows}):
-            tokens, positions, valid = torch.zeros(3, rows, 1, dtype=torch.long, device=self.device)
-            inputs = (tokens, positions, valid.bool())
-            for tensor in inputs if rows > 1 else ():  # compiled once for any number of rows from two
-                torch._dynamo.maybe_mark_dynamic(tensor, 0)
-            step(*inputs, span)
+            warnings.warn(f"torch.compile cannot compile the decode step ({reason}); decoding eagerly", stacklevel=5)
+            return False
+        return True
 
     def forward(self, batch: ScheduledBatch) -> Tensor:
         """Run a batch; returns the logits (N, V) of the N requests that have no pending tokens after it."""
@@ -185,7 +186,9 @@ class Runner:
         spans = sorted({self.span(1 << bits) for bits in range(self.store.capacity.bit_length() + 1)})
         for done, span in enumerate(spans):
             progress(done, len(spans))
-            self.run_empty(self.compiled, span)
+            if not self.try_compiled(self.compiled, span):
+                self.compiled = None
+                return
         progress(len(spans), len(spans))
 
     def drop_graphs(self, error: CannotCapture) -> None:

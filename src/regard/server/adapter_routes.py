@@ -57,12 +57,12 @@ def router(models: ModelRegistry, folder: Path | None) -> APIRouter:
 
     @routes.post("/v1/unload_lora_adapter")
     async def unload_lora_adapter(body: UnloadAdapterBody) -> Status:
-        served = next((model for model in models if body.lora_name in model.adapters), None)
-        if served is None:
+        engine = next((model.engine for model in models if body.lora_name in model.adapters), None)
+        if engine is None:
             message = f"there is no adapter {body.lora_name!r:.100} on this server; GET /v1/models lists them"
             raise ApiError(404, message, code="adapter_not_found", param="lora_name")
         try:
-            await served.generator.call(served.generator.engine.unload_adapter, body.lora_name)
+            await engine.call(engine.engine.unload_adapter, body.lora_name)
         except ValueError as error:  # another request has unloaded it
             raise ApiError(404, str(error), code="adapter_not_found", param="lora_name") from error
         return Status(status="ok")
@@ -72,8 +72,8 @@ def router(models: ModelRegistry, folder: Path | None) -> APIRouter:
 
 async def load_adapter(served: ServedModel, name: str, path: Path) -> None:
     """Read the files in a thread, then load the adapter between two steps of the engine."""
-    engine, read = served.generator, served.read_adapter
-    if read is None:
+    engine, read = served.engine, served.read_adapter
+    if engine is None or read is None:
         message = f"{served.name} cannot load adapters"
         raise ApiError(400, message, code="adapters_not_supported", param="model")
     try:

@@ -33,9 +33,11 @@ class NetworkOptions:
     drain: float = 30.0
 
     def __post_init__(self) -> None:
-        if not self.local and not any(self.keys):
+        if isinstance(self.keys, str) or not all(isinstance(key, str) and key.strip() for key in self.keys):
+            raise ValueError("keys must be a tuple of strings, none of them empty, such as ('secret',)")
+        if not self.local and not self.keys:
             raise ValueError(f"host={self.host!r} can be reached from other machines; set a key, or bind 127.0.0.1")
-        if "*" in self.allow_origins and not any(self.keys):
+        if "*" in self.allow_origins and not self.keys:
             raise ValueError("allow_origins=('*',) lets any site call the server; set a key or name the origins")
         for origin in self.allow_origins:
             if origin != "*" and not ORIGIN.fullmatch(origin):

@@ -31,6 +31,7 @@ from regard.text.chat import encode_chat, strings_in
 from regard.text.infilling import encode_infilling, infilling_tokens
 from regard.text.tokenizer import Tokenizer
 
+MAX_RECORDINGS = 32  # that are transcribed at a time
 MAX_CONTEXT = 1 << 20  # tokens, where neither an engine nor an encoder limits them
 
 
@@ -71,7 +72,7 @@ class ServedModel:
         self.lens = None if lens is None else LensThread(lens)
         self.encoder, self.encoder_thread = encoder, WorkerThread("encoder")
         self.images, self.image_thread = images, WorkerThread("images")
-        self.speech, self.audio_thread = speech, WorkerThread("audio")
+        self.speech, self.audio_thread = speech, WorkerThread("audio", MAX_RECORDINGS)
         self.prompt_is_source = submit_source is not None  # for an encoder-decoder
         self.read_adapter = read_adapter
         self.metrics = RequestMetrics()

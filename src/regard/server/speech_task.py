@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 
 from regard.audio import Sound, read_wav
@@ -41,8 +41,16 @@ def next_window(windows: Windows, tokens: Sequence[Token]) -> WindowRequest | No
 class SpeechTask:
     """Iterate over it for the text in parts, one per window; always call `cancel` at the end."""
 
-    def __init__(self, engine: AsyncEngine, decoder: SpeechDecoder, metrics: RequestMetrics, options: RequestOptions):
-        self.engine, self.decoder, self.metrics, self.options = engine, decoder, metrics, options
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        decoder: SpeechDecoder,
+        metrics: RequestMetrics,
+        options: RequestOptions,
+        release: Callable[[], None],
+    ):
+        """release: called once by `cancel`."""
+        self.engine, self.decoder, self.metrics, self.options, self.release = engine, decoder, metrics, options, release
         self.handle: RequestHandle | None = None
         self.prompt_tokens = self.new_tokens = 0
 
@@ -51,7 +59,7 @@ class SpeechTask:
         window = next(windows, None)
         while window is not None:
             tokens = await self.run(window)
-            window = next_window(windows, tokens)
+            window = await asyncio.to_thread(next_window, windows, tokens)  # waits for the device
             text = self.decoder.transcription().text
             part, sent = text[len(sent) :], text
             if part:
@@ -90,6 +98,7 @@ class SpeechTask:
                 await asyncio.sleep(RETRY)  # a part of the response is there already
 
     def cancel(self) -> None:
+        self.release()
         if self.handle is not None:
             self.engine.cancel(self.handle)
 

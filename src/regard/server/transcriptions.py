@@ -5,6 +5,7 @@ text repeats itself or is unlikely, as OpenAI describes it. A stream has an even
 """
 
 from collections.abc import AsyncIterator
+from contextlib import ExitStack
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Form, Request, UploadFile
@@ -137,12 +138,12 @@ async def open_task(
         raise ApiError(400, str(error), code="invalid_value", param="language") from error
     served.check_queue()
     data = await body.file.read()
-    with served.audio_thread.request():
-        decoder = await served.audio_thread.run(open_recording, model, data, settings)
     tenant = tenant_of(request)
-    return SpeechTask(
-        engine, decoder, served.metrics, RequestOptions(salt=tenant, tenant=tenant, adapter=served.adapter)
-    )
+    options = RequestOptions(salt=tenant, tenant=tenant, adapter=served.adapter)
+    with ExitStack() as stack:
+        stack.enter_context(served.audio_thread.request())  # until the response ends: features take up to 200 MB
+        decoder = await served.audio_thread.run(open_recording, model, data, settings)
+        return SpeechTask(engine, decoder, served.metrics, options, stack.pop_all().close)
 
 
 async def respond(request: Request, format: str, task: SpeechTask) -> Response:

@@ -12,8 +12,8 @@ MAX_REQUESTS = 8  # that run or wait
 
 
 class WorkerThread:
-    def __init__(self, name: str):
-        self.name, self.requests = name, 0
+    def __init__(self, name: str, limit: int = MAX_REQUESTS):
+        self.name, self.limit, self.requests = name, limit, 0
         self._thread = ThreadPoolExecutor(1, f"regard-{name}")
 
     def stop(self) -> None:
@@ -22,8 +22,8 @@ class WorkerThread:
     @contextmanager
     def request(self) -> Generator[None]:
         """Count a request; 429 if there are too many."""
-        if self.requests >= MAX_REQUESTS:
-            message = f"{MAX_REQUESTS} requests for the {self.name} run or wait already; try again later"
+        if self.requests >= self.limit:
+            message = f"{self.limit} requests for the {self.name} run or wait already; try again later"
             raise ApiError(429, message, code="queue_full", headers={"retry-after": "1"})
         self.requests += 1
         try:

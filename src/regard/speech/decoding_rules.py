@@ -1,7 +1,7 @@
 """The rules by which Whisper decodes a window, as a logits processor (Radford et al. 2022, section 4.5).
 
 1. The first tokens are given: language, task, <|notimestamps|>. Of several languages the most likely one is taken.
-2. Some tokens are never generated, some not at first. Without timestamps there are none.
+2. Some tokens are never generated, some not at first. Without timestamps, all timestamp tokens are.
 3. With timestamps: the first token is one, and not a late one. They come in pairs, the end of a segment and the start
    of the next, and never decrease. If all together are more likely than any token of text, one of them is generated.
 """
@@ -62,8 +62,11 @@ class DecodingRules:
 
     def mean_logprob(self, logprobs: Sequence[float]) -> float:
         """Of the tokens of the text, by the log-probabilities of all new tokens."""
-        rows = [(logprob, self.shifts[step]) for step, logprob in enumerate(logprobs) if step in self.shifts]
-        return sum(logprob + float(shift) for logprob, shift in rows) / max(1, len(rows))
+        steps = [step for step in range(len(logprobs)) if step in self.shifts]
+        if not steps:
+            return 0.0
+        shifts = torch.stack([self.shifts[step] for step in steps]).tolist()  # one copy from the device
+        return sum(logprobs[step] + shift for step, shift in zip(steps, shifts, strict=True)) / len(steps)
 
 
 def keep_most_likely(logits: Tensor, ids: Sequence[int]) -> Tensor:

@@ -102,8 +102,8 @@ def read_whisper_tokens(tokenizer: Tokenizer, vocab: int) -> WhisperTokens:
         tasks = {task: ids[f"<|{task}|>"] for task in TASKS if f"<|{task}|>" in ids}
     tokens = WhisperTokens(
         start, tokenizer.eos, no_timestamps, find("prev_sot_token_id", "<|startofprev|>"), languages,
-        tasks if languages else {}, tuple(settings.get("suppress_tokens") or ()),
-        tuple(settings.get("begin_suppress_tokens") or ()), settings.get("max_initial_timestamp_index"),
+        tasks if languages else {}, as_tuple(settings.get("suppress_tokens")),
+        as_tuple(settings.get("begin_suppress_tokens")), settings.get("max_initial_timestamp_index"),
     )  # fmt: skip
     check_ids(tokens, vocab)
     return tokens
@@ -113,12 +113,16 @@ def read_languages(settings: Mapping[str, Any], ids: Mapping[str, int]) -> dict[
     listed = settings.get("lang_to_id")
     if not isinstance(listed, dict):  # in older folders
         listed = {token: id for token, id in ids.items() if token[2:-2] in LANGUAGES}
-    found = {match[1]: id for token, id in listed.items() if (match := LANGUAGE_TOKEN.fullmatch(token))}
-    return dict(sorted(found.items(), key=lambda pair: pair[1]))
+    return {match[1]: id for token, id in listed.items() if (match := LANGUAGE_TOKEN.fullmatch(token))}
+
+
+def as_tuple(value: Any) -> tuple[Any, ...]:
+    """The ids of a list; any other value is an id, which `check_ids` refuses if it is none."""
+    return tuple(value) if isinstance(value, list) else () if value is None else (value,)
 
 
 def check_ids(tokens: WhisperTokens, vocab: int) -> None:
-    named: list[Any] = [tokens.start, tokens.end, tokens.timestamp_begin, *tokens.suppress, *tokens.begin_suppress]
+    named: list[Any] = [tokens.start, tokens.end, tokens.no_timestamps, *tokens.suppress, *tokens.begin_suppress]
     named += [
         *tokens.languages.values(),
         *tokens.tasks.values(),
@@ -127,6 +131,8 @@ def check_ids(tokens: WhisperTokens, vocab: int) -> None:
     for id in named:
         if type(id) is not int or not 0 <= id < vocab:
             raise ValueError(f"generation_config.json names the token {id!r:.40}; the model's ids are 0 to {vocab - 1}")
+    if tokens.timestamp_begin >= vocab:
+        raise ValueError(f"the model's ids are 0 to {vocab - 1}, and none of them is a timestamp")
     steps = tokens.max_initial_timestamp
     if steps is not None and (type(steps) is not int or steps < 0):
         raise ValueError(f"generation_config.json: max_initial_timestamp_index={steps!r:.40} must be at least 0")

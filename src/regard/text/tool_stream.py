@@ -90,7 +90,7 @@ class ToolStream:
             return self.take()
         if self.mode is ParserMode.HEAD:
             self.close(held)
-        elif held.strip() or not self.called:
+        elif self.mode is not ParserMode.AFTER and (held.strip() or not self.called):  # AFTER: a part of a marker
             self.emit(held)
         return self.take()
 

@@ -99,9 +99,12 @@ def tool_call(value: Any, *keys: str) -> ToolCall:
 
 # The keys in the order in which templates ask for them; calls with another order are parsed as a whole.
 CALL = r'(?P<object>\{)\s*"name"\s*:\s*"(?P<name>[^"\\]*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
-# [TOOL_CALLS][{…}, or {…} after a comma, or [TOOL_CALLS]name[ARGS]
+# [TOOL_CALLS][{…}, or {…} after a comma, or [TOOL_CALLS]name[ARGS]. Quantifiers are possessive (+), so that the time is
+# linear in the whitespace, which a model may generate without end.
+NAME_CHARACTER = r'[^"\\\[\]{}\s]'
 MISTRAL_CALL = (
-    r'\s*(?:,\s*)?(?:\[TOOL_CALLS\]\s*)?(?:\[\s*)?(?:(?P<object>\{)\s*"name"\s*:\s*")?(?P<name>[^"\\\[\]{}]*?)'
+    r'\s*+(?:,\s*+)?(?:\[TOOL_CALLS\]\s*+)?(?:\[\s*+)?(?:(?P<object>\{)\s*"name"\s*:\s*")?'
+    rf"(?P<name>(?:{NAME_CHARACTER}++(?:\s++(?={NAME_CHARACTER}))?+)*+)"
     r'(?(object)"\s*,\s*"arguments"\s*:|\s*\[ARGS\])\s*(?=\{)'
 )
 
