@@ -51,7 +51,9 @@ def read_wav(data: bytes, max_seconds: float = float("inf")) -> Sound:
                 raise ValueError(f"{file.getnframes() / rate:.0f} seconds are too many; at most {max_seconds:g} fit")
             content = file.readframes(file.getnframes())
     except (wave.Error, EOFError) as error:
-        raise ValueError(f"not a WAV file with integer samples ({error}); convert it to one") from error
+        raise ValueError(
+            f"not a WAV file with integer samples ({str(error) or 'it ends too early'}); convert it to one"
+        ) from error
     content = content[: len(content) // (channels * width) * channels * width]  # a file may end within a sample
     samples = decode_pcm(content, width).reshape(-1, channels).mean(1)
     return Sound(torch.from_numpy(samples.astype(np.float32)), rate)

@@ -47,3 +47,14 @@ def test_wrong_use_is_refused(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "a.wav").write_bytes(wav(noise(0.1)))
     twice = regard("transcribe", folder / "whisper", folder / "a.wav", tmp_path / "a.wav", "--output", tmp_path)
     assert twice.exit_code == 2 and "the same name" in twice.stderr
+
+
+def test_results_are_written_before_later_files_are_read(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("regard.cli.transcribe.BATCH", 1)
+    (tmp_path / "damaged.wav").write_bytes(b"RIFF")
+    files = (folder / "a.wav", tmp_path / "damaged.wav")
+    stopped = regard("transcribe", folder / "whisper", *files, "--device", "cpu", "--output", tmp_path / "out")
+    assert stopped.exit_code == 1 and "damaged.wav: not a WAV file" in str(stopped.exception)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["a.txt"]

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from regard.speech.transcription import Transcription
 
 TranscriptFormat = Literal["text", "srt", "vtt", "json"]
+BATCH = 8  # files whose windows are decoded together; their results are written before the next files are read
 SUFFIXES = {"text": ".txt", "srt": ".srt", "vtt": ".vtt", "json": ".json"}
 
 
@@ -61,18 +62,20 @@ def transcribe(
     task = "translate" if translate else "transcribe"
     options: TranscriptionOptions = fallback() if temperature is None else {"temperature": temperature}
     options |= {"language": language, "task": task, "prompt": prompt, "timestamps": timestamps or format != "text"}
-    found = load(model, device).transcribe([*files], **options)
     if output is not None:
         output.mkdir(parents=True, exist_ok=True)
-    for file, transcription in zip(files, found, strict=True):
-        text = formatted(transcription, format, task, timestamps)
-        if output is None:
-            typer.echo(f"{file}\n" if len(files) > 1 and format != "json" else "", nl=False)
-            typer.echo(text, nl=False)
-        else:
-            path = output / (file.stem + SUFFIXES[format])
-            path.write_text(text, "utf-8")
-            typer.echo(path)
+    llm = load(model, device)
+    for start in range(0, len(files), BATCH):
+        batch = files[start : start + BATCH]
+        for file, transcription in zip(batch, llm.transcribe(batch, **options), strict=True):
+            text = formatted(transcription, format, task, timestamps)
+            if output is None:
+                typer.echo(f"{file}\n" if len(files) > 1 and format != "json" else "", nl=False)
+                typer.echo(text, nl=False)
+            else:
+                path = output / (file.stem + SUFFIXES[format])
+                path.write_text(text, "utf-8")
+                typer.echo(path)
 
 
 def formatted(transcription: "Transcription", format: TranscriptFormat, task: str, timestamps: bool) -> str:
