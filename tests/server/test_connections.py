@@ -137,11 +137,13 @@ def test_a_connection_is_kept_for_the_next_request(tokenizer):
         assert len(server.server_state.connections) == 1
 
 
-def test_connections_are_limited_to_half_of_the_file_descriptors():
+def test_connections_are_limited_by_the_file_descriptors():
+    """Half of them, or as many as fit beside the backlog and other files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 1024), hard))
-        assert default_max_connections() == min(soft, 1024) // 2
+        for files, connections in ((1024, 512), (512, 156), (256, 32)):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
+            assert default_max_connections() == connections
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 

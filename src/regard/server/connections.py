@@ -17,6 +17,7 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 BACKLOG = 256  # connections that asyncio accepts at once, before their protocols can refuse them
+OTHER_FILES = 100  # file descriptors besides those of connections
 MAX_CONNECTIONS = 4096
 REQUEST_TIMEOUT = 30.0
 SEND_TIMEOUT = 60.0
@@ -27,13 +28,18 @@ REFUSAL_HEAD += b"connection: close\r\ncontent-length: %d\r\n\r\n" % len(REFUSAL
 
 
 def default_max_connections() -> int:
-    """Half of the file descriptors that this process may open, but at most MAX_CONNECTIONS."""
+    """Half of the file descriptors that this process may open, but at most MAX_CONNECTIONS.
+
+    If these are few, BACKLOG more connections and OTHER_FILES must fit beside them.
+    """
     try:
         import resource
     except ModuleNotFoundError:  # Windows
         return 256
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return MAX_CONNECTIONS if limit == resource.RLIM_INFINITY else max(1, min(MAX_CONNECTIONS, limit // 2))
+    if limit == resource.RLIM_INFINITY:
+        return MAX_CONNECTIONS
+    return max(limit // 8, 1, min(MAX_CONNECTIONS, limit // 2, limit - BACKLOG - OTHER_FILES))
 
 
 class LimitedProtocol(H11Protocol):
