@@ -225,11 +225,13 @@ def kinds() -> None:
     for name, blocks in shapes.items():
         model = build(32000, width, 16, *blocks)
         engine = Engine(model, rows=16 if GPU else 4, capacity=1024, compile=True)
+        begin = time.perf_counter()
         engine.warm_up()
+        print(f"{name:<8} warm-up {time.perf_counter() - begin:.1f} s", flush=True)
         for batch in (1, 16 if GPU else 4):
             sampling = Sampling(max_new=128 if GPU else 8, temperature=0)
             rate = statistics.median(decode_rate(engine, batch, sampling) for _ in range(3)) / batch
-            size = bytes_read(model, batch)
+            size = bytes_read(model, batch) + cache_bytes(engine, batch, 128 + 64)
             print(
                 f"{name:<8} batch {batch:2}: {1e3 / rate:6.2f} ms per step, {size / 1e9:6.2f} GB, "
                 f"{100 * size * rate / BANDWIDTH:4.0f} % of the bandwidth",
@@ -241,7 +243,7 @@ def kinds() -> None:
 
 
 def bytes_read(model: DecoderModule, batch: int) -> float:
-    """Weights that a step reads, the chosen experts only, if each token chooses independently; no caches."""
+    """Weights that a step reads, the chosen experts only, if each token chooses independently."""
     total = 0.0
     for name, parameter in model.named_parameters():
         if "embedding" in name and not model.spec.tied:
@@ -252,6 +254,18 @@ def bytes_read(model: DecoderModule, batch: int) -> float:
             if isinstance(spec, Experts) and name.startswith(path) and parameter.shape[0] == spec.count:
                 share = 1 - (1 - spec.top_k / spec.count) ** batch
         total += share * parameter.nbytes
+    return total
+
+
+def cache_bytes(engine: Engine, batch: int, length: int) -> float:
+    """Keys and values that a step reads after `length` tokens, and recurrent states that it reads and writes."""
+    total, rows = 0.0, engine.store.rows
+    for storage in engine.store.storages:
+        for array in storage.arrays.values():
+            if storage.placer is None:
+                total += 2 * batch * array.nbytes / rows
+            else:
+                total += batch * length * array[0].nbytes
     return total
 
 

@@ -1,10 +1,18 @@
 """Decode steps of the optimized copy equal those of the model, in Triton's interpreter or on a GPU."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
 
-from regard.adapt.gpu_decode import DecodeAttention, DecodeGated, DecodeLinear, optimize_for_gpu_decode
+from regard.adapt.gpu_decode import (
+    CompiledModule,
+    DecodeAttention,
+    DecodeGated,
+    DecodeLinear,
+    optimize_for_gpu_decode,
+)
 from regard.engine.stores.contiguous import Contiguous
 from regard.engine.stores.paged import Paged
 from regard.kernels.attention.patterns.window import Window
@@ -13,6 +21,7 @@ from regard.models.decoder import Decoder, DecoderModule
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
+from regard.parts.experts import Experts
 from regard.parts.feedforward import FeedForward, Gated, SwiGLU
 from regard.parts.norm import LayerNorm, RMSNorm
 from regard.parts.position.rope import Rope
@@ -33,7 +42,15 @@ OTHERS = Block(  # attention in pages but with a cap, and a feed-forward layer w
     )
 )
 WINDOW = Block((Sublayer(Attention(2, head_dim=32, position=Rope(), mask=Window(5))), Sublayer(SwiGLU(96))))
-BLOCKS = {"llama": LLAMA, "qwen": QWEN, "no positions": WITHOUT_POSITIONS, "others": OTHERS, "window": WINDOW}
+EXPERTS = Block((Sublayer(Attention(2, head_dim=32, position=Rope())), Sublayer(Experts(4, 2, SwiGLU(32, bias=True)))))
+BLOCKS = {
+    "llama": LLAMA,
+    "qwen": QWEN,
+    "no positions": WITHOUT_POSITIONS,
+    "others": OTHERS,
+    "window": WINDOW,
+    "experts": EXPERTS,
+}
 
 
 def build(block: Block, tied: bool = False) -> DecoderModule:
@@ -56,11 +73,19 @@ def large_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_decode_linear, "choose_tiles", choose)
 
 
+@pytest.fixture
+def no_code_generation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.compile traces the modules and runs the operations of the graph."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+
+
 @pytest.mark.parametrize(
     "name, rows, store_type", [(n, r, Paged) for n in BLOCKS for r in (1, 3)] + [("llama", 1, Contiguous)]
 )
 @torch.inference_mode()
-def test_decode_steps_equal_those_of_the_model(name: str, rows: int, store_type: type, large_tiles: None) -> None:
+def test_decode_steps_equal_those_of_the_model(
+    name: str, rows: int, store_type: type, large_tiles: None, no_code_generation: None
+) -> None:
     torch.manual_seed(0)
     model = build(BLOCKS[name])
     lengths = [7, 1, 4][:rows]
@@ -68,7 +93,7 @@ def test_decode_steps_equal_those_of_the_model(name: str, rows: int, store_type:
     steps = torch.randint(64, (6, rows, 1), device=DEVICE)
     results = []
     for network in (model, optimize_for_gpu_decode(model)):
-        store = store_type(model.spec.memory(), rows, 40, torch.float32, DEVICE)
+        store = store_type(model.spec.memory(), rows, 40, torch.float32, DEVICE, slack=2)  # rings wrap around
         for row in range(rows):
             store.reserve(row, 40)
         layout = TokenLayout.padded(lengths, DEVICE)
@@ -98,13 +123,13 @@ def test_the_model_keeps_its_tensors_and_shares_them_with_the_copy() -> None:
 
 
 def kinds(model: nn.Module) -> list[type]:
-    found = (DecodeAttention, DecodeGated, DecodeLinear)
+    found = (DecodeAttention, DecodeGated, DecodeLinear, CompiledModule)
     return [type(module) for module in model.modules() if isinstance(module, found)]
 
 
 def test_which_modules_are_replaced() -> None:
     assert kinds(optimize_for_gpu_decode(build(LLAMA))) == [DecodeAttention, DecodeGated] * 2 + [DecodeLinear]
-    assert set(kinds(optimize_for_gpu_decode(build(OTHERS)))) == {DecodeLinear}
+    assert set(kinds(optimize_for_gpu_decode(build(OTHERS)))) == {CompiledModule, DecodeLinear}
     assert kinds(build(LLAMA)) == []
 
 

@@ -66,7 +66,7 @@ class RepeatedStep:
 def repeat_step(graphs: DecodeGraphs, rows: int, span: int) -> tuple[Any, Tensor]:
     graphs.inputs.zero_()
     tokens, positions, valid = graphs.inputs[:, :rows]
-    repeated = RepeatedStep(lambda: graphs.step(rows)(tokens, positions, valid.bool(), span))
+    repeated = RepeatedStep(lambda: graphs.step(tokens, positions, valid.bool(), span))
     return repeated, repeated.logits
 
 
@@ -75,7 +75,7 @@ def test_steps_with_kept_inputs_equal_eager_steps(name: str, monkeypatch: pytest
     monkeypatch.setattr(DecodeGraphs, "record", repeat_step)
     model = build(name, "cpu", torch.float64)
     eager, prepared = Engine(model, rows=5, capacity=64), Engine(model, rows=5, capacity=64)
-    prepared.runner.graphs = DecodeGraphs(lambda rows: prepared.runner.decode_step, 5, torch.device("cpu"))
+    prepared.runner.graphs = DecodeGraphs(prepared.runner.decode_step, 5, torch.device("cpu"))
     assert generate(prepared) == generate(eager)
     assert {rows for rows, _ in prepared.runner.graphs.graphs} == {1, 2, 4, 5}
 
@@ -83,7 +83,7 @@ def test_steps_with_kept_inputs_equal_eager_steps(name: str, monkeypatch: pytest
 def test_prompts_in_chunks_of_one_token_are_no_decode_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DecodeGraphs, "record", repeat_step)
     engine = Engine(build("attention", "cpu", torch.float64), rows=2, capacity=64, chunk=1)
-    engine.runner.graphs = DecodeGraphs(lambda rows: engine.runner.decode_step, 2, torch.device("cpu"))
+    engine.runner.graphs = DecodeGraphs(engine.runner.decode_step, 2, torch.device("cpu"))
     request = engine.submit([5, 6, 7, 8], Sampling(max_new=3, temperature=0, prompt_logprobs=0))
     while not engine.idle:
         engine.step()
@@ -98,7 +98,7 @@ def test_a_step_that_cannot_be_captured_runs_eagerly(warm: bool, monkeypatch: py
     monkeypatch.setattr(DecodeGraphs, "record", fail)
     model = build("attention", "cpu", torch.float64)
     engine = Engine(model, rows=5, capacity=64)
-    engine.runner.graphs = DecodeGraphs(lambda rows: engine.runner.decode_step, 5, torch.device("cpu"))
+    engine.runner.graphs = DecodeGraphs(engine.runner.decode_step, 5, torch.device("cpu"))
     with pytest.warns(UserWarning, match=r"not permitted when stream is capturing\); decoding eagerly"):
         if warm:
             engine.warm_up()
@@ -107,7 +107,7 @@ def test_a_step_that_cannot_be_captured_runs_eagerly(warm: bool, monkeypatch: py
 
 
 def test_sizes_are_powers_of_two_and_all_rows() -> None:
-    graphs = DecodeGraphs(lambda rows: lambda *arguments: torch.zeros(rows, 1), 12, torch.device("cpu"))
+    graphs = DecodeGraphs(lambda *arguments: torch.zeros(1), 12, torch.device("cpu"))
     assert graphs.sizes == [1, 2, 4, 8, 12]
     assert [decode_size(rows, 12) for rows in (1, 3, 8, 9, 12)] == [1, 4, 8, 12, 12]
 

@@ -186,7 +186,7 @@ def test_the_warm_up_of_prompts_leaves_nothing(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(DecodeGraphs, "record", repeat_step)
     monkeypatch.setattr("regard.engine.engine.WARM_UP_PROMPTS", ((5,), (9, 17), (500,)))
     engine = late(build("hybrid", "cpu", torch.float64), rows=3, capacity=64)
-    engine.runner.graphs = DecodeGraphs(lambda rows: engine.runner.decode_step, 3, torch.device("cpu"))
+    engine.runner.graphs = DecodeGraphs(engine.runner.decode_step, 3, torch.device("cpu"))
     before = engine.metrics()
     engine.warm_up()
     assert engine.metrics() == before

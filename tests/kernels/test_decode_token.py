@@ -11,6 +11,7 @@ CASES = {  # heads, kv heads, head dim, slots per page, cached tokens of each ro
     "grouped": (4, 2, 32, 4, (0, 17, 600), -1),
     "multi-query": (3, 1, 64, 16, (5, 1100), -1),
     "window": (2, 2, 32, 16, (3, 40, 700), 37),
+    "ring": (2, 2, 32, 39, (3, 40, 700), 37),  # one page per row, in which positions wrap around
 }
 
 
@@ -29,11 +30,11 @@ def rotated(x: Tensor, cos: Tensor | None, sin: Tensor | None) -> Tensor:
 @pytest.mark.parametrize("norm, rotate", [(True, True), (False, True), (False, False)])
 @pytest.mark.parametrize("case", CASES)
 def test_equals_rotation_append_and_attention(case: str, norm: bool, rotate: bool, splits: int) -> None:
-    from regard.kernels.attention.triton.decode_token import launch
+    from regard.kernels.attention.triton.decode_token import decode_token
 
     heads, kv_heads, dim, page, lengths, before = CASES[case]
     torch.manual_seed(0)
-    batch, pages = len(lengths) + 1, 1200 // page  # the last row is not valid
+    batch, pages = len(lengths) + 1, 1 if case == "ring" else 1200 // page  # the last row is not valid
     qkv = torch.randn(batch, (heads + 2 * kv_heads) * dim)
     pools = torch.randn(2, batch * pages * page, kv_heads, dim)
     table = torch.randperm(batch * pages).view(batch, pages)
@@ -47,7 +48,8 @@ def test_equals_rotation_append_and_attention(case: str, norm: bool, rotate: boo
     q, k = rotated(normalized(q, q_norm), cos, sin), rotated(normalized(k, k_norm), cos, sin)
     expected_pools, expected = pools.double(), torch.zeros(batch, heads * dim, dtype=torch.float64)
     for b, length in enumerate(lengths):
-        slots = (table[b].unsqueeze(1) * page + torch.arange(page)).flatten()[: length + 1]
+        slots = (table[b].unsqueeze(1) * page + torch.arange(page)).flatten()
+        slots = slots[torch.arange(length + 1) % len(slots)]
         expected_pools[0, slots[-1]], expected_pools[1, slots[-1]] = k[b], v[b]
         if before >= 0:
             slots = slots[max(0, length - before) :]
@@ -58,7 +60,7 @@ def test_equals_rotation_append_and_attention(case: str, norm: bool, rotate: boo
     arguments = [None if t is None else t.to(DEVICE) for t in (qkv, *angle_tensors, *norms, *pools, table)]
     qkv, cos, sin, q_norm, k_norm, k_pool, v_pool, table = arguments
     for _ in range(2):  # the first launch resets its counters; the second writes the same token again
-        out = launch(
+        out = decode_token(
             qkv, cos, sin, q_norm, k_norm, EPS, k_pool, v_pool, table, page, positions.to(DEVICE), valid.to(DEVICE),
             SCALE, before, block=32, splits=splits,
         )  # fmt: skip

@@ -5,22 +5,27 @@
 
 An arrow separates kernels of a decode step. For prompts and many rows cuBLAS computes the matrix products, and Triton
 kernels the norms, rotations and activations. Matrices that read the same input are stacked into one tensor, and the
-parameters of the model become views of it, so no weight is kept twice and checkpoints do not change. This is for
-inference: it works on a copy of the modules that shares all tensors.
+parameters of the model become views of it, so no weight is kept twice and checkpoints do not change. For the decode
+steps of all other sublayers torch.compile generates kernels, once for all layers of one kind. This is for inference: it
+works on a copy of the modules that shares all tensors.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from regard.adapt.replace_modules import AnyModule, copy_modules, replace_modules
-from regard.compat import HAS_TRITON
+from regard.compat import COMPILE_OPTIONS, HAS_TRITON
+from regard.kernels.attention.arguments import Pages
 from regard.kernels.attention.mask import Causal
 from regard.kernels.attention.patterns.window import Window
+from regard.kernels.grouped_matmul import grouped_linear, row_experts
 from regard.layout import TokenLayout
 from regard.parts.attention import AttentionModule, NoGate
-from regard.parts.block import Losses, SublayerModule
+from regard.parts.block import Losses, ParallelBlockModule, SublayerModule
+from regard.parts.experts import GroupedLinear
 from regard.parts.feedforward import ACTIVATIONS, GatedModule
 from regard.parts.norm import RMSNormModule
 from regard.parts.position.base import PositionModule
@@ -29,13 +34,13 @@ from regard.parts.split_heads import merge_heads
 from regard.parts.state import State
 
 MAX_COLUMNS = 32768  # of a matrix; one row of it is in the registers of a program
-MAX_COMPILED_ROWS = 32  # for more, torch.compile generates kernels around the products of cuBLAS
+MAX_ROWS = 32  # of DecodeLinear; with more, cuBLAS reads the weights as fast
 HEAD_DIMS = (32, 64, 128, 256)
 FUSED_ACTIVATIONS = {ACTIVATIONS[name]: name for name in ("silu", "gelu", "gelu_tanh")}
 
 
 class DecodeAttention(nn.Module):
-    def __init__(self, sublayer: SublayerModule, stacked: "StackedWeights"):
+    def __init__(self, sublayer: Any, stacked: "StackedWeights"):
         super().__init__()
         self.sublayer, body = sublayer, attention_of(sublayer)
         assert body is not None
@@ -43,32 +48,33 @@ class DecodeAttention(nn.Module):
         self.before = body.mask.size - 1 if isinstance(body.mask, Window) else -1
 
     def forward(self, x: Tensor, layout: TokenLayout, state: State) -> tuple[Tensor, Losses]:
-        if not runs_kernels(x) or not hasattr(state, "pages") or layout.inputs.bias is not None:
+        pages = state.pages(layout, "k", "v") if hasattr(state, "pages") else None
+        if pages is None or layout.inputs.bias is not None:
             return self.sublayer(x, layout, state)
         body: Any = self.sublayer.body
         qkv = linear(x, self.qkv, self.sublayer.norm, bias=self.bias)  # (B, L, (H + 2 K) · E)
-        z = self.decode(qkv, layout, state) if x.shape[1] == 1 else self.prefill(qkv, layout, state)
+        z = self.decode(qkv, layout, *pages) if x.shape[1] == 1 else self.prefill(qkv, layout, state, *pages)
         return linear(z, body.o_proj.weight, bias=body.o_proj.bias, residual=x), {}
 
-    def decode(self, qkv: Tensor, layout: TokenLayout, state: Any) -> Tensor:
+    def decode(self, qkv: Tensor, layout: TokenLayout, k: Pages, v: Pages) -> Tensor:
         """(B, 1, H · E)"""
+        from regard.kernels.attention.triton.decode_token import decode_token
+
         body: Any = self.sublayer.body
         cos, sin = (None, None) if (angles := self.angles(qkv, layout)) is None else (a[:, 0] for a in angles)
         norms, eps = self.norms()
-        k, v = state.pages("k", "v")
         valid = None if layout.valid is None else layout.valid[:, 0]
-        return attend(
+        return decode_token(
             qkv[:, 0], cos, sin, *(norms or (None, None)), eps, k.pool, v.pool, k.table, k.block,
             layout.positions[:, 0], valid, body.scale, self.before,
         ).unsqueeze(1)  # fmt: skip
 
-    def prefill(self, qkv: Tensor, layout: TokenLayout, state: Any) -> Tensor:
+    def prefill(self, qkv: Tensor, layout: TokenLayout, state: Any, k: Pages, v: Pages) -> Tensor:
         """(B, L, H · E)"""
         from regard.kernels.attention.triton.prepare_prompt import prepare_prompt
 
         body: Any = self.sublayer.body
         norms, eps = self.norms()
-        k, v = state.pages("k", "v")
         q = prepare_prompt(
             qkv, self.angles(qkv, layout), norms, eps, k.pool, v.pool, k.table, k.block, layout.positions, layout.valid
         )  # fmt: skip
@@ -91,15 +97,13 @@ class DecodeAttention(nn.Module):
 
 
 class DecodeGated(nn.Module):
-    def __init__(self, sublayer: SublayerModule, stacked: "StackedWeights"):
+    def __init__(self, sublayer: Any, stacked: "StackedWeights"):
         super().__init__()
         self.sublayer = sublayer
         body: Any = sublayer.body
         self.gate_up, self.bias = stacked.stack(body.gate_proj, body.up_proj)
 
     def forward(self, x: Tensor, layout: TokenLayout, state: State) -> tuple[Tensor, Losses]:
-        if not runs_kernels(x):
-            return self.sublayer(x, layout, state)
         body: Any = self.sublayer.body
         activation = FUSED_ACTIVATIONS[body.activation]
         h = linear(x, self.gate_up, self.sublayer.norm, bias=self.bias, activation=activation)  # (B, L, F)
@@ -112,10 +116,41 @@ class DecodeLinear(nn.Module):
         self.weight, self.bias = layer.weight, layer.bias
 
     def forward(self, x: Tensor) -> Tensor:
-        if not 1 <= x.numel() // x.shape[-1] <= MAX_COMPILED_ROWS:
+        if not 1 <= x.numel() // x.shape[-1] <= MAX_ROWS:
             return nn.functional.linear(x, self.weight, self.bias)
         flat = x.reshape(1, -1, x.shape[-1])
         return linear(flat, self.weight, bias=self.bias).view(*x.shape[:-1], -1)
+
+
+class DecodeExperts(nn.Module):
+    """One linear layer per expert."""
+
+    def __init__(self, layer: GroupedLinear):
+        super().__init__()
+        self.weight, self.bias = layer.weight, layer.bias
+
+    def forward(self, x: Tensor, ends: Tensor) -> Tensor:
+        from regard.kernels.triton_decode_experts import MAX_ROWS, expert_linear
+
+        if not 1 <= len(x) <= MAX_ROWS * len(ends):
+            return grouped_linear(x, self.weight, self.bias, ends)
+        y = expert_linear(x, self.weight, ends)
+        return y if self.bias is None else y + self.bias[row_experts(x, ends)]
+
+
+class CompiledModule(nn.Module):
+    """A sublayer, or a block of parallel sublayers, whose decode steps torch.compile generates kernels for."""
+
+    def __init__(self, module: nn.Module, call: Callable[..., tuple[Tensor, Losses]]):
+        super().__init__()
+        self.module, self.call = module, call
+
+    def forward(self, x: Tensor, layout: TokenLayout, state: Any = None) -> tuple[Tensor, Losses]:
+        return self.call(self.module, x, layout, state) if x.shape[1] == 1 else self.module(x, layout, state)
+
+
+def call_module(module: nn.Module, x: Tensor, layout: TokenLayout, state: Any) -> tuple[Tensor, Losses]:
+    return module(x, layout, state)
 
 
 class StackedWeights:
@@ -138,31 +173,36 @@ class StackedWeights:
         return self.stacks[key]
 
 
-def optimize_for_gpu_decode(model: AnyModule) -> AnyModule:
-    """A copy of the model with these sublayers where they apply; all tensors are shared with the original."""
+def optimize_for_gpu_decode(model: AnyModule, fuse: bool = True) -> AnyModule:
+    """A copy of the model with these modules where they apply; all tensors are shared with the original.
+
+    fuse: use the fused sublayers and linear layers, which are for bfloat16 and float16.
+    """
     copy = copy_modules(model)
     if not HAS_TRITON:
         return copy
-    stacked = StackedWeights()
+    stacked, call = StackedWeights(), torch.compile(call_module, dynamic=True, **COMPILE_OPTIONS)
 
-    def fits(_: str, module: nn.Module) -> bool:
-        return attention_of(module) is not None or gated_of(module) is not None or is_plain_linear(module)
+    def is_linear(_: str, module: nn.Module) -> bool:
+        return fuse and (is_plain_linear(module) or type(module) is GroupedLinear)
+
+    def fits(name: str, module: nn.Module) -> bool:
+        return isinstance(module, SublayerModule | ParallelBlockModule) or is_linear(name, module)
 
     def make(_: str, module: nn.Module) -> nn.Module:
         if isinstance(module, nn.Linear):
             return DecodeLinear(module)
-        assert isinstance(module, SublayerModule)
-        return DecodeAttention(module, stacked) if attention_of(module) is not None else DecodeGated(module, stacked)
+        if isinstance(module, GroupedLinear):
+            return DecodeExperts(module)
+        if fuse and attention_of(module) is not None:
+            return DecodeAttention(module, stacked)
+        if fuse and gated_of(module) is not None:
+            return DecodeGated(module, stacked)
+        replace_modules(module, is_linear, make)
+        return CompiledModule(module, call)
 
     replace_modules(copy, fits, make)
     return copy
-
-
-def is_optimized(model: nn.Module) -> bool:
-    """Whether all sublayers of a copy by `optimize_for_gpu_decode` are optimized."""
-    modules = list(model.modules())
-    optimized = {module.sublayer for module in modules if isinstance(module, DecodeAttention | DecodeGated)}
-    return optimized == {module for module in modules if isinstance(module, SublayerModule)} != set()
 
 
 def attention_of(module: nn.Module) -> AttentionModule | None:
@@ -222,11 +262,6 @@ def is_plain_linear(module: nn.Module) -> bool:
     )  # rows begin at multiples of 16 bytes
 
 
-def runs_kernels(x: Tensor) -> bool:
-    """Whether these tokens (B, L, D) are computed here: inside torch.compile only decode steps of a few rows."""
-    return not torch.compiler.is_compiling() or (x.shape[1] == 1 and len(x) <= MAX_COMPILED_ROWS)
-
-
 def linear(
     x: Tensor, weight: Tensor, norm: nn.Module | None = None, *, bias: Tensor | None = None,
     residual: Tensor | None = None, activation: str | None = None,
@@ -239,9 +274,3 @@ def linear(
     residual = None if residual is None else residual.flatten(0, 1).contiguous()
     y = run(x.flatten(0, 1).contiguous(), weight, scale, eps, bias, residual, activation)
     return y.unflatten(0, x.shape[:2])
-
-
-def attend(*arguments) -> Tensor:
-    from regard.kernels.attention.triton.decode_token import decode_token, launch
-
-    return (decode_token if torch.compiler.is_compiling() else launch)(*arguments)

@@ -163,14 +163,11 @@ class AdaptedRunner(Runner):
             "without adapters use, have no place for the products of adapters",
             stacklevel=4,
         )
-        self.graphs = DecodeGraphs(self.step_to_capture, self.store.rows, self.device)
+        self.graphs = DecodeGraphs(self.decode_step, self.store.rows, self.device)
 
     def compile_on_cpu(self) -> None:
         self.rows.write_decode([], [])
         super().compile()
-
-    def step_to_capture(self, rows: int) -> Step:
-        return self.decode_step  # not compiled, which would take minutes while the engine runs
 
     def warm_up(self, progress: Callable[[int, int], None] = lambda done, total: None) -> None:
         self.rows.write_decode([], [])

@@ -28,8 +28,7 @@ class CannotCapture(RuntimeError):
 
 
 class DecodeGraphs:
-    def __init__(self, step: Callable[[int], Step], rows: int, device: torch.device):
-        """step: the function to capture for a number of rows."""
+    def __init__(self, step: Step, rows: int, device: torch.device):
         self.step, self.rows, self.device = step, rows, device
         self.inputs = torch.zeros(3, rows, 1, dtype=torch.int64, device=device)  # tokens, positions, valid
         self.graphs: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
@@ -69,14 +68,13 @@ class DecodeGraphs:
         """A graph, and the logits that it computes. All graphs share one stream, so their kernels share counters."""
         self.inputs.zero_()
         tokens, positions, valid = self.inputs[:, :rows]
-        step = self.step(rows)
         self.stream = self.stream or torch.cuda.Stream(self.device)
         self.stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self.stream):
             for _ in range(2):  # kernels are compiled in the first run
-                step(tokens, positions, valid.bool(), span)
+                self.step(tokens, positions, valid.bool(), span)
         torch.cuda.current_stream(self.device).wait_stream(self.stream)
         graph = torch.cuda.CUDAGraph()
         pool = next(iter(self.graphs.values()))[0].pool() if self.graphs else None
         with torch.cuda.graph(graph, pool, self.stream, capture_error_mode="thread_local"):
-            return graph, step(tokens, positions, valid.bool(), span)
+            return graph, self.step(tokens, positions, valid.bool(), span)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from regard.adapt.cpu_decode import optimize_for_cpu_decode
-from regard.adapt.gpu_decode import is_optimized, optimize_for_gpu_decode
+from regard.adapt.gpu_decode import optimize_for_gpu_decode
 from regard.compat import COMPILE_OPTIONS, allow_recompiles, cannot_compile
 from regard.engine.decode_graphs import CannotCapture, DecodeGraphs, Step, decode_size
 from regard.engine.inputs import pad_sources
@@ -49,9 +49,9 @@ class Runner:
         if reason is not None:
             warnings.warn(reason, stacklevel=3)
         elif self.device.type == "cuda":
-            if self.model.embedding.weight.dtype in (torch.bfloat16, torch.float16):
-                self.model = optimize_for_gpu_decode(self.model)
-            self.graphs = DecodeGraphs(self.step_to_capture, self.store.rows, self.device)
+            fuse = self.model.embedding.weight.dtype in (torch.bfloat16, torch.float16)
+            self.model = optimize_for_gpu_decode(self.model, fuse)
+            self.graphs = DecodeGraphs(self.decode_step, self.store.rows, self.device)
         else:
             self.model = optimize_for_cpu_decode(self.model)
             self.compiled = self.compile_step()
@@ -59,7 +59,7 @@ class Runner:
     @torch.inference_mode()
     def compile_step(self) -> Callable[..., Tensor] | None:
         """The compiled decode step; None if torch cannot compile it."""
-        options = dict(CPU_COMPILE_OPTIONS) if self.device.type == "cpu" else {}
+        options = dict(CPU_COMPILE_OPTIONS)
         if COMPILE_OPTIONS:  # the code is for this model only, a copy whose modules do not change: 1 ms less per step
             options["guard_filter_fn"] = torch.compiler.skip_guard_on_all_nn_modules_unsafe
         compiled = torch.compile(self.decode_step, fullgraph=True, options=options, **COMPILE_OPTIONS)
@@ -154,14 +154,6 @@ class Runner:
             self.drop_graphs(error)
             return None
 
-    def step_to_capture(self, rows: int) -> Step:
-        """The function that a graph of this many rows is captured from: few kernels, or those that torch generates."""
-        if is_optimized(self.model):
-            return self.decode_step
-        if self.compiled is None:
-            self.compiled = torch.compile(self.decode_step, fullgraph=True, dynamic=True, **COMPILE_OPTIONS)
-        return self.compiled
-
     @torch.inference_mode()
     def warm_up(self, progress: Callable[[int, int], None] = lambda done, total: None) -> None:
         """Capture the CUDA graphs of all sizes, or compile the steps of all spans, now instead of when they are needed.
@@ -193,7 +185,7 @@ class Runner:
 
     def drop_graphs(self, error: CannotCapture) -> None:
         warnings.warn(f"{error}; decoding eagerly", stacklevel=5)
-        self.graphs = self.compiled = None
+        self.graphs = None
 
     def span(self, slots: int) -> int:
         """How many slots of each row a step reads: a power of two, so that shapes rarely change."""

@@ -33,10 +33,12 @@ def grouped_linear(x: Tensor, weight: Tensor, bias: Tensor | None, ends: Tensor)
         y = F.grouped_mm(x, weight.transpose(1, 2), offs=ends.to(torch.int32))
     else:
         y = matmul_slices(x, weight, ends)
-    if bias is None:
-        return y
-    expert = torch.searchsorted(ends, torch.arange(len(x), device=x.device), right=True)  # (T,)
-    return y + bias.to(y.dtype)[expert]
+    return y if bias is None else y + bias.to(y.dtype)[row_experts(x, ends)]
+
+
+def row_experts(x: Tensor, ends: Tensor) -> Tensor:
+    """(T,) the expert of each row of x"""
+    return torch.searchsorted(ends, torch.arange(len(x), device=x.device), right=True)
 
 
 @torch.library.custom_op("regard::matmul_slices", mutates_args=())

@@ -3,9 +3,9 @@
     z = (l - max l) / T        kept: z ≥ log min_p, the k largest l, then the fewest of these that reach a mass of top_p
     the first token whose cumulative probability exceeds u, among those that are kept
 
-A filter keeps the logits from a cutoff on; ties are kept. The cutoff is found by bisection: floats are ordered like
-integers made of their bits, so 32 passes over the row find it exactly, 16 for bfloat16. One program handles one row, so
-its result does not depend on the other rows.
+A filter keeps the logits from a cutoff on; ties are kept. Floats are ordered like integers made of their bits, and each
+pass over the row tries eight cutoffs at once, so eleven passes find the cutoff exactly, six for bfloat16. One program
+handles one row, so its result does not depend on the other rows.
 """
 
 import torch
@@ -31,37 +31,40 @@ def load_block(logits, start, vocab, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def kept_amount(
-    logits, vocab, largest, temperature, cut, COUNT: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr
+def kept_amounts(
+    logits, vocab, largest, temperature, cuts, COUNT: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """The number, or the mass, of the logits whose order is at least `cut`."""
-    amounts = tl.zeros([BLOCK], tl.float32)  # exact for counts: a row has fewer than 2^24 · BLOCK tokens
+    """The number, or the mass, of the logits whose order is at least each of the cuts (C,)."""
+    amounts = tl.zeros([cuts.shape[0], BLOCK], tl.float32)  # exact for counts: a row has fewer than 2^24 · BLOCK tokens
     for start in range(0, vocab, BLOCK):
         i, x = load_block(logits, start, vocab, BLOCK)
         amount = tl.full([BLOCK], 1.0, tl.float32)
         if not COUNT:
             amount = tl.exp((x - largest) / temperature)
-        amounts += tl.where((order_of(x, SHIFT) >= cut) & (i < vocab), amount, 0.0)
-    return tl.sum(amounts, 0)
+        kept = (order_of(x, SHIFT)[None, :] >= cuts[:, None]) & (i < vocab)[None, :]
+        amounts += tl.where(kept, amount[None, :], 0.0)
+    return tl.sum(amounts, 1)
 
 
 @triton.jit
-def bisect(
+def find_cut(
     logits, vocab, largest, temperature, low, high, wanted,
-    COUNT: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr,
+    COUNT: tl.constexpr, SHIFT: tl.constexpr, CUTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The largest cut from `low` on that keeps at least the wanted amount; `low` does, and `high` keeps none."""
     while high - low > 1:
-        middle = low + (high - low) // 2
-        if kept_amount(logits, vocab, largest, temperature, middle.to(tl.int32), COUNT, SHIFT, BLOCK) >= wanted:
-            low = middle
-        else:
-            high = middle
+        step = (high - low + CUTS - 1) // CUTS
+        cuts = tl.minimum(low + step * (tl.arange(0, CUTS) + 1), high - 1)
+        amounts = kept_amounts(logits, vocab, largest, temperature, cuts.to(tl.int32), COUNT, SHIFT, BLOCK)
+        enough = amounts >= wanted  # False for NaN
+        low, high = tl.max(tl.where(enough, cuts, low), 0), tl.min(tl.where(enough, high, cuts), 0)
     return low
 
 
 @triton.jit
-def sample_row(logits, settings, ids, logprobs, vocab, stride, SHIFT: tl.constexpr, BLOCK: tl.constexpr):
+def sample_row(
+    logits, settings, ids, logprobs, vocab, stride, SHIFT: tl.constexpr, CUTS: tl.constexpr, BLOCK: tl.constexpr
+):
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride
     settings += row * SETTINGS
@@ -89,10 +92,13 @@ def sample_row(logits, settings, ids, logprobs, vocab, stride, SHIFT: tl.constex
         low = tl.min(lowest, 0).to(tl.int64)
         high = tl.min(order_of(tl.full([1], 0.0, tl.float32) + largest, SHIFT), 0).to(tl.int64) + 1
         if (top_k > 0) & (top_k < vocab):
-            low = bisect(logits, vocab, largest, temperature, low, high, top_k.to(tl.float32), True, SHIFT, BLOCK)
+            low = find_cut(
+                logits, vocab, largest, temperature, low, high, top_k.to(tl.float32), True, SHIFT, CUTS, BLOCK
+            )
         if top_p < 1:
-            mass = kept_amount(logits, vocab, largest, temperature, low.to(tl.int32), False, SHIFT, BLOCK)
-            low = bisect(logits, vocab, largest, temperature, low, high, top_p * mass, False, SHIFT, BLOCK)
+            cuts = tl.full([1], 0, tl.int32) + low.to(tl.int32)
+            mass = tl.sum(kept_amounts(logits, vocab, largest, temperature, cuts, False, SHIFT, BLOCK), 0)
+            low = find_cut(logits, vocab, largest, temperature, low, high, top_p * mass, False, SHIFT, CUTS, BLOCK)
         least = temperature * tl.load(settings + 3).to(tl.float32)
         cut = low.to(tl.int32)
 
@@ -121,7 +127,9 @@ def sample_row(logits, settings, ids, logprobs, vocab, stride, SHIFT: tl.constex
     tl.store(logprobs + row, tl.load(logits + id).to(tl.float32) - largest - log_sum)
 
 
-def sample_rows(logits: Tensor, settings: Tensor, block: int = 8192) -> tuple[Tensor, Tensor]:
+def sample_rows(
+    logits: Tensor, settings: Tensor, block: int = 4096, cuts: int = 8, warps: int = 16
+) -> tuple[Tensor, Tensor]:
     """The ids (B,) and their log-probabilities (B,) from (B, V) logits; NaN in a row that is not finite.
 
     settings: (B, 5) float64: temperature (0: the most likely token), top_k (0: all), top_p, log min_p, u in [0, 1).
@@ -133,6 +141,6 @@ def sample_rows(logits: Tensor, settings: Tensor, block: int = 8192) -> tuple[Te
     block = min(block, max(16, triton.next_power_of_2(vocab)))
     sample_row[(rows,)](
         logits, settings, ids, logprobs, vocab, logits.stride(0),
-        SHIFT=UNUSED_BITS[logits.dtype], BLOCK=block, num_warps=max(1, min(16, block // 256)),
+        SHIFT=UNUSED_BITS[logits.dtype], CUTS=cuts, BLOCK=block, num_warps=max(1, min(warps, block // 256)),
     )  # fmt: skip
     return ids, logprobs

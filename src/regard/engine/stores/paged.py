@@ -298,7 +298,7 @@ class PagedState(NamedTuple):
     storage: PagedStorage
     placement: PagedPlacement
 
-    def pages(self, *names: str) -> list[Pages]:
+    def pages(self, layout: TokenLayout, *names: str) -> list[Pages]:
         """These arrays in place, for a kernel that appends the new tokens by itself."""
         return [Pages(self.storage.arrays[name], self.placement.blocks, self.storage.block) for name in names]
 

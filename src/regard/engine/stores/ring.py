@@ -17,6 +17,7 @@ from torch import Tensor
 
 from regard.engine.stores.arrays import zeros
 from regard.engine.stores.rows import KeyLayout, RowTable, row_indices, rows_of
+from regard.kernels.attention.arguments import Pages
 from regard.layout import TokenLayout
 from regard.parts.state import PerToken
 
@@ -24,8 +25,8 @@ EMPTY = -1
 
 
 class RingPlacement(NamedTuple):
-    rows: Tensor  # (B, 1)
-    slots: Tensor  # (B, L) of the new tokens
+    rows: Tensor  # (B,)
+    slots: Tensor  # (B, L) of the new tokens, among those of all rows
     keys: KeyLayout  # that the new tokens may attend to
     appends: bool  # keys are the old slots followed by the new tokens, not the slots after writing
 
@@ -37,7 +38,7 @@ class RingBuffer:
         self.window, self.first, self.slack, self.rows = window, first, slack, rows
         self.size = first + window + slack
         # One slot more, for invalid tokens and for those that later tokens of the same forward would overwrite.
-        self.positions = torch.full((len(rows), self.size + 1), EMPTY, device=rows.device)
+        self.positions = torch.full((len(rows) * self.size + 1,), EMPTY, device=rows.device)
         self.arrays: list[Tensor] = []
         rows.overwriting.append(self)
 
@@ -51,44 +52,49 @@ class RingBuffer:
         valid = torch.ones_like(new, dtype=torch.bool) if layout.valid is None else layout.valid
         last = new.where(valid, EMPTY).amax(1, keepdim=True)  # (B, 1)
         stored = valid & ((new < self.first) | (new > last - self.window - self.slack))
-        slots = self.slots(new).where(stored, self.size)
         rows = row_indices(layout)
-        old = self.positions[rows, : self.size]  # (B, size), a copy
-        self.positions[rows.unsqueeze(-1), slots] = new
+        slots = (rows.unsqueeze(-1) * self.size + self.slots(new)).where(stored, len(self.positions) - 1)
+        old = self.per_row(self.positions)[rows]  # (B, size), a copy
+        self.positions[slots] = new
         appends = new.shape[1] > self.slack + 1
         if appends:
             start = new.where(valid, last).amin(1, keepdim=True)  # (B, 1)
             earlier = (old != EMPTY) & (old < start)  # a reused row may still hold tokens of another sequence
             keys = KeyLayout(torch.cat([old, new], 1), torch.cat([earlier, valid], 1))
         else:
-            positions = self.positions[rows, : self.size]
+            positions = self.per_row(self.positions)[rows]
             keys = KeyLayout(positions, positions != EMPTY)
-        return RingPlacement(rows.unsqueeze(-1), slots, keys, appends)
+        return RingPlacement(rows, slots, keys, appends)
+
+    def per_row(self, array: Tensor) -> Tensor:
+        """(slots of all rows, …) -> (rows, size, …), a view"""
+        return array[:-1].unflatten(0, (-1, self.size))
 
     def row_arrays(self, row: int) -> list[Tensor]:
-        return [self.positions[row], *(array[row] for array in self.arrays)]
+        return [self.per_row(array)[row] for array in (self.positions, *self.arrays)]
 
     def why_not_rewind(self, row: int, length: int) -> str | None:
         recent = range(max(0, length - self.window + 1), length)
         needed = torch.tensor(
             [*range(min(self.first, length)), *recent], dtype=torch.int64, device=self.positions.device
         )
-        if torch.equal(self.positions[row, self.slots(needed)], needed):
+        if torch.equal(self.per_row(self.positions)[row, self.slots(needed)], needed):
             return None
         return f"a window of {self.window} has overwritten tokens that the next token would attend to"
 
     def clear(self, row: int, start: int) -> None:
-        dropped = self.positions[row] >= start  # (size + 1,)
-        for array in self.arrays:
-            array[row].masked_fill_(dropped.unsqueeze(-1), 0)  # (heads, size + 1, dim)
-        self.positions[row].masked_fill_(dropped, EMPTY)
+        positions, *arrays = self.row_arrays(row)
+        dropped = positions >= start  # (size,)
+        for array in arrays:
+            array.masked_fill_(dropped[:, None, None], 0)  # (size, heads, dim)
+        positions.masked_fill_(dropped, EMPTY)
 
 
 class RingStorage:
     def __init__(self, declared: PerToken, ring: RingBuffer, dtype: torch.dtype):
         self.ring = self.placer = ring
         self.arrays = {
-            name: zeros((len(ring.rows), heads, ring.size + 1, dim), dtype, ring.rows.device)
+            name: zeros((len(ring.positions), heads, dim), dtype, ring.rows.device)
             for name, (heads, dim) in declared.arrays.items()
         }
         ring.arrays += self.arrays.values()
@@ -101,15 +107,24 @@ class RingState(NamedTuple):
     storage: RingStorage
     placement: RingPlacement
 
+    def pages(self, layout: TokenLayout, *names: str) -> list[Pages] | None:
+        """The ring as one page per row, in which positions wrap around, for a kernel that appends the new token."""
+        ring = self.storage.ring
+        if layout.positions.shape[1] > 1 or ring.first:
+            return None
+        return [Pages(self.storage.arrays[name], self.placement.rows.unsqueeze(-1), ring.size) for name in names]
+
     def extend(self, layout: TokenLayout, **arrays: Tensor) -> tuple:
-        (rows, slots, keys, appends), size = self.placement, self.storage.ring.size
+        _, slots, keys, appends = self.placement
         cached = []
         for name, new in arrays.items():
-            array = self.storage.arrays[name]  # (rows, heads, size + 1, dim)
+            array, new = self.storage.arrays[name], new.transpose(1, 2)  # (slots, heads, dim), (B, L, heads, dim)
+            per_row = self.storage.ring.per_row(array)
             if appends:
-                cached.append(torch.cat([array[rows_of(layout), :, :size], new], 2))  # (B, heads, size + L, dim)
-                array[rows, :, slots] = new.transpose(1, 2)
+                kept = torch.cat([per_row[rows_of(layout)], new], 1)  # (B, size + L, heads, dim)
+                array[slots] = new
             else:
-                array[rows, :, slots] = new.transpose(1, 2)
-                cached.append(array[rows_of(layout), :, :size])  # (B, heads, size, dim)
+                array[slots] = new
+                kept = per_row[rows_of(layout)]  # (B, size, heads, dim)
+            cached.append(kept.transpose(1, 2))
         return (*cached, keys.attach(layout))

@@ -77,7 +77,7 @@ def merge(partial, counter, index, splits, m, l, o_a, o_b, rows, dims, BLOCK_M: 
 @triton.jit
 def attend_token(
     qkv, cos, sin, q_norm, k_norm, k_pool, v_pool, table, positions, valid, partial, counters, out,
-    table_stride, position_stride, valid_stride, angle_stride, factor, eps, before, row_size,
+    table_stride, last_page, position_stride, valid_stride, angle_stride, factor, eps, before, row_size,
     HEADS: tl.constexpr, GROUP: tl.constexpr, HALF: tl.constexpr, PAGE: tl.constexpr, SPLITS: tl.constexpr,
     NORM: tl.constexpr, ROTATE: tl.constexpr, VALID: tl.constexpr, WINDOW: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -127,7 +127,7 @@ def attend_token(
         for start in range(low, high, BLOCK_N):
             n = start + tl.arange(0, BLOCK_N)
             inside = n < high
-            page = tl.load(table + b * table_stride + n // PAGE, mask=inside, other=0)
+            page = tl.load(table + b * table_stride + tl.minimum(n // PAGE, last_page), mask=inside, other=0)
             slot = (page * PAGE + n % PAGE)[:, None] * (HEADS * 2 * HALF) + kv
             k_a = tl.load(k_pool + slot, mask=inside[:, None], other=0.0)  # (N, E / 2)
             k_b = tl.load(k_pool + slot + HALF, mask=inside[:, None], other=0.0)
@@ -153,7 +153,8 @@ def attend_token(
                 k_norm, c, s, dims, eps, dtype, NORM, ROTATE,
             )  # fmt: skip
             v_a, v_b = load_half(v, one, dims, one < 1), load_half(v + HALF, one, dims, one < 1)
-            slot = tl.load(table + b * table_stride + position // PAGE) * PAGE + position % PAGE
+            page = tl.load(table + b * table_stride + tl.minimum(position // PAGE, last_page))
+            slot = page * PAGE + position % PAGE
             slot = slot * (HEADS * 2 * HALF) + kv
             tl.store(k_pool + slot, k_a)
             tl.store(k_pool + slot + HALF, k_b)
@@ -181,7 +182,7 @@ def attend_token(
         tl.store(o_row + HALF, (o_b / l[:, None]).to(dtype), mask=exists[:, None])
 
 
-def launch(
+def decode_token(
     qkv: Tensor,  # (B, (H + 2 K) · E)
     cos: Tensor | None,  # (B, E / 2) of the rotation, None without one
     sin: Tensor | None,
@@ -190,7 +191,7 @@ def launch(
     eps: float,
     k_pool: Tensor,  # (slots, K, E)
     v_pool: Tensor,
-    table: Tensor,  # (B, n)
+    table: Tensor,  # (B, n) pages; the last one also holds all later positions, modulo its size, if there is a window
     page: int,
     positions: Tensor,  # (B,)
     valid: Tensor | None,  # (B,)
@@ -216,27 +217,10 @@ def launch(
     out = qkv.new_empty(batch, heads * dim)
     attend_token[kv_heads, splits, batch](
         qkv, cos, sin, q_norm, k_norm, k_pool, v_pool, table, positions, valid, partial, counters, out,
-        table.stride(0), positions.stride(0), 0 if valid is None else valid.stride(0),
+        table.stride(0), table.shape[1] - 1, positions.stride(0), 0 if valid is None else valid.stride(0),
         0 if cos is None else cos.stride(0), scale * math.log2(math.e), eps, before, row_size,
         HEADS=kv_heads, GROUP=group, HALF=dim // 2, PAGE=page, SPLITS=splits,
         NORM=q_norm is not None, ROTATE=cos is not None, VALID=valid is not None, WINDOW=before >= 0,
         BLOCK_M=block_m, BLOCK_N=block, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return out
-
-
-@torch.library.custom_op("regard::decode_token", mutates_args=("k_pool", "v_pool"))
-def decode_token(
-    qkv: Tensor, cos: Tensor | None, sin: Tensor | None, q_norm: Tensor | None, k_norm: Tensor | None, eps: float,
-    k_pool: Tensor, v_pool: Tensor, table: Tensor, page: int, positions: Tensor, valid: Tensor | None,
-    scale: float, before: int,
-) -> Tensor:  # fmt: skip
-    """`launch` as an operator for compiled graphs."""
-    return launch(
-        qkv, cos, sin, q_norm, k_norm, eps, k_pool, v_pool, table, page, positions, valid, scale, before
-    )  # fmt: skip
-
-
-@decode_token.register_fake
-def _(qkv, cos, sin, q_norm, k_norm, eps, k_pool, v_pool, *arguments) -> Tensor:
-    return qkv.new_empty(len(qkv), qkv.shape[1] - 2 * k_pool.shape[1] * k_pool.shape[2])
