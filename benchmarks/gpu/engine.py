@@ -1,10 +1,13 @@
-"""Speed of the engine on one GPU, in bf16: `python -m benchmarks.gpu.engine [steps] [requests] [first-token] [kinds]`.
+"""Speed of the engine on one GPU, in bf16: `python -m benchmarks.gpu.engine [steps] [requests] [first-token] [kinds]
+[invariant]`.
 
     steps         tokens/s of 1 and 16 requests to the shape of Llama 8B, greedy and sampled, beside transformers
     requests      output tokens/s of 256 requests with prompts of 100 to 1024 tokens to the shape of Qwen3 0.6B
     first-token   time to the first token of a prompt of 2,048 tokens, relative to one bare forward
     kinds         a decode step of windows, latents, experts, Mamba-2 and a hybrid: bytes read, and the share of
                   what the memory allows
+    invariant     `batch_invariant` beside the ordinary engine: tokens/s of 1 and 16 requests to the shape of Llama 8B
+                  and of 256 requests to that of Qwen3 0.6B, and how many requests differ alone and among others
 
 All through `Engine(compile=True)` with the paged store. On a CPU the shapes are tiny, to try the script.
 """
@@ -242,6 +245,66 @@ def kinds() -> None:
             torch.cuda.empty_cache()
 
 
+def invariant() -> None:
+    """Two engines of one model, in turns; each takes a part of the memory."""
+    for model, batches in ((llama_8b(), (1, 16)), (qwen_600m(), (256 if GPU else 6,))):
+        options: dict[str, Any] = {"rows": max(batches), "capacity": 1600, "compile": True, "memory": 0.4}
+        engines = {"ordinary": Engine(model, **options)}
+        if GPU:  # a CPU has the ordinary engine only
+            engines["invariant"] = Engine(model, batch_invariant=True, **options)
+        for engine in engines.values():
+            engine.warm_up()
+        for batch in batches:
+            rates: dict[str, list[float]] = {name: [] for name in engines}
+            for trial in range(3):
+                for name, engine in engines.items():
+                    rates[name].append(workload_rate(engine, batch, trial))
+            found = {name: statistics.median(values) for name, values in rates.items()}
+            ratio = found["ordinary"] / found.get("invariant", found["ordinary"])
+            listed = ", ".join(f"{name} {rate:.0f} tokens/s" for name, rate in found.items())
+            print(f"{batch:3} requests: {listed}; ratio {ratio:.2f}", flush=True)
+        for name, engine in engines.items():
+            different, total = count_differences(engine)
+            print(f"{name:<10} {different} of {total} requests differ in a bit alone and among others", flush=True)
+            assert name == "ordinary" or not different, "batch_invariant is not invariant"
+        del model, engines, engine
+        if GPU:
+            torch.cuda.empty_cache()
+
+
+def workload_rate(engine: Engine, batch: int, trial: int) -> float:
+    """Up to 16 requests: tokens/s of decode steps; more: output tokens/s with prompts of 100 to 1024 tokens."""
+    if batch <= 16 and GPU:
+        return decode_rate(engine, batch, SETTINGS["greedy"])
+    lengths = torch.randint(100, 1025, (batch,), generator=torch.Generator().manual_seed(trial)).tolist()
+    sampling = Sampling(max_new=512 if GPU else 8, temperature=0)
+    submitted = [engine.submit(prompt(n, engine.model.spec.vocab, i), sampling) for i, n in enumerate(lengths)]
+    synchronize()
+    begin = time.perf_counter()
+    while not engine.idle:
+        engine.step()
+    synchronize()
+    total = time.perf_counter() - begin
+    engine.reset_prefix_cache()
+    return sum(len(request.new) for request in submitted) / total
+
+
+def count_differences(engine: Engine) -> tuple[int, int]:
+    """Requests whose ids or log-probabilities differ in a bit alone and among others, and how many were compared."""
+    generator, count = torch.Generator().manual_seed(7), min(engine.store.rows, 16)
+    lengths = torch.randint(1, 1025, (count,), generator=generator).tolist()
+    prompts = [prompt(length, engine.model.spec.vocab, 100 + i) for i, length in enumerate(lengths)]
+    sampling = Sampling(max_new=64 if GPU else 8, temperature=0)
+    alone = [[(token.id, token.logprob) for token in engine.generate(ids, sampling)] for ids in prompts]
+    engine.reset_prefix_cache()
+    together = [engine.submit(ids, sampling) for ids in prompts]
+    while not engine.idle:
+        engine.step()
+    found = [[(token.id, token.logprob) for token in request.new] for request in together]
+    engine.reset_prefix_cache()
+    return sum(a != b for a, b in zip(alone, found, strict=True)), count
+
+
 def bytes_read(model: DecoderModule, batch: int) -> float:
     """Weights that a step reads, the chosen experts only, if each token chooses independently."""
     total = 0.0
@@ -269,7 +332,7 @@ def cache_bytes(engine: Engine, batch: int, length: int) -> float:
     return total
 
 
-PARTS = {"steps": steps, "requests": requests, "first-token": first_token, "kinds": kinds}
+PARTS = {"steps": steps, "requests": requests, "first-token": first_token, "kinds": kinds, "invariant": invariant}
 
 if __name__ == "__main__":
     for name in sys.argv[1:] or PARTS:

@@ -274,11 +274,12 @@ def test_flags_are_frozen() -> None:
         "--regex",
         "--choice",
         "--tensor-parallel",
+        "--batch-invariant",
     }
     assert flags["serve"] >= {"--host", "--port", "--key", "--name", "--rows", "--context", "--device"}
     assert flags["serve"] >= {"--memory", "--queue", "--max-body", "--dtype", "--compile", "--no-compile", "--adapter"}
     assert flags["serve"] >= {"--allow-host", "--allow-origin", "--access-log", "--replicas", "--tensor-parallel"}
-    assert flags["serve"] >= {"--lora-modules", "--lora-folder", "--max-loras", "--max-cpu-loras"}
+    assert flags["serve"] >= {"--lora-modules", "--lora-folder", "--max-loras", "--max-cpu-loras", "--batch-invariant"}
     assert flags["batch"] >= {
         "--memory",
         "--name",
@@ -288,6 +289,7 @@ def test_flags_are_frozen() -> None:
         "--adapter",
         "--dtype",
         "--compile",
+        "--batch-invariant",
     }
     assert flags["bench serve"] >= {"--concurrency", "--rate", "--requests", "--duration", "--file", "--json", "--key"}
     assert flags["bench serve"] >= {"--prompt-tokens", "--output-tokens", "--shared-prefix", "--name", "--seed"}

@@ -142,10 +142,11 @@ def test_steps_are_counted_from_the_first_new_token() -> None:
 @pytest.mark.ledger("dec.sampling")
 def test_a_row_does_not_depend_on_the_batch() -> None:
     logits = torch.randn(40, 500) * 2
-    settings = [*FILTERS, {"temperature": 0}, {"temperature": 0, "presence_penalty": 2.0}]
+    settings = [*FILTERS, {"temperature": 0, "top_logprobs": 3}, {"temperature": 0, "presence_penalty": 2.0}]
     requests = [request([1, 5], seed=i, **settings[i % len(settings)]) for i in range(40)]
     batched = sample(logits, requests).read()
     assert batched == [sample(logits[i : i + 1], [requests[i]]).read()[0] for i in range(40)]
+    assert batched == sample(logits, requests, separately=True).read()
 
 
 def test_ties_are_kept_in_every_batch() -> None:

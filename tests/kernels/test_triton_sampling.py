@@ -122,3 +122,16 @@ def test_a_large_vocabulary(dtype: torch.dtype) -> None:
             p = apply_filters(row.unsqueeze(0), [setting])[0].softmax(-1)
             cdf = p.cumsum(-1)
             assert p[id] > 0 and cdf[id] - p[id] - 1e-4 <= x <= cdf[id] + 1e-4, setting
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the interpreter
+def test_log_probabilities_of_rows() -> None:
+    from regard.kernels.triton_sampling import log_softmax_rows
+
+    logits = torch.randn(4, 150, generator=torch.Generator().manual_seed(0)) * 5
+    logits[1, 70:] = -torch.inf
+    logits[2, 3], logits[3, 5] = torch.nan, torch.inf
+    found = log_softmax_rows(logits.to(DEVICE), block=64).cpu()
+    expected = logits.double().log_softmax(-1)
+    assert torch.allclose(found[:2].double(), expected[:2], rtol=0, atol=1e-5)
+    assert found[2:].isnan().all()

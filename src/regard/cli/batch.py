@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from regard.cli.batch_files import BatchOutput, BatchRequest, read_requests
-from regard.cli.open_engine import CompileOption, DtypeOption, EngineOptions, MemoryOption, RowsOption
+from regard.cli.open_engine import (
+    BatchInvariantOption,
+    CompileOption,
+    DtypeOption,
+    EngineOptions,
+    MemoryOption,
+    RowsOption,
+)
 from regard.cli.open_model import AdapterOption, ContextOption, DeviceOption, ModelArgument
 from regard.cli.open_served import named_model, open_served
 
@@ -32,6 +39,7 @@ def batch(
     adapter: AdapterOption = None,
     dtype: DtypeOption = "auto",
     compile: CompileOption = None,
+    batch_invariant: BatchInvariantOption = False,
     device: DeviceOption = "auto",
 ) -> None:
     """Answer a file of requests in the format of OpenAI's Batch API, in continuous batches.
@@ -67,7 +75,9 @@ def batch(
         from regard.server.app import create_app
         from regard.server.network_options import NetworkOptions
 
-        options = EngineOptions(device, context, adapter, dtype, rows, memory, compile=compile)
+        options = EngineOptions(
+            device, context, adapter, dtype, rows, memory, compile=compile, batch_invariant=batch_invariant
+        )
         (served,) = open_served([named], console, options)
         at_once = ENCODER_REQUESTS if served.engine is None else 2 * served.engine.engine.store.rows
         app = create_app([served], NetworkOptions(max_body=MAX_BODY))

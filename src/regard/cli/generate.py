@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from regard.cli.open_engine import BatchInvariantOption
 from regard.cli.open_model import AdapterOption, ContextOption, DeviceOption, ModelArgument
 from regard.cli.tensor_parallel import TensorParallelOption
 from regard.find_model import find_model
@@ -52,6 +53,7 @@ def generate(
     adapter: AdapterOption = None,
     device: DeviceOption = "auto",
     tensor_parallel: TensorParallelOption = 1,
+    batch_invariant: BatchInvariantOption = False,
     logprobs: Annotated[
         int, typer.Option(min=0, help="With --json: also the most likely tokens at each place, this many.")
     ] = 0,
@@ -70,6 +72,7 @@ def generate(
       regard generate runs/demo --prompt "Anna went to the" --temperature 0 --json
       regard generate smollm2 --prompt "Two and two is " --regex "[0-9]+" --n 3
       regard generate models/llama-8b --prompt "Once upon a time" --tensor-parallel 2
+      regard generate models/llama-8b --prompt "Once upon a time" --temperature 0 --batch-invariant
       regard generate models/t5 --prompt "translate English to German: a cat" --temperature 0
       regard generate models/llava --image cat.png --prompt "USER: <image> What is it? ASSISTANT:"
     """
@@ -78,6 +81,9 @@ def generate(
         raise ValueError("--logprobs are printed with --json only; add it, or leave them out")
     if sum(given is not None for given in (schema, regex, choice)) > 1:
         raise ValueError("--schema, --regex and --choice exclude each other; give one of them")
+    if batch_invariant and tensor_parallel > 1:
+        raise ValueError("--batch-invariant is without --tensor-parallel; leave one of them out")
+    from regard.engine.engine import Engine
     from regard.engine.request import derived_seed
     from regard.language_model import load
 
@@ -88,6 +94,8 @@ def generate(
         from regard.cli.tensor_parallel import end_later, open_parallel_engine
 
         open_parallel_engine(model, llm, tensor_parallel, adapter, "auto", end_later, rows=n, capacity=context)
+    elif batch_invariant:
+        llm.engine = Engine(llm.model, rows=n, capacity=context, batch_invariant=True)
     options: dict[str, Any] = {
         "max_new": max_new, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
         "repetition_penalty": repetition_penalty, "top_logprobs": logprobs,

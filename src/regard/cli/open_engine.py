@@ -34,6 +34,13 @@ CompileOption = Annotated[
         "--compile/--no-compile", help="Decode by torch.compile: slow to start, then fast. By default on a GPU only."
     ),
 ]
+BatchInvariantOption = Annotated[
+    bool,
+    typer.Option(
+        "--batch-invariant",
+        help="Compute a request bitwise the same beside any others: slower, on a GPU, for models like Llama and Qwen.",
+    ),
+]
 
 
 class EngineChoice(NamedTuple):
@@ -56,6 +63,7 @@ class EngineOptions(NamedTuple):
     max_cpu_loras: int = 64
     max_loras: int = 8
     tensor_parallel: int = 1
+    batch_invariant: bool = False
 
 
 def open_engine(
@@ -97,7 +105,7 @@ def open_engine(
         engine = Engine(
             llm.model, rows=rows, capacity=context, source_capacity=context, memory=part, queue=options.queue,
             compile=compiles.value == "on", max_cpu_loras=options.max_cpu_loras,
-            max_loras=options.max_loras,
+            max_loras=options.max_loras, batch_invariant=options.batch_invariant,
         )  # fmt: skip
     llm.engine, llm.rows = engine, engine.store.rows
     warm_up(engine, console)
@@ -122,6 +130,7 @@ def open_engine(
         *([EngineChoice("ranks", str(options.tensor_parallel), "--tensor-parallel")] if parallel else []),
         EngineChoice("queue", str(engine.queue), "more requests are refused with 429"),
         compiles,
+        *([EngineChoice("batch", "invariant", "--batch-invariant")] if options.batch_invariant else []),
     ]
     for name, value, reason in choices:
         console.print(f"  {name:<8} {value}  [dim]({reason})[/]", highlight=False)

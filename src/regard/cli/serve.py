@@ -2,7 +2,15 @@
 
 from pathlib import Path
 
-from regard.cli.open_engine import CompileOption, DtypeOption, EngineOptions, MemoryOption, QueueOption, RowsOption
+from regard.cli.open_engine import (
+    BatchInvariantOption,
+    CompileOption,
+    DtypeOption,
+    EngineOptions,
+    MemoryOption,
+    QueueOption,
+    RowsOption,
+)
 from regard.cli.open_model import AdapterOption, ContextOption, DeviceOption
 from regard.cli.open_served import NamedModel, load_adapters, named_adapters, named_models, open_served
 from regard.cli.serve_options import (
@@ -48,6 +56,7 @@ def serve(
     max_loras: MaxLorasOption = 8,
     dtype: DtypeOption = "auto",
     compile: CompileOption = None,
+    batch_invariant: BatchInvariantOption = False,
     device: DeviceOption = "auto",
 ) -> None:
     """Serve models over HTTP, with a web page at /.
@@ -71,6 +80,7 @@ def serve(
       regard serve smollm2 --lora-modules pirate=runs/pirate --lora-modules legal=adapters/legal
       regard serve smollm2 --replicas 4
       regard serve models/llama-8b --tensor-parallel 2
+      regard serve models/llama-8b --batch-invariant
       regard serve runs/demo --allow-origin https://app.example --access-log
       REGARD_KEY=secret regard serve runs/demo --host 0.0.0.0 --port 9000
     """
@@ -79,6 +89,7 @@ def serve(
     options = EngineOptions(
         device=device, context=context, adapter=adapter, dtype=dtype, rows=rows, memory=memory, queue=queue,
         compile=compile, max_cpu_loras=max_cpu_loras, max_loras=max_loras, tensor_parallel=tensor_parallel,
+        batch_invariant=batch_invariant,
     )  # fmt: skip
     check_combination(named, options, loras, lora_folder, replicas)
     try:
@@ -123,5 +134,7 @@ def check_combination(
         raise ValueError(f"--lora-folder {lora_folder} is not a folder; create it, or give another path")
     if options.tensor_parallel > 1 and (len(models) > 1 or replicas is not None or loras or lora_folder is not None):
         raise ValueError("--tensor-parallel is for one model, without --replicas, --lora-modules and --lora-folder")
+    if options.batch_invariant and (options.tensor_parallel > 1 or loras or lora_folder is not None):
+        raise ValueError("--batch-invariant is without --tensor-parallel, --lora-modules and --lora-folder")
     if replicas is not None and lora_folder is not None:
         raise ValueError("--lora-folder loads adapters into one replica only; give them to all with --lora-modules")

@@ -49,6 +49,8 @@ class Adapters:
         check_name(name)
         if self.limit == 0:
             raise AdapterError("this engine loads no adapters (max_cpu_loras=0); load the model with it (--adapter)")
+        if self.base.batch_invariant:
+            raise AdapterError("batch_invariant does not support adapters beside the model; load it merged with one")
         if name in self.loaded:
             raise AdapterError(f"an adapter named {name!r} is loaded already; unload it first, or choose another name")
         if len(self.loaded) >= self.limit:

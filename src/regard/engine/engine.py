@@ -5,9 +5,10 @@
     while not engine.idle:
         for request, token in engine.step(): ...
 
-The tokens of a request do not depend on other requests, the store, chunk sizes or preemption. The engine handles token
-ids only. A request to an encoder-decoder has a source too. The sources of a batch are padded to the longest and encoded
-in the forward of the first target tokens. The engine is not thread-safe: use it from one thread.
+The tokens of a request do not depend on other requests, the store, chunk sizes or preemption, up to rounding: products
+of different sizes add the same numbers in different orders, with `batch_invariant` in one order. The engine handles ids
+of tokens only. A request to an encoder-decoder has a source too. The sources of a batch are padded to the longest and
+encoded in the forward of the first target tokens. The engine is not thread-safe: use it from one thread.
 """
 
 from collections import Counter, deque
@@ -20,6 +21,7 @@ from typing import Unpack
 import torch
 from torch import Tensor, nn
 
+from regard.adapt.batch_invariant import check_batch_invariant, keep_all_tokens
 from regard.adapt.lora_weights import LoraWeights
 from regard.engine.adapters import Adapters
 from regard.engine.beam import Beam, Beams, BeamSearch
@@ -72,6 +74,7 @@ class Engine:
         queue: int = 256,  # waiting requests
         prefix_cache: bool = True,  # requests that start with the same tokens share what is computed for them
         compile: bool = False,  # prepare decode steps: slow to start, then fast; ignores later hooks and modules
+        batch_invariant: bool = False,  # logits are bitwise independent of other requests and chunks; slower, GPUs only
         max_loras: int = 8,  # adapters that requests which run at the same time may have
         max_cpu_loras: int = 64,  # adapters that may be loaded; 0: none
     ):
@@ -86,12 +89,15 @@ class Engine:
         for name, size in (sizes if rows is None else sizes | {"rows": rows}).items():
             check_size(name, size)
         check_states(decoder.spec, has_source=self.encoder_decoder is not None)
+        if batch_invariant:
+            check_batch_invariant(model, weight)
+            states = keep_all_tokens(states)
         self.store = open_store(
             checked_store(store), states, rows, capacity, weight.dtype, self.device, self.source_capacity, memory
         )
         model.eval()
         self.model, self.capacity, self.queue = decoder, self.store.max_tokens, queue
-        self.runner = Runner(decoder, self.encoder_decoder, self.store)
+        self.runner = Runner(decoder, self.encoder_decoder, self.store, batch_invariant)
         if compile:
             self.runner.compile()
         self.loras = Adapters(model, self.runner, max_loras, max_cpu_loras, compile)
@@ -333,7 +339,7 @@ class Engine:
         self.scheduler.advance(batch)
         ready = [request for request, _ in batch if request.pending == 0]
         if ready:
-            sampled = sample(logits, ready)
+            sampled = sample(logits, ready, separately=self.runner.batch_invariant)
             self.runner.keep_last(ready, sampled.ids)
             self.unread.append((self.counts["steps"], ready, sampled))
             for request in ready:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.adapt.batch_invariant import make_batch_invariant
 from regard.adapt.cpu_decode import optimize_for_cpu_decode
 from regard.adapt.gpu_decode import optimize_for_gpu_decode
 from regard.compat import COMPILE_OPTIONS, allow_recompiles, cannot_compile
@@ -21,6 +22,7 @@ from regard.engine.prompt_logprobs import record_prompt_logprobs
 from regard.engine.request import UNREAD, Request
 from regard.engine.scheduler import ScheduledBatch
 from regard.engine.stores.base import Store
+from regard.engine.stores.paged import Paged
 from regard.layout import TokenLayout, to_device
 from regard.models.decoder import DecoderModule
 from regard.models.encoder_decoder import EncoderDecoderModule
@@ -36,8 +38,17 @@ SPAN = 64  # slots are read in multiples of this, so that shapes rarely change
 
 
 class Runner:
-    def __init__(self, model: DecoderModule, encoder_decoder: EncoderDecoderModule | None, store: Store):
-        self.model, self.encoder_decoder, self.store = model, encoder_decoder, store
+    def __init__(
+        self,
+        model: DecoderModule,
+        encoder_decoder: EncoderDecoderModule | None,
+        store: Store,
+        batch_invariant: bool = False,
+    ):
+        if batch_invariant and not isinstance(store, Paged):
+            raise ValueError(f"batch_invariant needs the paged store, not {type(store).__name__}; leave the store out")
+        self.model = make_batch_invariant(model) if batch_invariant else model
+        self.encoder_decoder, self.store, self.batch_invariant = encoder_decoder, store, batch_invariant
         self.device = model.embedding.weight.device
         self.last = torch.zeros(store.rows, dtype=torch.int64, device=self.device)  # the last sampled id of each row
         self.compiled: Step | None = None
@@ -50,7 +61,8 @@ class Runner:
             warnings.warn(reason, stacklevel=3)
         elif self.device.type == "cuda":
             fuse = self.model.embedding.weight.dtype in (torch.bfloat16, torch.float16)
-            self.model = optimize_for_gpu_decode(self.model, fuse)
+            if not self.batch_invariant:  # else it is optimized already, without torch.compile
+                self.model = optimize_for_gpu_decode(self.model, fuse)
             self.graphs = DecodeGraphs(self.decode_step, self.store.rows, self.device)
         else:
             self.model = optimize_for_cpu_decode(self.model)

@@ -32,7 +32,7 @@ class Sampled:
         errors: Mapping[int, str] | None = None,
     ):
         """ids, logprobs: (B,). best: (B, n) the most likely ids and their logprobs, of which `counts` are returned."""
-        self.ids, self.counts, self.errors = ids, counts, errors or {}
+        self.ids, self.logprobs, self.best, self.counts, self.errors = ids, logprobs, best, counts, errors or {}
         self.copies = [tensor.to("cpu", non_blocking=True) for tensor in (ids, logprobs, *(best or ()))]
         self.copied = torch.cuda.Event() if ids.is_cuda else None
         if self.copied is not None:
@@ -51,11 +51,17 @@ class Sampled:
         return tokens
 
 
-def sample(logits: Tensor, requests: Sequence[Request]) -> Sampled:
-    """The next token of each request from its row of (B, V) logits."""
+def sample(logits: Tensor, requests: Sequence[Request], separately: bool = False) -> Sampled:
+    """The next token of each request from its row of (B, V) logits.
+
+    separately: settings without a kernel of their own are computed one request at a time, because torch chooses the
+    order of sums, and of equal logits, by the size of the batch.
+    """
     plain = [i for i, r in enumerate(requests) if r.sampling.plain and r.history is None] if has_kernel(logits) else []
     if len(plain) == len(requests):
         return Sampled(*sample_by_kernel(logits, requests))
+    if separately and len(requests) > 1:
+        return sample_separately(logits, requests, plain)
     raw, logprobs = logits, log_softmax(logits)  # (B, V); a NaN or +inf makes the whole row NaN
     logits = logits.to(logprobs.dtype)
     logits, errors = process(penalize_rows(logits, requests), requests)
@@ -68,6 +74,26 @@ def sample(logits: Tensor, requests: Sequence[Request]) -> Sampled:
     counts = [r.sampling.top_logprobs for r in requests]
     best = logprobs.topk(min(max(counts), logprobs.shape[-1])) if any(counts) else None
     return Sampled(ids, chosen, best and (best.indices, best.values), counts, errors)
+
+
+def sample_separately(logits: Tensor, requests: Sequence[Request], plain: Sequence[int]) -> Sampled:
+    """As `sample`: those of `plain` by the kernel, all others one at a time, each in a tensor of its own."""
+    counts = [r.sampling.top_logprobs for r in requests]
+    size, n = len(requests), min(max(counts), logits.shape[-1])
+    ids = torch.zeros(size, dtype=torch.int64, device=logits.device)
+    logprobs = torch.zeros(size, dtype=torch.promote_types(logits.dtype, torch.float32), device=logits.device)
+    best, errors = (ids.new_zeros(size, n), logprobs.new_zeros(size, n)), dict[int, str]()
+    if plain:
+        rows = to_device(torch.tensor(plain), logits.device)
+        ids[rows], logprobs[rows] = sample_by_kernel(logits[rows], [requests[i] for i in plain])
+    for i in sorted(set(range(size)) - set(plain)):
+        one = sample(logits[i : i + 1].clone(), [requests[i]])
+        ids[i], logprobs[i] = one.ids[0], one.logprobs[0]
+        if 0 in one.errors:
+            errors[i] = one.errors[0]
+        if one.best is not None:
+            best[0][i, : counts[i]], best[1][i, : counts[i]] = one.best[0][0], one.best[1][0]
+    return Sampled(ids, logprobs, best if n else None, counts, errors)
 
 
 def has_kernel(logits: Tensor) -> bool:
@@ -191,7 +217,11 @@ def penalize(logits: Tensor, histories: Sequence[TokenHistory], samplings: Seque
 
 
 def log_softmax(logits: Tensor) -> Tensor:
-    """Log-probabilities in at least float32."""
+    """Log-probabilities in at least float32, (B, V)."""
+    if has_kernel(logits):
+        from regard.kernels.triton_sampling import log_softmax_rows
+
+        return log_softmax_rows(logits)
     return logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
 
 
@@ -206,9 +236,10 @@ def top_logprobs(logprobs: Tensor, counts: Sequence[int]) -> list[tuple[tuple[in
 def pair_best(
     ids: list[list[int]], logprobs: list[list[float]], counts: Sequence[int]
 ) -> list[tuple[tuple[int, float], ...]]:
-    """The first (id, logprob) of each row, as many as its entry of `counts`."""
-    rows = zip(ids, logprobs, counts, strict=True)
-    return [tuple(zip(row[:count], values[:count], strict=True)) for row, values, count in rows]
+    """The best (id, logprob) of each row, as many as its entry of `counts`; of equal ones the lowest ids first."""
+    pairs = [zip(*row, strict=True) for row in zip(ids, logprobs, strict=True)]
+    ranked = [sorted(row, key=lambda pair: (-pair[1], pair[0])) for row in pairs]
+    return [tuple(row[:count]) for row, count in zip(ranked, counts, strict=True)]
 
 
 def columns(like: Tensor, rows: Sequence[tuple[float, ...]]) -> tuple[Tensor, ...]:

@@ -144,3 +144,38 @@ def sample_rows(
         SHIFT=UNUSED_BITS[logits.dtype], CUTS=cuts, BLOCK=block, num_warps=max(1, min(warps, block // 256)),
     )  # fmt: skip
     return ids, logprobs
+
+
+@triton.jit
+def log_softmax_row(logits, out, vocab, stride, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    logits += row * stride
+    best = tl.full([BLOCK], -float("inf"), tl.float32)
+    for start in range(0, vocab, BLOCK):
+        _, x = load_block(logits, start, vocab, BLOCK)
+        best = tl.maximum(best, x)
+    largest = tl.max(best, 0)
+    sums = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, vocab, BLOCK):
+        _, x = load_block(logits, start, vocab, BLOCK)
+        sums += tl.exp(x - largest)
+    log_sum = tl.log(tl.sum(sums, 0))
+    for start in range(0, vocab, BLOCK):
+        i, x = load_block(logits, start, vocab, BLOCK)
+        tl.store(out + row * vocab + i, x - largest - log_sum, mask=i < vocab)
+
+
+def log_softmax_rows(logits: Tensor, block: int = 8192) -> Tensor:
+    """(B, V) -> (B, V) float32 log-probabilities; NaN in a row that is not finite.
+
+    The order of sums in torch's kernel depends on the alignment of a row, and so on its place in the batch.
+    """
+    rows, vocab = logits.shape
+    logits = logits.contiguous() if logits.stride(-1) != 1 else logits
+    out = torch.empty(rows, vocab, device=logits.device)
+    block = min(block, max(16, triton.next_power_of_2(vocab)))
+    if rows:
+        log_softmax_row[(rows,)](
+            logits, out, vocab, logits.stride(0), BLOCK=block, num_warps=max(1, min(16, block // 256))
+        )
+    return out

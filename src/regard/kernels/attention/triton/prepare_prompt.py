@@ -74,6 +74,7 @@ def prepare_prompt(
     page: int,
     positions: Tensor,  # (B, L)
     valid: Tensor | None,  # (B, L)
+    contract: bool = True,  # the compiler may contract a · b + c to one rounding
 ) -> Tensor:
     """The queries, (B, H, L, E)"""
     (batch, length, size), (_, kv_heads, dim) = qkv.shape, k_pool.shape
@@ -89,6 +90,6 @@ def prepare_prompt(
         length, table.stride(0), positions.stride(0), 0 if valid is None else valid.stride(0), *strides, eps,
         HEADS=heads, KV_HEADS=kv_heads, HALF=dim // 2, PAGE=page, NORM=norms is not None,
         ROTATE=cos is not None, VALID=valid is not None, BLOCK_H=blocks[0], BLOCK_K=blocks[1],
-        num_warps=max(1, min(8, blocks[0] * dim // 512)),
+        num_warps=max(1, min(8, blocks[0] * dim // 512)), enable_fp_fusion=contract,
     )  # fmt: skip
     return q.transpose(1, 2)
