@@ -4,7 +4,7 @@
     the first token whose cumulative probability exceeds u, among those that are kept
 
 A filter keeps the logits from a cutoff on; ties are kept. Floats are ordered like integers made of their bits, and each
-pass over the row tries eight cutoffs at once, so eleven passes find the cutoff exactly, six for bfloat16. One program
+pass over the row tries three cutoffs, so 16 passes find the cutoff exactly, eight for bfloat16. One program
 handles one row, so its result does not depend on the other rows.
 """
 
@@ -32,39 +32,89 @@ def load_block(logits, start, vocab, BLOCK: tl.constexpr):
 
 @triton.jit
 def kept_amounts(
-    logits, vocab, largest, temperature, cuts, COUNT: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr
-):
-    """The number, or the mass, of the logits whose order is at least each of the cuts (C,)."""
-    amounts = tl.zeros([cuts.shape[0], BLOCK], tl.float32)  # exact for counts: a row has fewer than 2^24 · BLOCK tokens
+    logits, vocab, largest, temperature, first, second, third,
+    COUNT: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The number, or the mass, of the logits whose order is at least each of three cuts."""
+    one = tl.zeros([BLOCK], tl.float32)  # exact for counts: a row has fewer than 2^24 · BLOCK tokens
+    two, three = one, one
     for start in range(0, vocab, BLOCK):
         i, x = load_block(logits, start, vocab, BLOCK)
         amount = tl.full([BLOCK], 1.0, tl.float32)
         if not COUNT:
             amount = tl.exp((x - largest) / temperature)
-        kept = (order_of(x, SHIFT)[None, :] >= cuts[:, None]) & (i < vocab)[None, :]
-        amounts += tl.where(kept, amount[None, :], 0.0)
-    return tl.sum(amounts, 1)
+        amount, order = tl.where(i < vocab, amount, 0.0), order_of(x, SHIFT)
+        one += tl.where(order >= first, amount, 0.0)
+        two += tl.where(order >= second, amount, 0.0)
+        three += tl.where(order >= third, amount, 0.0)
+    return tl.sum(one, 0), tl.sum(two, 0), tl.sum(three, 0)
 
 
 @triton.jit
 def find_cut(
     logits, vocab, largest, temperature, low, high, wanted,
-    COUNT: tl.constexpr, SHIFT: tl.constexpr, CUTS: tl.constexpr, BLOCK: tl.constexpr,
+    COUNT: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The largest cut from `low` on that keeps at least the wanted amount; `low` does, and `high` keeps none."""
     while high - low > 1:
-        step = (high - low + CUTS - 1) // CUTS
-        cuts = tl.minimum(low + step * (tl.arange(0, CUTS) + 1), high - 1)
-        amounts = kept_amounts(logits, vocab, largest, temperature, cuts.to(tl.int32), COUNT, SHIFT, BLOCK)
-        enough = amounts >= wanted  # False for NaN
-        low, high = tl.max(tl.where(enough, cuts, low), 0), tl.min(tl.where(enough, high, cuts), 0)
+        step = (high - low + 3) // 4
+        first, second, third = low + step, tl.minimum(low + 2 * step, high - 1), tl.minimum(low + 3 * step, high - 1)
+        one, two, three = kept_amounts(
+            logits, vocab, largest, temperature, first.to(tl.int32), second.to(tl.int32), third.to(tl.int32),
+            COUNT, SHIFT, BLOCK,
+        )  # fmt: skip
+        if three >= wanted:
+            low = third
+        elif two >= wanted:
+            low, high = second, third
+        elif one >= wanted:
+            low, high = first, second
+        else:  # also for NaN
+            high = first
     return low
 
 
 @triton.jit
+def kept_probabilities(logits, i, inside, largest, temperature, cut, least, SHIFT: tl.constexpr):
+    """exp z of the tokens i that are kept, 0 of the others, in float64."""
+    x = tl.load(logits + i, mask=inside, other=-float("inf")).to(tl.float32)
+    kept = (order_of(x, SHIFT) >= cut) & (x - largest >= least)
+    return tl.where(kept, tl.exp((x - largest) / temperature), 0.0).to(tl.float64)
+
+
+@triton.jit
+def draw(
+    logits, vocab, largest, temperature, cut, least, u,
+    SHIFT: tl.constexpr, CHUNKS: tl.constexpr, CHUNK: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """The first kept token whose cumulative probability exceeds u: first its chunk of the vocabulary is found."""
+    chunk = tl.arange(0, CHUNKS)
+    size = tl.cdiv(vocab, CHUNKS)
+    sums = tl.zeros([CHUNKS, WIDTH], tl.float64)
+    for start in range(0, size, WIDTH):
+        offset = start + tl.arange(0, WIDTH)[None, :]
+        i = chunk[:, None] * size + offset
+        inside = (offset < size) & (i < vocab)
+        sums += kept_probabilities(logits, i, inside, largest, temperature, cut, least, SHIFT)
+    masses = tl.sum(sums, 1)  # (CHUNKS,)
+    ends = tl.cumsum(masses, 0)
+    target = tl.sum(masses, 0) * u
+    # Rounding may leave no sum above the target: then it is the last token that is kept.
+    chosen = tl.minimum(tl.sum((ends <= target).to(tl.int32), 0), tl.max(tl.where(masses > 0, chunk, 0), 0))
+    before = tl.sum(tl.where(chunk == chosen, ends - masses, 0.0), 0)
+    offset = tl.arange(0, CHUNK)
+    i = chosen * size + offset
+    p = kept_probabilities(logits, i, (offset < size) & (i < vocab), largest, temperature, cut, least, SHIFT)
+    exceeds = (before + tl.cumsum(p, 0) > target) & (p > 0)
+    last = tl.max(tl.where(p > 0, i, 0), 0)
+    return tl.minimum(tl.min(tl.where(exceeds, i, 2147483647), 0), last)
+
+
+@triton.jit
 def sample_row(
-    logits, settings, ids, logprobs, vocab, stride, SHIFT: tl.constexpr, CUTS: tl.constexpr, BLOCK: tl.constexpr
-):
+    logits, settings, ids, logprobs, vocab, stride,
+    SHIFT: tl.constexpr, BLOCK: tl.constexpr, CHUNKS: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride
     settings += row * SETTINGS
@@ -92,44 +142,32 @@ def sample_row(
         low = tl.min(lowest, 0).to(tl.int64)
         high = tl.min(order_of(tl.full([1], 0.0, tl.float32) + largest, SHIFT), 0).to(tl.int64) + 1
         if (top_k > 0) & (top_k < vocab):
-            low = find_cut(
-                logits, vocab, largest, temperature, low, high, top_k.to(tl.float32), True, SHIFT, CUTS, BLOCK
-            )
+            low = find_cut(logits, vocab, largest, temperature, low, high, top_k.to(tl.float32), True, SHIFT, BLOCK)
         if top_p < 1:
-            cuts = tl.full([1], 0, tl.int32) + low.to(tl.int32)
-            mass = tl.sum(kept_amounts(logits, vocab, largest, temperature, cuts, False, SHIFT, BLOCK), 0)
-            low = find_cut(logits, vocab, largest, temperature, low, high, top_p * mass, False, SHIFT, CUTS, BLOCK)
+            cut = low.to(tl.int32)
+            mass, _, _ = kept_amounts(logits, vocab, largest, temperature, cut, cut, cut, False, SHIFT, BLOCK)
+            low = find_cut(logits, vocab, largest, temperature, low, high, top_p * mass, False, SHIFT, BLOCK)
         least = temperature * tl.load(settings + 3).to(tl.float32)
         cut = low.to(tl.int32)
 
-        total = tl.zeros([1], tl.float64)
-        for start in range(0, vocab, BLOCK):
-            i, x = load_block(logits, start, vocab, BLOCK)
-            kept = (order_of(x, SHIFT) >= cut) & (x - largest >= least)
-            total += tl.sum(tl.where(kept, tl.exp((x - largest) / temperature), 0.0).to(tl.float64), 0)
-        target = tl.sum(total * tl.load(settings + 4), 0)
-        before = tl.sum(total * 0, 0)
-        found = False
-        for start in range(0, vocab, BLOCK):
-            if not found:
-                i, x = load_block(logits, start, vocab, BLOCK)
-                kept = (order_of(x, SHIFT) >= cut) & (x - largest >= least)
-                p = tl.where(kept, tl.exp((x - largest) / temperature), 0.0).to(tl.float64)
-                after = before + tl.sum(p, 0)
-                if after > target:
-                    found = True
-                    exceeds = before + tl.cumsum(p, 0) > target
-                    # Rounding may leave no sum above the target: then it is the last token that is kept.
-                    last = tl.max(tl.where(p > 0, i, 0), 0)
-                    id = tl.minimum(tl.min(tl.where(exceeds & (p > 0), i, 2147483647), 0), last)
-                before = after
+        id = draw(
+            logits,
+            vocab,
+            largest,
+            temperature,
+            cut,
+            least,
+            tl.load(settings + 4),
+            SHIFT,
+            CHUNKS,
+            CHUNK,
+            BLOCK // CHUNKS,
+        )
     tl.store(ids + row, id.to(tl.int64))
     tl.store(logprobs + row, tl.load(logits + id).to(tl.float32) - largest - log_sum)
 
 
-def sample_rows(
-    logits: Tensor, settings: Tensor, block: int = 4096, cuts: int = 8, warps: int = 16
-) -> tuple[Tensor, Tensor]:
+def sample_rows(logits: Tensor, settings: Tensor, block: int = 8192, warps: int = 16) -> tuple[Tensor, Tensor]:
     """The ids (B,) and their log-probabilities (B,) from (B, V) logits; NaN in a row that is not finite.
 
     settings: (B, 5) float64: temperature (0: the most likely token), top_k (0: all), top_p, log min_p, u in [0, 1).
@@ -139,9 +177,11 @@ def sample_rows(
     ids = torch.empty(rows, dtype=torch.int64, device=logits.device)
     logprobs = torch.empty(rows, device=logits.device)
     block = min(block, max(16, triton.next_power_of_2(vocab)))
+    chunks = max(1, block // 32)
     sample_row[(rows,)](
         logits, settings, ids, logprobs, vocab, logits.stride(0),
-        SHIFT=UNUSED_BITS[logits.dtype], CUTS=cuts, BLOCK=block, num_warps=max(1, min(warps, block // 256)),
+        SHIFT=UNUSED_BITS[logits.dtype], BLOCK=block, CHUNKS=chunks,
+        CHUNK=triton.next_power_of_2(triton.cdiv(vocab, chunks)), num_warps=max(1, min(warps, block // 256)),
     )  # fmt: skip
     return ids, logprobs
 
