@@ -24,6 +24,7 @@ from tests.server.conftest import REPLY, serve, wait_until
 from tests.server.fake_engine import FakeEngine
 
 BODY = {"model": "tiny", "prompt": "the red lamp", "max_tokens": 12}
+HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
 
 
 class ProxyServer:
@@ -33,7 +34,7 @@ class ProxyServer:
         self.app, self.faults, self.requests = app, [], []
         self.ready = {"0": True, "1": True}  # the replicas that answer
         self.proxy = ReplicaProxy(self.forward, 2, self.statuses)
-        self.proxy_app = create_proxy_app(self.proxy, network)
+        self.proxy_app = create_proxy_app(self.proxy, network, app.state.max_body)
 
     async def __call__(self, scope, receive, send) -> None:
         await (self.app if scope["type"] == "lifespan" else self.proxy_app)(scope, receive, send)
@@ -119,15 +120,21 @@ def test_a_body_that_is_too_long_is_refused_before_all_of_it_is_read(start: Call
         refused = client.post("/v1/completions", json=BODY | {"prompt": "a" * 5000})
         assert refused.status_code == 413 and refused.json()["error"]["code"] == "body_too_large"
         assert refused.headers["x-request-id"]
-        with socket.create_connection((client.base_url.host, client.base_url.port), timeout=20) as connection:
-            head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
-            connection.sendall(head + b"1400\r\n" + b" " * 0x1400 + b"\r\n")  # more chunks could follow
-            assert connection.recv(100).startswith(b"HTTP/1.1 413 ")
+        with connect(client) as connection:
+            connection.sendall(HEAD + b"transfer-encoding: chunked\r\n\r\n1400\r\n" + b" " * 0x1400 + b"\r\n")
+            assert connection.recv(100).startswith(b"HTTP/1.1 413 ")  # although more chunks could follow
         assert not server.requests
-    with start() as (server, client):  # the proxy does not know whether the models read images; their replica does
-        assert client.post("/v1/completions", content=b" " * (26 << 20) + b"{}").status_code == 413
+
+
+def test_the_limit_of_a_body_is_that_of_the_replicas(start: Callable) -> None:
+    with start() as (server, client), connect(client) as connection:  # their model reads neither images nor audio
+        connection.sendall(HEAD + b"content-length: %d\r\n\r\n" % ((1 << 20) + 1))
+        assert connection.recv(100).startswith(b"HTTP/1.1 413 ")
         assert not server.requests
-        assert client.post("/v1/completions", content=b" " * (1 << 20) + b"{}").status_code == 413
+
+
+def connect(client: httpx.Client) -> socket.socket:
+    return socket.create_connection((client.base_url.host, client.base_url.port), timeout=10)
 
 
 def test_a_request_is_sent_to_another_replica_if_nothing_of_its_response_was_sent(start: Callable) -> None:

@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -119,6 +120,13 @@ def test_a_conversation_stays_on_the_replica_that_has_its_prefix(server, client:
     assert sum(after.values()) - sum(before.values()) >= turns * len(STORY) // 16 * 16
     used = counts(client, "regard_engine_prompt_tokens_total")
     assert all(used.values()), "both replicas have conversations"
+
+
+def test_the_limit_of_a_body_is_that_of_the_replicas(server, client: httpx.Client) -> None:
+    with socket.create_connection(("127.0.0.1", client.base_url.port), timeout=20) as connection:
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer secret\r\n"
+        connection.sendall(head + b"content-length: %d\r\n\r\n" % ((1 << 20) + 1))
+        assert connection.recv(100).startswith(b"HTTP/1.1 413 ")  # the proxy does not wait for the body
 
 
 def test_a_replica_that_hangs_does_not_hang_probes(server, client: httpx.Client) -> None:

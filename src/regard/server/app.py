@@ -4,7 +4,6 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -57,7 +56,7 @@ def create_app(
     """
     registry, responses = ModelRegistry(models), Counter()
     reads_media = any(model.images is not None or model.speech is not None for model in models)
-    network = replace(network, max_body=network.max_body or (MEDIA_BODY if reads_media else TEXT_BODY))
+    max_body = network.max_body or (MEDIA_BODY if reads_media else TEXT_BODY)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
@@ -69,7 +68,7 @@ def create_app(
         Middleware(RequestId),
         *([Middleware(Traces)] if has_opentelemetry() else []),
         Middleware(ResponseCounter, counts=responses),
-        *guards(network),
+        *guards(network, max_body),
     ]
     app = FastAPI(
         title="regard",
@@ -80,7 +79,7 @@ def create_app(
         redoc_url=None,
         telemetry=NO_TELEMETRY,
     )
-    app.state.models = registry
+    app.state.models, app.state.max_body = registry, max_body
     errors.install_handlers(app)
     app.state.metrics = partial(current_metrics, registry, responses)
     app.include_router(monitoring_routes(registry, app.state.metrics))
@@ -96,15 +95,15 @@ def create_app(
     return app
 
 
-def guards(network: NetworkOptions) -> list[Middleware]:
-    """The middleware that logs and checks requests, outermost first."""
+def guards(network: NetworkOptions, max_body: int) -> list[Middleware]:
+    """The middleware that logs and checks requests, outermost first. max_body: bytes of a request."""
     return [
         *([Middleware(AccessLog)] if network.access_log else []),
         Middleware(SecurityHeaders),
         Middleware(HostCheck, hosts=network.host_names, origins=network.allow_origins),
         *([cross_origin(network.allow_origins)] if network.allow_origins else []),
         Middleware(KeyCheck, keys=network.keys),
-        Middleware(BodyLimit, max_body=network.max_body or MEDIA_BODY),
+        Middleware(BodyLimit, max_body=max_body),
     ]
 
 

@@ -36,9 +36,9 @@ class ReplicaEnded(Exception):
     """The replica ended, or cannot be reached, before its response was complete."""
 
 
-def create_proxy_app(proxy: "ReplicaProxy", network: NetworkOptions) -> FastAPI:
-    """Checks requests as `create_app` does, and forwards them."""
-    middleware = [Middleware(RequestId), *guards(network)]
+def create_proxy_app(proxy: "ReplicaProxy", network: NetworkOptions, max_body: int) -> FastAPI:
+    """Checks requests as `create_app` does, and forwards them. max_body: that of the replicas."""
+    middleware = [Middleware(RequestId), *guards(network, max_body)]
     app = FastAPI(middleware=middleware, openapi_url=None, docs_url=None, redoc_url=None, telemetry=NO_TELEMETRY)
     install_handlers(app)
     app.state.models = proxy

@@ -63,7 +63,8 @@ def serve_replicas(
     try:
         handle = deploy(open_app, options, network.drain, application)
         proxy = ReplicaProxy(forward_by(handle), options.replicas, partial(replica_statuses, application))
-        run(create_proxy_app(proxy, network), network, on_ready)
+        max_body = handle.max_body.remote().result()  # it depends on the models, which only the replicas load
+        run(create_proxy_app(proxy, network, max_body), network, on_ready)
     finally:
         serve.delete(application)
 
@@ -81,6 +82,9 @@ class Replica:
         self.app = open_app()
         self.exits = AsyncExitStack()
         await self.exits.enter_async_context(self.app.router.lifespan_context(self.app))
+
+    def max_body(self) -> int:
+        return self.app.state.max_body
 
     async def respond(self, request: ForwardedRequest) -> AsyncGenerator[list[Message], None]:
         async with aclosing(respond(self.app, request)) as lists:
