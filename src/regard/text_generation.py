@@ -28,9 +28,6 @@ from regard.engine.request import (
 from regard.spec import suggest_name
 from regard.text.detokenizer import TextStream
 
-RETRY = 0.02  # seconds until a request that found the queue full is submitted again
-
-
 SAMPLING_FIELDS = [field.name for field in fields(Sampling) if field.name != "stop_ids"]
 
 
@@ -143,12 +140,7 @@ class TextGenerator:
         events: asyncio.Queue[Token | Failure] = asyncio.Queue()
         handle = RequestHandle(prompt.ids, prompt.sampling, events.put_nowait, prompt.submit)
         try:
-            while True:
-                try:
-                    await self.thread.submit([handle])
-                    break
-                except QueueFull:
-                    await asyncio.sleep(RETRY)
+            await self.thread.submit_when_free(handle)
             assert handle.request is not None
             text = prompt.text_stream(handle.request)
             while text.finish is None:

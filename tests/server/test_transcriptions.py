@@ -1,7 +1,7 @@
 """Recordings over HTTP: formats, streams, forms that are refused, and the official `openai` client."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -9,6 +9,8 @@ import openai
 import pytest
 
 from regard.cli.open_served import generating_model
+from regard.engine.async_engine import SHUTTING_DOWN, AsyncEngine, EngineStopped
+from regard.engine.request import QueueFull
 from regard.language_model import LanguageModel
 from regard.server.app import create_app
 from regard.server.network_options import NetworkOptions
@@ -161,3 +163,47 @@ def test_a_disconnected_client_frees_the_engine(web: httpx.Client, whisper: Lang
         assert web.post("/v1/audio/transcriptions", data={"model": "whisper"}, files={"file": b"x"}).status_code == 400
     again = web.post("/v1/audio/transcriptions", data={"model": "whisper"}, files={"file": ("a.wav", wav(SHORT))})
     assert again.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (QueueFull("full"), 429, "queue_full"),
+        (ValueError("no such adapter"), 400, "invalid_value"),
+        (EngineStopped(SHUTTING_DOWN), 503, "shutting_down"),
+    ],
+)
+def test_a_stream_that_the_engine_refuses_has_its_status(
+    web: httpx.Client, monkeypatch: pytest.MonkeyPatch, error: Exception, status: int, code: str
+) -> None:
+    async def refuse(self: AsyncEngine, handles: list) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(AsyncEngine, "submit", refuse)
+        fields, files = {"model": "whisper", "stream": "true"}, {"file": ("a.wav", wav(SHORT))}
+        for _ in range(MAX_RECORDINGS + 1):  # those that were refused do not count
+            response = web.post("/v1/audio/transcriptions", data=fields, files=files)
+            assert (response.status_code, response.json()["error"]["code"]) == (status, code)
+    assert web.post("/v1/audio/transcriptions", data=fields, files=files).text.endswith("data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize("stop", [lambda engine: engine.cancel_all(SHUTTING_DOWN), AsyncEngine.close])
+def test_a_stream_that_waits_for_the_queue_ends_with_the_engine(llm: LanguageModel, stop: Callable) -> None:
+    served, checks = generating_model("whisper", Path("whisper"), llm), list[int]()
+
+    def is_full(requests: int) -> None:
+        checks.append(requests)
+        if len(checks) > 2:  # not for the form and for the first window
+            raise QueueFull("full")
+
+    assert served.engine is not None
+    served.engine.check_queue = is_full
+    fields, files = {"model": "whisper", "stream": "true"}, {"file": ("a.wav", wav(LONG))}
+    with serve(create_app([served])) as port, httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=10) as web:
+        with web.stream("POST", "/v1/audio/transcriptions", data=fields, files=files) as response:
+            wait_until(lambda: len(checks) > 3)
+            stop(served.engine)
+            lines = [line for line in response.iter_lines() if line]
+    assert json.loads(lines[-2].removeprefix("data: "))["error"]["code"] == "shutting_down"
+    assert lines[-1] == "data: [DONE]"

@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 
 SHUTTING_DOWN = "the engine is shutting down; send the request again later"
 DEADLINE_PASSED = "the request was not finished before its deadline; allow more time, or ask for fewer tokens"
+RETRY = 0.02  # seconds until a request that found the queue full is submitted again
 ENGINE_FAILED = "the engine failed on this request; the log has the details"
 Submit = Callable[..., Request]  # (ids, sampling, **RequestOptions)
 
@@ -36,8 +37,12 @@ class DeadlinePassed(Failure):
     """The failure of a request whose deadline has passed."""
 
 
+class ShuttingDown(Failure):
+    """The failure of a request that was not finished before the engine stopped."""
+
+
 class EngineStopped(RuntimeError):
-    """The engine's thread has ended or is ending."""
+    """The engine accepts no requests any more: its thread has ended or is ending, or `cancel_all` was called."""
 
 
 def call_in_loop(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *args: Any) -> None:
@@ -80,6 +85,7 @@ class AsyncEngine:
         self._inbox: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
         self._stopping = self._closed = False
+        self._refusal: str | None = None  # why `cancel_all` was called
         self._running: dict[Request, RequestHandle] = {}  # changed only in the thread
         self._posted = self._taken = 0  # requests, ever: given to the thread by asyncio; taken by the thread
         self._thread = threading.Thread(target=self._run, name="regard-engine", daemon=True)
@@ -111,17 +117,29 @@ class AsyncEngine:
             raise QueueFull("the queue of waiting requests is full; try again later")
 
     async def submit(self, handles: list[RequestHandle]) -> None:
-        """Submit all requests or none. Raises ValueError or QueueFull, as `Engine.submit` does."""
+        """Submit all requests or none. Raises EngineStopped, or ValueError or QueueFull, as `Engine.submit` does."""
+        if self._stopping or self._refusal is not None:
+            raise EngineStopped(self._refusal or SHUTTING_DOWN)
         self.check_queue(len(handles))
         self._posted += len(handles)
         await self.call(self._submit, handles)
+
+    async def submit_when_free(self, handle: RequestHandle) -> None:
+        """Submit a request as soon as the queue has space."""
+        while True:
+            try:
+                return await self.submit([handle])
+            except QueueFull:
+                await asyncio.sleep(RETRY)
 
     def cancel(self, handle: RequestHandle) -> None:
         """Cancel a request; no effect if it is finished or was never submitted."""
         self._post(lambda: self._cancel(handle))
 
     def cancel_all(self, reason: str) -> None:
-        self._post(lambda: self._fail_all(reason))
+        """Let all requests fail, and refuse later ones."""
+        self._refusal = reason
+        self._post(lambda: self._fail_all(ShuttingDown(reason)))
 
     async def call(self, function: Callable, *args: Any) -> Any:
         """The result of `function(*args)`, called in the engine's thread between two steps."""
@@ -170,8 +188,9 @@ class AsyncEngine:
                     self._step()
         finally:  # every pending call and request gets a result, even if an exception ends the thread
             with self._wake:
+                failure = ShuttingDown(SHUTTING_DOWN) if self._stopping else Failure(ENGINE_FAILED)
                 self._stopping = self._closed = True
-            self._fail_all(SHUTTING_DOWN)
+            self._fail_all(failure)
             self._run_inbox()
 
     def _run_inbox(self) -> None:
@@ -186,7 +205,7 @@ class AsyncEngine:
                 self.engine.step()
         except Exception:  # the running requests fail; the server continues with later ones
             log.exception("a step of the engine failed; its %d running requests fail", len(self._running))
-            return self._fail_all(ENGINE_FAILED)
+            return self._fail_all(Failure(ENGINE_FAILED))
         for request, handle in list(self._running.items()):
             if handle.started is None and (request.cached or request.new):
                 handle.started = begin
@@ -216,7 +235,7 @@ class AsyncEngine:
             del self._running[handle.request]
             self.engine.cancel(handle.request)
 
-    def _fail_all(self, reason: str) -> None:
+    def _fail_all(self, failure: Failure) -> None:
         for handle in list(self._running.values()):
-            handle.deliver(Failure(reason))
+            handle.deliver(failure)
             self._cancel(handle)

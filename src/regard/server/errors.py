@@ -67,6 +67,10 @@ class ApiError(Exception):
         return JSONResponse(self.body(), self.status, headers=self.headers)
 
 
+def shutting_down(reason: str) -> ApiError:
+    return ApiError(503, reason, code="shutting_down", headers={"retry-after": "5"})
+
+
 def clean(text: str) -> str:
     """The text with a bounded length and without lone surrogates, which JSON allows and UTF-8 does not."""
     text = text if len(text) <= MAX_MESSAGE else text[:MAX_MESSAGE] + " …"
@@ -111,7 +115,7 @@ def install_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(EngineStopped)
     async def stopped(request: Request, error: EngineStopped) -> JSONResponse:
-        return ApiError(503, str(error), code="shutting_down", headers={"retry-after": "5"}).response()
+        return shutting_down(str(error)).response()
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:

@@ -8,15 +8,24 @@ that its text comes from. A stop string ends its choice and cancels the engine's
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
-from regard.engine.async_engine import AsyncEngine, DeadlinePassed, Failure, RequestHandle, Submit
+from regard.engine.async_engine import (
+    AsyncEngine,
+    DeadlinePassed,
+    EngineStopped,
+    Failure,
+    RequestHandle,
+    ShuttingDown,
+    Submit,
+)
 from regard.engine.grammar import Grammar
 from regard.engine.request import PromptEmbeddings, QueueFull, RequestOptions, Sampling, Token
-from regard.server.errors import ApiError
+from regard.server.errors import ApiError, shutting_down
 from regard.server.metrics import RequestMetrics
 from regard.server.schema import SamplingBody, SchedulingBody
 from regard.text.detokenizer import TextStream
@@ -137,11 +146,8 @@ class GenerationTask:
     async def submit(self) -> None:
         """Submit the requests of all choices to the engine, or none."""
         try:
-            await self.engine.submit([choice.handle for choice in self.choices])
-        except QueueFull as error:
-            raise queue_full(error) from error
-        except ValueError as error:
-            raise ApiError(400, str(error), code="invalid_value") from error
+            with submission_errors():
+                await self.engine.submit([choice.handle for choice in self.choices])
         except asyncio.CancelledError:  # the client disconnected while the requests were being submitted
             self.cancel()
             raise
@@ -153,10 +159,8 @@ class GenerationTask:
             choice = self.choices[index]
             if index not in unfinished:  # tokens that the engine produced after a stop string was found
                 continue
-            if isinstance(event, DeadlinePassed):
-                raise ApiError(408, str(event), code="timeout", param="timeout")
             if isinstance(event, Failure):
-                raise ApiError(500, str(event), code="engine_error")
+                raise request_failed(event)
             if (delta := choice.push(event)) is not None:
                 yield delta
             if choice.finish:
@@ -200,8 +204,27 @@ def request_options(body: SchedulingBody, tenant: str) -> RequestOptions:
     return RequestOptions(salt=salt, priority=body.priority or 0, tenant=tenant, deadline=body.timeout)
 
 
-def queue_full(error: QueueFull) -> ApiError:
-    return ApiError(429, str(error), code="queue_full", headers={"retry-after": "1"})
+@contextmanager
+def submission_errors() -> Generator[None]:
+    """Raises the errors of a submission to the engine as ApiError."""
+    try:
+        yield
+    except QueueFull as error:
+        raise ApiError(429, str(error), code="queue_full", headers={"retry-after": "1"}) from error
+    except EngineStopped as error:
+        raise shutting_down(str(error)) from error
+    except ValueError as error:
+        raise ApiError(400, str(error), code="invalid_value") from error
+
+
+def request_failed(failure: Failure) -> ApiError:
+    match failure:
+        case DeadlinePassed():
+            return ApiError(408, str(failure), code="timeout", param="timeout")
+        case ShuttingDown():
+            return shutting_down(str(failure))
+        case _:
+            return ApiError(500, str(failure), code="engine_error")
 
 
 def engine_requests(

@@ -18,7 +18,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from regard.server.app import NO_TELEMETRY, guards
 from regard.server.conversations import conversation_of
-from regard.server.errors import ApiError, install_handlers
+from regard.server.errors import ApiError, install_handlers, shutting_down
 from regard.server.forwarding import USAGE, ForwardedRequest, forwarded
 from regard.server.metrics import METRICS_TYPE, merge_metrics
 from regard.server.network_options import NetworkOptions
@@ -109,7 +109,7 @@ class ReplicaProxy:
             elif not task.cancelled():
                 task.result()
             elif self.stopping is not None:
-                await response.fail(ApiError(503, self.stopping, code="shutting_down", headers={"retry-after": "5"}))
+                await response.fail(shutting_down(self.stopping))
         finally:
             self.tasks.discard(task)
             for pending in (task, disconnect):

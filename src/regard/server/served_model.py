@@ -14,10 +14,10 @@ from torch import Tensor
 from regard.engine.async_engine import AsyncEngine, Submit
 from regard.engine.engine import Engine, LoraWeights
 from regard.engine.grammar import Grammar
-from regard.engine.request import PromptEmbeddings, QueueFull
+from regard.engine.request import PromptEmbeddings
 from regard.server.chat_schema import ChatBody, Message
 from regard.server.errors import ApiError
-from regard.server.generation import GenerationTask, RouteOptions, engine_requests, queue_full, request_options
+from regard.server.generation import GenerationTask, RouteOptions, engine_requests, request_options, submission_errors
 from regard.server.image_input import MAX_IMAGES, ImageReader, decode_images
 from regard.server.lens_thread import Lens, LensThread
 from regard.server.metrics import RequestMetrics
@@ -135,11 +135,9 @@ class ServedModel:
 
     def check_queue(self) -> None:
         """Refuse a request with 429, before it is tokenized, if the engine's queue is full."""
-        try:
-            if self.engine is not None:
+        if self.engine is not None:
+            with submission_errors():
                 self.engine.check_queue(1)
-        except QueueFull as error:
-            raise queue_full(error) from error
 
     def check_length(self, characters: int) -> None:
         """Refuse a text before it is tokenized if it cannot fit even with the longest tokens of the vocabulary."""

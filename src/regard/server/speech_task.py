@@ -7,15 +7,14 @@ from functools import partial
 
 from regard.audio import Sound, read_wav
 from regard.engine.async_engine import AsyncEngine, Failure, RequestHandle
-from regard.engine.request import QueueFull, RequestOptions, Token
+from regard.engine.request import RequestOptions, Token
 from regard.server.errors import ApiError
-from regard.server.generation import queue_full
+from regard.server.generation import request_failed, submission_errors
 from regard.server.metrics import RequestMetrics
 from regard.speech.speech_decoder import SpeechDecoder, SpeechModel, WindowRequest, Windows
 from regard.speech.transcription import TranscriptionSettings, read_samples
 
 MAX_SECONDS = 3600  # of a recording
-RETRY = 0.1  # seconds until a later window, which found the queue full, is submitted again
 
 
 def open_recording(model: SpeechModel, data: bytes, settings: TranscriptionSettings) -> SpeechDecoder:
@@ -39,7 +38,7 @@ def next_window(windows: Windows, tokens: Sequence[Token]) -> WindowRequest | No
 
 
 class SpeechTask:
-    """Iterate over it for the text in parts, one per window; always call `cancel` at the end."""
+    """Call `start`, then iterate over it for the text in parts, one per window; always call `cancel` at the end."""
 
     def __init__(
         self,
@@ -51,56 +50,60 @@ class SpeechTask:
     ):
         """release: called once by `cancel`."""
         self.engine, self.decoder, self.metrics, self.options, self.release = engine, decoder, metrics, options, release
-        self.handle: RequestHandle | None = None
+        self.windows = decoder.windows()
+        self.events: asyncio.Queue[Token | Failure] = asyncio.Queue()
+        self.handle = self.new_handle(next(self.windows))  # there is always a first one
         self.prompt_tokens = self.new_tokens = 0
 
+    async def start(self) -> None:
+        """Submit the first window. If the engine refuses it, the task is cancelled, and ApiError is raised."""
+        try:
+            with submission_errors():
+                await self.engine.submit([self.handle])
+        except BaseException:
+            self.cancel()
+            raise
+
     async def __aiter__(self) -> AsyncIterator[str]:
-        windows, sent = self.decoder.windows(), ""
-        window = next(windows, None)
-        while window is not None:
-            tokens = await self.run(window)
-            window = await asyncio.to_thread(next_window, windows, tokens)  # waits for the device
+        sent = ""
+        while True:
+            tokens = await self.read_tokens()
+            window = await asyncio.to_thread(next_window, self.windows, tokens)  # waits for the device
             text = self.decoder.transcription().text
             part, sent = text[len(sent) :], text
             if part:
                 yield part
+            if window is None:
+                return
+            self.handle = self.new_handle(window)
+            with submission_errors():
+                await self.engine.submit_when_free(self.handle)
 
     async def wait(self) -> None:
         async for _ in self:
             pass
 
-    async def run(self, window: WindowRequest) -> list[Token]:
-        """The tokens of a window."""
-        events: asyncio.Queue[Token | Failure] = asyncio.Queue()
+    def new_handle(self, window: WindowRequest) -> RequestHandle:
         submit = partial(self.engine.engine.submit, source=window.source)
-        handle = RequestHandle(window.ids, window.sampling, events.put_nowait, submit, self.options)
-        await self.submit(handle)
+        return RequestHandle(window.ids, window.sampling, self.events.put_nowait, submit, self.options)
+
+    async def read_tokens(self) -> list[Token]:
+        """The tokens of the window that was submitted last."""
         first, tokens = 0.0, list[Token]()
         while not tokens or tokens[-1].finish is None:
-            event = await events.get()
+            event = await self.events.get()
             if isinstance(event, Failure):
-                raise ApiError(500, str(event), code="engine_error")
+                raise request_failed(event)
             first = first or time.monotonic()
             tokens.append(event)
-        self.prompt_tokens += len(window.ids)
+        self.prompt_tokens += len(self.handle.ids)
         self.new_tokens += len(tokens)
-        self.metrics.observe(handle, first, len(tokens))
+        self.metrics.observe(self.handle, first, len(tokens))
         return tokens
-
-    async def submit(self, handle: RequestHandle) -> None:
-        waits, self.handle = self.handle is not None, handle
-        while True:
-            try:
-                return await self.engine.submit([handle])
-            except QueueFull as error:
-                if not waits:
-                    raise queue_full(error) from error
-                await asyncio.sleep(RETRY)  # a part of the response is there already
 
     def cancel(self) -> None:
         self.release()
-        if self.handle is not None:
-            self.engine.cancel(self.handle)
+        self.engine.cancel(self.handle)
 
     def usage(self) -> dict[str, int]:
         return {"prompt_tokens": self.prompt_tokens, "completion_tokens": self.new_tokens}

@@ -143,7 +143,9 @@ async def open_task(
     with ExitStack() as stack:
         stack.enter_context(served.audio_thread.request())  # until the response ends: features take up to 200 MB
         decoder = await served.audio_thread.run(open_recording, model, data, settings)
-        return SpeechTask(engine, decoder, served.metrics, options, stack.pop_all().close)
+        task = SpeechTask(engine, decoder, served.metrics, options, stack.pop_all().close)
+    await task.start()  # before the response starts, so that a refusal has a status
+    return task
 
 
 async def respond(request: Request, format: str, task: SpeechTask) -> Response:
