@@ -5,6 +5,7 @@ import gc
 import json
 import threading
 import time
+from pkgutil import resolve_name
 
 import httpx
 import pytest
@@ -12,6 +13,8 @@ from starlette.responses import JSONResponse
 
 from regard.server.app import create_app
 from regard.server.served_model import ServedModel
+from regard.text.chat import DEFAULT_TEMPLATE
+from regard.text.tokenizer import Tokenizer
 from tests.server.fake_engine import FakeEngine
 from tests.server.test_bad_input import CHAT, COMPLETION
 
@@ -124,3 +127,40 @@ def test_a_long_response_is_encoded_outside_of_the_event_loop(tokenizer, monkeyp
     for tokens in (10, 600):
         assert asyncio.run(post(tokens)).json()["usage"]["completion_tokens"] == 2 * tokens
     assert [thread is threading.main_thread() for thread in threads] == [True, False]
+
+
+@pytest.mark.parametrize("tokens", [10, 1500])
+def test_a_long_chunk_of_a_stream_is_built_outside_of_the_event_loop(tokenizer, monkeypatch, tokens):
+    """The echo of a prompt, and the last events of a response, which have the log-probabilities of all tokens."""
+    threads = []
+
+    def recorded(format):
+        def call(deltas, tokenizer, *prompt):
+            if len(deltas) > 1 or (prompt and prompt[0] is not None):  # not only a delta of the stream
+                threads.append(threading.current_thread())
+            return format(deltas, tokenizer, *prompt)
+
+        return call
+
+    for module, name in (("completions", "completion_logprobs"), ("responses_api", "chat_logprobs")):
+        path = f"regard.server.{module}.{name}"
+        monkeypatch.setattr(path, recorded(resolve_name(path)))
+    echo = COMPLETION | {"prompt": [5] * tokens, "max_tokens": 1, "stream": True, "echo": True, "logprobs": 5}
+    include = {"include": ["message.output_text.logprobs"], "top_logprobs": 5, "stream": True}
+    answer = {"model": "tiny", "input": "hi", "max_output_tokens": tokens} | include
+
+    async def post() -> list[str]:
+        chat = Tokenizer(tokenizer.core, eos="<|end|>", chat_template=DEFAULT_TEMPLATE)
+        app = create_app([ServedModel("tiny", chat, FakeEngine(tokenizer, "again", repeat=True))])
+        async with (
+            app.router.lifespan_context(app),
+            httpx.AsyncClient(transport=httpx.ASGITransport(app), timeout=60, base_url="http://127.0.0.1") as client,
+        ):
+            bodies = [("/v1/completions", echo), ("/v1/responses", answer)]
+            return [(await client.post(path, json=body)).text for path, body in bodies]
+
+    completion, response = asyncio.run(post())
+    assert json.loads(completion.split("\n\n")[0].removeprefix("data: "))["choices"][0]["logprobs"]["tokens"][1:]
+    assert "response.incomplete" in response
+    in_loop = [thread is threading.main_thread() for thread in threads]
+    assert len(in_loop) >= 2 and all(in_loop) == (tokens < 1000) == any(in_loop)

@@ -13,7 +13,7 @@ from regard.server.logprobs import chat_logprobs
 from regard.server.middleware import tenant_of
 from regard.server.model_registry import ModelRegistry
 from regard.server.response_schema import ChatCompletion, or_stream
-from regard.server.responses import data_events, respond
+from regard.server.responses import data_events, event, respond
 from regard.server.served_model import ServedModel
 from regard.server.structured_output import outputs_of
 from regard.server.tool_calls import CallStream, CallUpdate, OfferedTools
@@ -76,14 +76,14 @@ class ChatResponse:
     def events(self) -> AsyncIterator[str]:
         return data_events(self.chunks())
 
-    async def chunks(self) -> AsyncIterator[dict]:
+    async def chunks(self) -> AsyncIterator[str]:
         for choice in self.generation.choices:
-            yield self.chunk(choice.index, {"role": "assistant", "content": ""})
+            yield event(self.chunk(choice.index, {"role": "assistant", "content": ""}))
         async for delta in self.generation:
             for chunk in self.delta_chunks(delta):
-                yield chunk
+                yield event(chunk)
         if self.request.include_usage:
-            yield self.header | {"choices": [], "usage": self.generation.usage()}
+            yield event(self.header | {"choices": [], "usage": self.generation.usage()})
 
     def delta_chunks(self, delta: TextDelta) -> Iterator[dict]:
         text, finish, calls = delta.text, delta.finish, []

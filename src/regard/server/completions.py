@@ -3,6 +3,7 @@
 import secrets
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -13,7 +14,7 @@ from regard.server.logprobs import completion_logprobs
 from regard.server.middleware import tenant_of
 from regard.server.model_registry import ModelRegistry
 from regard.server.response_schema import Completion, or_stream
-from regard.server.responses import data_events, respond
+from regard.server.responses import data_events, event, format_tokens, respond
 from regard.server.schema import CompletionBody
 from regard.server.served_model import ServedModel
 
@@ -36,21 +37,23 @@ def router(models: ModelRegistry) -> APIRouter:
         if served.prompt_is_source and body.echo:
             message = "the output of an encoder-decoder does not continue the prompt, which is its source; omit echo"
             raise ApiError(400, message, code="echo_not_supported", param="echo")
+        echoes = [await served.decode(ids, special=False) if body.echo else "" for ids in prompts]
         grammar = await served.grammar(body.structured_outputs)
         options = RouteOptions(
             body.logprobs or 0, prompt_logprobs, DEFAULT_MAX_TOKENS, True, grammar, tenant_of(request), stop_ids
         )
         generation = await served.generate(body, prompts, options)
-        return await respond(request, body.stream, CompletionResponse(body, generation, served))
+        return await respond(request, body.stream, CompletionResponse(body, generation, served, echoes))
 
     return routes
 
 
 class CompletionResponse:
-    def __init__(self, body: CompletionBody, generation: GenerationTask, served: ServedModel):
+    """echoes: the text of each prompt that precedes its continuations; empty without `echo`."""
+
+    def __init__(self, body: CompletionBody, generation: GenerationTask, served: ServedModel, echoes: list[str]):
         self.request, self.generation, self.tokenizer = body, generation, served.tokenizer
-        prompts = (choice.prompt for choice in generation.choices)
-        self.echoes = [self.tokenizer.decode(prompt) if body.echo else "" for prompt in prompts]
+        self.echoes = [echo for echo in echoes for _ in range(body.samples)]  # of each choice
         self.header = {
             "id": f"cmpl-{secrets.token_hex(12)}",
             "object": "text_completion",
@@ -87,13 +90,19 @@ class CompletionResponse:
     def events(self) -> AsyncIterator[str]:
         return data_events(self.chunks())
 
-    async def chunks(self) -> AsyncIterator[dict]:
+    async def chunks(self) -> AsyncIterator[str]:
         unechoed = set(range(len(self.generation.choices))) if self.request.echo else set()
         async for delta in self.generation:
             if delta.index in unechoed:  # only now: the log-probabilities of the prompt are known with the first token
                 unechoed.remove(delta.index)
-                prompt = self.generation.choices[delta.index]
-                yield self.header | {"choices": [self.choice(delta.index, self.echoes[delta.index], [], prompt=prompt)]}
-            yield self.header | {"choices": [self.choice(delta.index, delta.text, [delta], delta.finish)]}
+                choice = self.generation.choices[delta.index]
+                yield await format_tokens(len(choice.prompt), partial(self.echo, choice))
+            yield event(self.header | {"choices": [self.choice(delta.index, delta.text, [delta], delta.finish)]})
         if self.request.include_usage:
-            yield self.header | {"choices": [], "usage": self.generation.usage()}
+            yield event(self.header | {"choices": [], "usage": self.generation.usage()})
+
+    def echo(self, choice: Choice) -> str:
+        """The first event of a choice."""
+        return event(
+            self.header | {"choices": [self.choice(choice.index, self.echoes[choice.index], [], prompt=choice)]}
+        )

@@ -1,14 +1,13 @@
 """The response to a generation request: one JSON body, or server-sent events.
 
-A failure after the first event is sent as an
-event with an `error`, because the status 200 has already been sent. If the client disconnects, its generation is
-cancelled.
+A failure after the first event is sent as an event with an `error`, because the status 200 has already been sent. If
+the client disconnects, its generation is cancelled.
 """
 
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Coroutine
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -17,8 +16,10 @@ from starlette.types import Receive, Scope, Send
 from regard.server.errors import ApiError
 from regard.server.generation import GenerationTask
 
-MAX_TOKENS_IN_LOOP = 1000  # a longer body is encoded in a thread: with log-probabilities it takes seconds
+MAX_TOKENS_IN_LOOP = 1000  # more are formatted in a thread: with log-probabilities it takes seconds
 CLIENT_CLOSED_REQUEST = 499  # never sent; counts disconnected clients in the metrics
+
+T = TypeVar("T")
 
 
 class ResponseFormat(Protocol):
@@ -51,9 +52,13 @@ async def respond(request: Request, stream: bool | None, response: ResponseForma
         close()
     if not finished:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
-    if response.generation.usage()["total_tokens"] <= MAX_TOKENS_IN_LOOP:  # those of the prompt may be echoed
-        return JSONResponse(response.body())
-    return await asyncio.to_thread(lambda: JSONResponse(response.body()))
+    tokens = response.generation.usage()["total_tokens"]  # those of the prompt may be echoed
+    return await format_tokens(tokens, lambda: JSONResponse(response.body()))
+
+
+async def format_tokens(tokens: int, format: Callable[[], T]) -> T:
+    """The result of `format`, which formats and encodes so many tokens. Many do not block the event loop."""
+    return format() if tokens <= MAX_TOKENS_IN_LOOP else await asyncio.to_thread(format)
 
 
 class EventStream(StreamingResponse):
@@ -72,11 +77,11 @@ class EventStream(StreamingResponse):
             self.on_close()
 
 
-async def data_events(chunks: AsyncIterator[dict]) -> AsyncIterator[str]:
-    """The events of completions and chat: `data: JSON`, at the end `data: [DONE]`."""
+async def data_events(chunks: AsyncIterator[str]) -> AsyncIterator[str]:
+    """The chunks of completions and chat, each an `event`, and at the end `data: [DONE]`."""
     try:
         async for chunk in chunks:
-            yield event(chunk)
+            yield chunk
             await asyncio.sleep(0)  # lets the event loop handle a disconnect while the queue is full
     except ApiError as error:
         yield event(error.body())

@@ -27,7 +27,7 @@ from regard.server.logprobs import chat_logprobs
 from regard.server.middleware import tenant_of
 from regard.server.model_registry import ModelRegistry
 from regard.server.response_schema import or_stream
-from regard.server.responses import event, respond
+from regard.server.responses import event, format_tokens, respond
 from regard.server.responses_schema import ResponsesBody, ResponsesResponse
 from regard.server.schema import SamplingBody
 from regard.server.served_model import ServedModel
@@ -83,10 +83,11 @@ class ResponsesFormat:
         """The items of a finished generation: the text, unless there are only calls, and the calls, as they began."""
         choice = self.generation.choices[0]
         if self.calls is None:
-            return [self.message(choice.text, choice.finish)]
+            return [self.message(self.status, [self.part(choice.text, choice.deltas)])]
         items = [call_item(call, call_status(call)) for call in self.calls.calls]
         if self.calls.text or not items:
-            items.insert(self.calls.text_position, self.message(self.calls.text, choice.finish))
+            part = self.part(self.calls.text, choice.deltas)
+            items.insert(self.calls.text_position, self.message(self.status, [part]))
         return items
 
     @property
@@ -98,6 +99,9 @@ class ResponsesFormat:
             async for data in self.stream():
                 yield self.event(data)
                 await asyncio.sleep(0)  # lets the event loop handle a disconnect while the queue is full
+            tokens = self.generation.choices[0].token_count
+            for encoded in await format_tokens(tokens, lambda: [self.event(data) for data in self.last_events()]):
+                yield encoded
         except ApiError as error:
             detail = error.body()["error"]
             yield self.event({"type": "error", **{key: detail[key] for key in ("code", "message", "param")}})
@@ -113,13 +117,14 @@ class ResponsesFormat:
         async for delta in self.generation:
             for data in self.delta_events(delta):
                 yield data
+
+    def last_events(self) -> Iterator[dict]:
+        """They repeat the whole output several times."""
         response = self.response(self.status, self.output())
         if not self.opened and response["output"][0]["type"] == "message":  # neither text nor calls
-            for data in self.message_begin():
-                yield data
+            yield from self.message_begin()
         for index, item in enumerate(response["output"]):
-            for data in self.message_end(item) if item["type"] == "message" else call_end(item, index):
-                yield data
+            yield from self.message_end(item) if item["type"] == "message" else call_end(item, index)
             yield {"type": "response.output_item.done", "output_index": index, "item": item}
         yield {"type": f"response.{response['status']}", "response": response}
 
@@ -153,7 +158,7 @@ class ResponsesFormat:
     def message_begin(self) -> Iterator[dict]:
         self.opened = True
         self.place["output_index"] = 0 if self.calls is None else self.calls.text_position
-        empty = self.message("", None) | {"content": []}
+        empty = self.message("in_progress", [])
         yield {"type": "response.output_item.added", "output_index": self.place["output_index"], "item": empty}
         yield {"type": "response.content_part.added", **self.place, "part": self.part("", [])}
 
@@ -169,9 +174,7 @@ class ResponsesFormat:
     def part(self, text: str, deltas: list[TextDelta]) -> dict:
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": self.logprobs(deltas)}
 
-    def message(self, text: str, finish: str | None) -> dict:
-        status = "in_progress" if finish is None else self.status
-        content = [self.part(text, self.generation.choices[0].deltas)]
+    def message(self, status: str, content: list[dict]) -> dict:
         return {
             "id": self.message_id, "type": "message", "role": "assistant", "status": status, "content": content,
         }  # fmt: skip

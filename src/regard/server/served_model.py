@@ -168,8 +168,8 @@ class ServedModel:
         encode = partial(encode_infilling, self.tokenizer, tokens)
         return tokens.stop_ids, [await self._in_tokenizer_thread(encode, prompt, suffix) for prompt in prompts]
 
-    async def decode(self, ids: list[int]) -> str:
-        return await self._in_tokenizer_thread(lambda: self.tokenizer.decode(ids, special=True))
+    async def decode(self, ids: list[int], special: bool = True) -> str:
+        return await self._in_tokenizer_thread(lambda: self.tokenizer.decode(ids, special))
 
     async def encode_chat(
         self, messages: list[Message], add_generation_prompt: bool, tools: OfferedTools | None = None

@@ -17,7 +17,7 @@ from regard.server.errors import ApiError
 from regard.server.middleware import tenant_of
 from regard.server.model_registry import ModelRegistry
 from regard.server.response_schema import ResponseBody, or_stream
-from regard.server.responses import CLIENT_CLOSED_REQUEST, EventStream, data_events, run_until_disconnect
+from regard.server.responses import CLIENT_CLOSED_REQUEST, EventStream, data_events, event, run_until_disconnect
 from regard.server.schema import Name
 from regard.server.served_model import ServedModel
 from regard.server.speech_task import SpeechTask, open_recording
@@ -164,10 +164,10 @@ async def respond(request: Request, format: str, task: SpeechTask) -> Response:
     return JSONResponse(verbose(found, task.decoder.settings.task) | {"usage": usage})
 
 
-async def stream_events(task: SpeechTask) -> AsyncIterator[dict]:
+async def stream_events(task: SpeechTask) -> AsyncIterator[str]:
     async for part in task:
-        yield {"type": "transcript.text.delta", "delta": part}
-    yield {"type": "transcript.text.done", "text": task.decoder.transcription().text}
+        yield event({"type": "transcript.text.delta", "delta": part})
+    yield event({"type": "transcript.text.done", "text": task.decoder.transcription().text})
 
 
 def close(request: Request, task: SpeechTask) -> None:
