@@ -4,6 +4,7 @@ The expected tokens are those of an engine for one model with one adapter (LoRAL
 """
 
 import random
+import warnings
 from functools import partial
 
 import pytest
@@ -296,7 +297,21 @@ def test_a_compiled_decode_step(models) -> None:
     for i, (request, each) in enumerate(zip(requests, versions.values(), strict=True)):
         assert tokens(request) == generate(open_engine(each), prompt(5, i))
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs
-    with pytest.warns(UserWarning, match="adapter 'c' has .* a higher rank .* eagerly until the next warm_up"):
-        engine.load_adapter("c", lora_weights(adapted(model, 9)))
+    engine.load_adapter("c", lora_weights(adapted(model, 9)))
     assert engine.loras.runner.compiled is None
-    assert generate(engine, prompt(5), adapter="c") == generate(open_engine(adapted(model, 9)), prompt(5))
+    with pytest.warns(UserWarning, match="decoded eagerly: .* a higher rank"):
+        assert generate(engine, prompt(5), adapter="c") == generate(open_engine(adapted(model, 9)), prompt(5))
+
+
+def test_requests_with_adapters_that_are_decoded_eagerly_warn_once(models) -> None:
+    engine = open_engine(models["gqa"])
+    engine.runner.compiled = engine.runner.decode_step  # as if it were compiled
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        engine.load_adapter("a", lora_weights(adapted(models["gqa"], 3)))
+        generate(engine, prompt(5))
+    with pytest.warns(UserWarning, match="decoded eagerly.* --lora-modules.* warm_up"):
+        expected = generate(engine, prompt(5), adapter="a")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert generate(engine, prompt(5), adapter="a") == expected

@@ -70,12 +70,6 @@ class Adapters:
                 if undo is not None:
                     undo()
                 raise
-        if self.runner is not None and self.runner.compiled is not None and runner is not self.runner:
-            warnings.warn(
-                f"adapter {name!r} has other layers or a higher rank than those that the decode step was compiled for; "
-                "requests with adapters are decoded eagerly until the next warm_up",
-                stacklevel=3,
-            )
         self.adapted, self.runner = adapted, runner
         self.loaded[name] = Adapter(name, weights, next(self.versions))
 
@@ -153,8 +147,9 @@ class AdaptedRunner(Runner):
         encoder_decoder = model if isinstance(model, EncoderDecoderModule) else None
         super().__init__(decoder_of(model), encoder_decoder, base.store)
         self.last = base.last  # a request may be in batches of both runners
-        self.rows = adapted.rows
+        self.base, self.rows = base, adapted.rows
         self.slot_of: dict[Adapter, int] = {}
+        self.has_warned = False
 
     def compile(self) -> None:
         """Prepare CUDA graphs. A CPU compiles the step in `Adapters.warm_up` only: here requests would wait for it."""
@@ -168,14 +163,28 @@ class AdaptedRunner(Runner):
         self.graphs = DecodeGraphs(self.decode_step, self.store.rows, self.device)
 
     def compile_on_cpu(self) -> None:
+        self.has_warned = True  # if it is impossible, another warning gives the reason
         self.rows.write_decode([], [])
         super().compile()
+
+    def warn_if_slow(self) -> None:
+        """Once, with the first request that has an adapter: the ones without are decoded by a compiled step."""
+        if self.device.type == "cpu" and self.base.compiled is not None and self.compiled is None:
+            if not self.has_warned:
+                warnings.warn(
+                    "requests with adapters are decoded eagerly: an adapter was loaded, the first one or one with "
+                    "other layers or a higher rank than before, after the decode step was compiled. Give the adapters "
+                    "at the start (regard serve --lora-modules), or call Engine.warm_up after loading them",
+                    stacklevel=2,
+                )
+            self.has_warned = True
 
     def warm_up(self, progress: Callable[[int, int], None] = lambda done, total: None) -> None:
         self.rows.write_decode([], [])
         super().warm_up(progress)
 
     def forward_with_slots(self, batch: ScheduledBatch, slot_of: dict[Adapter, int]) -> Tensor:
+        self.warn_if_slow()
         batch.sort(key=lambda pair: pair[0].row)
         self.slot_of = slot_of
         self.rows.write(self.slots(batch))
