@@ -189,7 +189,9 @@ def test_a_stream_that_the_engine_refuses_has_its_status(
 
 
 @pytest.mark.parametrize("stop", [lambda engine: engine.cancel_all(SHUTTING_DOWN), AsyncEngine.close])
-def test_a_stream_that_waits_for_the_queue_ends_with_the_engine(llm: LanguageModel, stop: Callable) -> None:
+def test_a_stream_that_waits_for_the_queue_ends_with_the_engine(
+    llm: LanguageModel, monkeypatch: pytest.MonkeyPatch, stop: Callable
+) -> None:
     served, checks = generating_model("whisper", Path("whisper"), llm), list[int]()
 
     def is_full(requests: int) -> None:
@@ -197,13 +199,15 @@ def test_a_stream_that_waits_for_the_queue_ends_with_the_engine(llm: LanguageMod
         if len(checks) > 2:  # not for the form and for the first window
             raise QueueFull("full")
 
-    assert served.engine is not None
-    served.engine.check_queue = is_full
+    monkeypatch.setattr(served.engine, "check_queue", is_full)
     fields, files = {"model": "whisper", "stream": "true"}, {"file": ("a.wav", wav(LONG))}
-    with serve(create_app([served])) as port, httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=10) as web:
-        with web.stream("POST", "/v1/audio/transcriptions", data=fields, files=files) as response:
-            wait_until(lambda: len(checks) > 3)
-            stop(served.engine)
-            lines = [line for line in response.iter_lines() if line]
+    with (
+        serve(create_app([served])) as port,
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=10) as web,
+        web.stream("POST", "/v1/audio/transcriptions", data=fields, files=files) as response,
+    ):
+        wait_until(lambda: len(checks) > 3)
+        stop(served.engine)
+        lines = [line for line in response.iter_lines() if line]
     assert json.loads(lines[-2].removeprefix("data: "))["error"]["code"] == "shutting_down"
     assert lines[-1] == "data: [DONE]"

@@ -10,11 +10,10 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, Protocol, TypeVar
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from regard.server.errors import ApiError
-from regard.server.generation import GenerationTask
 
 MAX_TOKENS_IN_LOOP = 1000  # more are formatted in a thread: with log-probabilities it takes seconds
 CLIENT_CLOSED_REQUEST = 499  # never sent; counts disconnected clients in the metrics
@@ -22,18 +21,30 @@ CLIENT_CLOSED_REQUEST = 499  # never sent; counts disconnected clients in the me
 T = TypeVar("T")
 
 
-class ResponseFormat(Protocol):
-    """A generation in the JSON format of its route."""
+class Generation(Protocol):
+    """GenerationTask, or SpeechTask."""
 
-    generation: GenerationTask
+    async def wait(self) -> None: ...
+
+    def cancel(self) -> None: ...
+
+    def usage(self) -> dict[str, Any]: ...
+
+
+class ResponseFormat(Protocol):
+    """A generation in the format of its route."""
+
     request: Any  # the body
+
+    @property
+    def generation(self) -> Generation: ...
 
     def events(self) -> AsyncIterator[str]:
         """The events of a stream."""
         ...
 
-    def body(self) -> dict:
-        """The JSON body of a finished generation."""
+    def body(self) -> dict | str:
+        """The JSON body, or the plain text, of a finished generation."""
         ...
 
 
@@ -53,7 +64,11 @@ async def respond(request: Request, stream: bool | None, response: ResponseForma
     if not finished:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
     tokens = response.generation.usage()["total_tokens"]  # those of the prompt may be echoed
-    return await format_tokens(tokens, lambda: JSONResponse(response.body()))
+    return await format_tokens(tokens, lambda: complete_response(response.body()))
+
+
+def complete_response(body: dict | str) -> Response:
+    return PlainTextResponse(body) if isinstance(body, str) else JSONResponse(body)
 
 
 async def format_tokens(tokens: int, format: Callable[[], T]) -> T:

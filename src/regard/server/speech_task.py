@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 
 from regard.audio import Sound, read_wav
@@ -11,7 +11,7 @@ from regard.engine.request import RequestOptions, Token
 from regard.server.errors import ApiError
 from regard.server.generation import request_failed, submission_errors
 from regard.server.metrics import RequestMetrics
-from regard.speech.speech_decoder import SpeechDecoder, SpeechModel, WindowRequest, Windows
+from regard.speech.speech_decoder import SpeechDecoder, SpeechModel, WindowRequest, next_window
 from regard.speech.transcription import TranscriptionSettings, read_samples
 
 MAX_SECONDS = 3600  # of a recording
@@ -28,13 +28,6 @@ def open_recording(model: SpeechModel, data: bytes, settings: TranscriptionSetti
         return SpeechDecoder(model, samples, settings)
     except ValueError as error:
         raise ApiError(400, str(error), code="invalid_value") from error
-
-
-def next_window(windows: Windows, tokens: Sequence[Token]) -> WindowRequest | None:
-    try:
-        return windows.send(tokens)
-    except StopIteration:
-        return None
 
 
 class SpeechTask:
@@ -106,4 +99,5 @@ class SpeechTask:
         self.engine.cancel(self.handle)
 
     def usage(self) -> dict[str, int]:
-        return {"prompt_tokens": self.prompt_tokens, "completion_tokens": self.new_tokens}
+        prompt, new = self.prompt_tokens, self.new_tokens
+        return {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}

@@ -10,14 +10,14 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Form, Request, UploadFile
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import Response
 
 from regard.engine.request import RequestOptions
 from regard.server.errors import ApiError
 from regard.server.middleware import tenant_of
 from regard.server.model_registry import ModelRegistry
 from regard.server.response_schema import ResponseBody, or_stream
-from regard.server.responses import CLIENT_CLOSED_REQUEST, EventStream, data_events, event, run_until_disconnect
+from regard.server.responses import data_events, event, respond
 from regard.server.schema import Name
 from regard.server.served_model import ServedModel
 from regard.server.speech_task import SpeechTask, open_recording
@@ -113,14 +113,12 @@ def router(models: ModelRegistry) -> APIRouter:
         body: Annotated[TranscriptionForm, Form(media_type=MULTIPART)], request: Request
     ) -> Response:
         task = await open_task(models.find(body.model), body, body.settings("transcribe", body.language), request)
-        if body.stream:
-            return EventStream(data_events(stream_events(task)), on_close=lambda: close(request, task))
-        return await respond(request, body.response_format, task)
+        return await respond(request, body.stream, TranscriptionResponse(body, task))
 
     @routes.post("/v1/audio/translations", responses=documented("text/plain"))
     async def translations(body: Annotated[AudioForm, Form(media_type=MULTIPART)], request: Request) -> Response:
         task = await open_task(models.find(body.model), body, body.settings("translate"), request)
-        return await respond(request, body.response_format, task)
+        return await respond(request, False, TranscriptionResponse(body, task))
 
     return routes
 
@@ -148,28 +146,21 @@ async def open_task(
     return task
 
 
-async def respond(request: Request, format: str, task: SpeechTask) -> Response:
-    try:
-        finished = await run_until_disconnect(request, task.wait())
-    finally:
-        close(request, task)
-    if not finished:
-        return Response(status_code=CLIENT_CLOSED_REQUEST)
-    found = task.decoder.transcription()
-    if format in TEXT_FORMATS:
-        return PlainTextResponse(TEXT_FORMATS[format](found))
-    usage = {"type": "duration", "seconds": found.duration}
-    if format == "json":
-        return JSONResponse({"text": found.text, "usage": usage})
-    return JSONResponse(verbose(found, task.decoder.settings.task) | {"usage": usage})
+class TranscriptionResponse:
+    def __init__(self, body: AudioForm, task: SpeechTask):
+        self.request, self.generation, self.decoder = body, task, task.decoder
 
+    def body(self) -> dict | str:
+        found, format = self.decoder.transcription(), self.request.response_format
+        if format in TEXT_FORMATS:
+            return TEXT_FORMATS[format](found)
+        fields = {"text": found.text} if format == "json" else verbose(found, self.decoder.settings.task)
+        return fields | {"usage": {"type": "duration", "seconds": found.duration}}
 
-async def stream_events(task: SpeechTask) -> AsyncIterator[str]:
-    async for part in task:
-        yield event({"type": "transcript.text.delta", "delta": part})
-    yield event({"type": "transcript.text.done", "text": task.decoder.transcription().text})
+    def events(self) -> AsyncIterator[str]:
+        return data_events(self.chunks())
 
-
-def close(request: Request, task: SpeechTask) -> None:
-    task.cancel()
-    request.state.usage = task.usage()  # for the access log
+    async def chunks(self) -> AsyncIterator[str]:
+        async for part in self.generation:
+            yield event({"type": "transcript.text.delta", "delta": part})
+        yield event({"type": "transcript.text.done", "text": self.decoder.transcription().text})

@@ -66,6 +66,14 @@ class WindowRequest(NamedTuple):
 Windows = Generator[WindowRequest, Sequence[Token], None]
 
 
+def next_window(windows: Windows, tokens: Sequence[Token]) -> WindowRequest | None:
+    """The request after the one that generated these tokens; None after the last."""
+    try:
+        return windows.send(tokens)
+    except StopIteration:
+        return None
+
+
 class DecodedWindow(NamedTuple):
     ids: list[int]  # without the end token
     temperature: float

@@ -1,9 +1,7 @@
 """Transcribe recordings with an engine, those of a list in one batch."""
 
 import math
-from collections import deque
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import fields
 from typing import Any
 
@@ -11,11 +9,12 @@ from torch import nn
 
 from regard.audio import Sound
 from regard.engine.engine import Engine
-from regard.engine.request import GenerationError, QueueFull, Request
+from regard.engine.jobs import run_jobs
+from regard.engine.request import Request
 from regard.models.encoder_decoder import EncoderDecoderModule
 from regard.parts.frames import Frames
 from regard.spec import suggest_name
-from regard.speech.speech_decoder import SpeechDecoder, SpeechModel, Windows
+from regard.speech.speech_decoder import SpeechDecoder, SpeechModel, Windows, next_window
 from regard.speech.transcription import (
     AudioInput,
     TranscriptionOptions,
@@ -51,32 +50,28 @@ def transcribe(
     settings, several = checked_settings(options), isinstance(audio, list | tuple) and not isinstance(audio, Sound)
     recordings: list[AudioInput] = list(audio) if several else [audio]
     decoders = [SpeechDecoder(model, read_samples(recording), settings) for recording in recordings]
-    run_together(engine, lock, [decoder.windows() for decoder in decoders])
+    run_jobs(engine, lock, [WindowJob(engine, decoder.windows()) for decoder in decoders])
     found = [decoder.transcription() for decoder in decoders]
     return found if several else found[0]
 
 
-def run_together(engine: Engine, lock: AbstractContextManager, recordings: Sequence[Windows]) -> None:
-    """Decode the windows of all recordings. If one fails, all are cancelled."""
-    waiting = deque((windows, next(windows)) for windows in recordings)
-    running: dict[Request, Windows] = {}
-    try:
-        while waiting or running:
-            with lock:
-                try:
-                    while waiting:
-                        running[engine.submit(*waiting[0][1])] = waiting[0][0]
-                        waiting.popleft()
-                except QueueFull:
-                    pass  # continue after a step
-                engine.step()
-            for request in [request for request in running if request.finish is not None]:
-                windows = running.pop(request)
-                if request.finish not in ("stop", "length"):
-                    raise GenerationError(request.error or request.finish)
-                with suppress(StopIteration):
-                    waiting.append((windows, windows.send(request.new)))
-    finally:
-        with lock:
-            for request in running:
-                engine.cancel(request)
+class WindowJob:
+    """The windows of a recording, one request after another."""
+
+    def __init__(self, engine: Engine, windows: Windows):
+        self.engine, self.windows = engine, windows
+        self.window = next(windows, None)
+
+    def submit(self) -> Request:
+        assert self.window is not None, "the job is not finished"
+        return self.engine.submit(*self.window)
+
+    def read(self, request: Request) -> bool:
+        if request.finish is None:
+            return False
+        self.window = next_window(self.windows, request.new)
+        return True
+
+    @property
+    def finished(self) -> bool:
+        return self.window is None
