@@ -1,33 +1,30 @@
-"""The FastAPI application: middleware, routes, monitoring, and the web page at `/`."""
+"""The FastAPI application: middleware, routes, and the web page at `/`."""
 
-import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
-from fastapi import APIRouter, FastAPI
+from fastapi import FastAPI
 from fastapi.middleware import Middleware
 from fastapi.telemetry import TelemetryConfig
 from starlette.middleware.cors import CORSMiddleware
-from starlette.responses import FileResponse, PlainTextResponse
+from starlette.responses import FileResponse
 from starlette.staticfiles import StaticFiles
 
-from regard.engine.async_engine import EngineStopped
 from regard.server import (
     adapter_routes,
     chat,
     completions,
     errors,
     inspection,
+    monitoring,
     responses_api,
     text_encoder,
     tokenization,
     transcriptions,
 )
-from regard.server.errors import ApiError
-from regard.server.metrics import METRICS_TYPE, ModelMetrics, metrics_text
 from regard.server.middleware import (
     AccessLog,
     BodyLimit,
@@ -39,7 +36,6 @@ from regard.server.middleware import (
 from regard.server.model_registry import ModelRegistry
 from regard.server.network_options import LOCAL, MEDIA_BODY, TEXT_BODY, NetworkOptions
 from regard.server.request_id import HEADER, RequestId
-from regard.server.response_schema import ModelCard, ModelList, Status
 from regard.server.served_model import ServedModel
 from regard.server.tracing import Traces, has_opentelemetry
 
@@ -81,8 +77,8 @@ def create_app(
     )
     app.state.models, app.state.max_body = registry, max_body
     errors.install_handlers(app)
-    app.state.metrics = partial(current_metrics, registry, responses)
-    app.include_router(monitoring_routes(registry, app.state.metrics))
+    app.state.metrics = partial(monitoring.current_metrics, registry, responses)
+    app.include_router(monitoring.router(registry, app.state.metrics))
     for routes in (completions, chat, responses_api, text_encoder, transcriptions, tokenization, inspection):
         app.include_router(routes.router(registry))
     app.include_router(adapter_routes.router(registry, adapters))
@@ -117,56 +113,3 @@ def cross_origin(origins: tuple[str, ...]) -> Middleware:
         allow_headers=["*"],
         expose_headers=exposed,
     )
-
-
-async def current_metrics(models: ModelRegistry, responses: Mapping[tuple[str, int], int]) -> str:
-    """In Prometheus' format. `responses`: their numbers by route and status."""
-
-    async def metrics_of(served: ServedModel) -> ModelMetrics:
-        engine, found = served.engine, {}
-        if engine is not None:
-            try:
-                found = await engine.call(engine.engine.metrics)
-            except EngineStopped:
-                found = None
-        return ModelMetrics(served.name, found, served.metrics)
-
-    return metrics_text(await asyncio.gather(*(metrics_of(served) for served in models)), responses)
-
-
-def monitoring_routes(models: ModelRegistry, current_metrics: Callable[[], Awaitable[str]]) -> APIRouter:
-    """GET /v1/models, /health, /ready and /metrics."""
-    routes = APIRouter()
-
-    def card(served: ServedModel) -> ModelCard:
-        parent = next((model.name for model in models if served.adapter in model.adapters), None)
-        return ModelCard(id=served.name, object="model", created=served.created, owned_by="regard", parent=parent)
-
-    @routes.get("/v1/models")
-    async def list_models() -> ModelList:
-        return ModelList(object="list", data=[card(models.find(name)) for name in models.names])
-
-    @routes.get("/v1/models/{name:path}")
-    async def describe_model(name: str) -> ModelCard:
-        return card(models.find(name))
-
-    @routes.get("/health")
-    async def health() -> Status:
-        """Whether the engines of all models work; if not, restart the process."""
-        if stopped := models.stopped:
-            message = f"the engine of {', '.join(stopped)} has stopped; restart the server"
-            raise ApiError(503, message, code="unhealthy")
-        return Status(status="ok")
-
-    @routes.get("/ready")
-    async def ready() -> Status:
-        """Whether the models are loaded and the server accepts requests; if not, send them to another one."""
-        if models.stopped or models.draining:
-            raise ApiError(503, "the server is shutting down; use another one", code="not_ready")
-        return Status(status="ok")
-
-    @routes.get("/metrics", response_class=PlainTextResponse)
-    async def metrics() -> PlainTextResponse:
-        return PlainTextResponse(await current_metrics(), media_type=METRICS_TYPE)
-
-    return routes
