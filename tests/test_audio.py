@@ -1,4 +1,4 @@
-"""Sound files, resampling against exact sines, and log-mel features against `transformers`."""
+"""Audio files, resampling against exact sines, and log-mel features against `transformers`."""
 
 import io
 import math
@@ -29,9 +29,9 @@ def wav(samples: np.ndarray, width: int, rate: int = 16000, channels: int = 1) -
 def test_samples_of_every_width_are_read(width: int) -> None:
     largest = 2 ** (8 * width - 1)
     values = np.array([0, 1, -1, largest - 1, -largest, largest // 2], np.int64)
-    sound = read_wav(wav(values, width, 8000))
-    assert sound.rate == 8000 and sound.seconds == 6 / 8000
-    np.testing.assert_allclose(sound.samples.double().numpy(), values / largest, atol=1e-7)
+    audio = read_wav(wav(values, width, 8000))
+    assert audio.rate == 8000 and audio.seconds == 6 / 8000
+    np.testing.assert_allclose(audio.samples.double().numpy(), values / largest, atol=1e-7)
 
 
 def test_channels_are_averaged_and_damaged_files_refused() -> None:

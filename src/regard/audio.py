@@ -1,4 +1,4 @@
-"""Sound for models: WAV files, other sampling rates, and the log-mel spectrogram of Whisper (Radford et al. 2022).
+"""Audio for models: WAV files, other sampling rates, and the log-mel spectrogram of Whisper (Radford et al. 2022).
 
 Resampling evaluates a windowed sinc at the phases of the new samples (Smith, "Digital Audio Resampling", 2002). It
 removes what is above half of the lower of the two rates, so that it is not folded into the result:
@@ -31,7 +31,7 @@ RATE, WINDOW, HOP, SECONDS = 16000, 400, 160, 30
 CHUNK = 3000  # frames whose spectrum is computed at once
 
 
-class Sound(NamedTuple):
+class Audio(NamedTuple):
     samples: Tensor  # (T,) float32, the mean of all channels
     rate: int  # samples per second
 
@@ -40,7 +40,7 @@ class Sound(NamedTuple):
         return len(self.samples) / self.rate
 
 
-def read_wav(data: bytes, max_seconds: float = float("inf")) -> Sound:
+def read_wav(data: bytes, max_seconds: float = float("inf")) -> Audio:
     """A WAV file with integer samples of 8, 16, 24 or 32 bits. ValueError if it is none, or too long."""
     try:
         with wave.open(BytesIO(data)) as file:
@@ -56,7 +56,7 @@ def read_wav(data: bytes, max_seconds: float = float("inf")) -> Sound:
         ) from error
     content = content[: len(content) // (channels * width) * channels * width]  # a file may end within a sample
     samples = decode_pcm(content, width).reshape(-1, channels).mean(1)
-    return Sound(torch.from_numpy(samples.astype(np.float32)), rate)
+    return Audio(torch.from_numpy(samples.astype(np.float32)), rate)
 
 
 def decode_pcm(content: bytes, width: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""`regard transcribe`: recordings as text, subtitles and JSON."""
+"""`regard transcribe`: audio files as text, subtitles and JSON."""
 
 import json
 from pathlib import Path
@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 import regard as package
-from regard.speech.transcription import fallback
+from regard.speech.transcription import temperature_fallback
 from tests.cli.conftest import regard
-from tests.speech.recordings import noise, stored, wav
+from tests.speech.audio_files import noise, stored, wav
 from tests.speech.tiny_whisper import write_tiny_whisper
 
 
@@ -24,7 +24,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_formats(folder: Path, tmp_path: Path) -> None:
     command = ("transcribe", folder / "whisper", folder / "a.wav", "--device", "cpu")
     llm, samples = package.load(folder / "whisper", device="cpu"), stored(noise(0.7, 0))
-    assert regard(*command).stdout == llm.transcribe(samples, **fallback()).text + "\n"
+    assert regard(*command).stdout == llm.transcribe(samples, **temperature_fallback()).text + "\n"
     options = {"language": "de", "prompt": "Anna", "task": "translate", "temperature": 0, "timestamps": True}
     timed = llm.transcribe(samples, **options)
     more = (*command, "--language", "german", "--prompt", "Anna", "--translate", "--temperature", 0)

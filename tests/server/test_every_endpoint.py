@@ -24,7 +24,7 @@ from regard.text.train import byte
 from tests.server.conftest import serve
 from tests.server.fake_engine import fake_embeddings
 from tests.server.test_tools import HERMES
-from tests.speech.recordings import noise, wav
+from tests.speech.audio_files import noise, wav
 
 INFILLING = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"]
 QUESTION = {"role": "user", "content": "Where is the lamp?"}

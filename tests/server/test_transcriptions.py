@@ -1,4 +1,4 @@
-"""Recordings over HTTP: formats, streams, forms that are refused, and the official `openai` client."""
+"""Audio files over HTTP: formats, streams, forms that are refused, and the official `openai` client."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -14,12 +14,12 @@ from regard.engine.request import QueueFull
 from regard.language_model import LanguageModel
 from regard.server.app import create_app
 from regard.server.network_options import NetworkOptions
-from regard.server.served_model import MAX_RECORDINGS, ServedModel
-from regard.speech.transcription import fallback
+from regard.server.served_model import MAX_AUDIO_REQUESTS, ServedModel
+from regard.speech.transcription import temperature_fallback
 from regard.text.train import byte
 from tests.server.conftest import serve, wait_until
 from tests.server.fake_engine import FakeEngine
-from tests.speech.recordings import noise, stored, wav
+from tests.speech.audio_files import noise, stored, wav
 
 SHORT, LONG = noise(0.9, 1), noise(1.6, 2)
 
@@ -51,7 +51,7 @@ def web(url: str) -> Iterator[httpx.Client]:
 
 
 def test_formats_equal_the_transcription_in_python(client: openai.OpenAI, llm: LanguageModel) -> None:
-    plain = llm.transcribe(stored(SHORT), **fallback())
+    plain = llm.transcribe(stored(SHORT), **temperature_fallback())
     found = client.audio.transcriptions.create(model="whisper", file=("a.wav", wav(SHORT)))
     assert found.text == plain.text and found.usage.seconds == 0.9
     text = client.audio.transcriptions.create(model="whisper", file=("a.wav", wav(SHORT)), response_format="text")
@@ -90,7 +90,7 @@ def test_streams_have_an_event_per_window(client: openai.OpenAI, llm: LanguageMo
 @pytest.mark.parametrize(
     ("fields", "status", "param", "message"),
     [
-        ({"model": "text"}, 404, "model", "'text' reads no sound; use a Whisper model"),
+        ({"model": "text"}, 404, "model", "'text' reads no audio; use a Whisper model"),
         ({"model": "nothing"}, 404, "model", "there is no model 'nothing'"),
         ({"language": "klingon"}, 400, "language", "not a language of this model"),
         ({"temperature": "2"}, 400, "temperature", "less than or equal to 1"),
@@ -159,7 +159,7 @@ def test_a_disconnected_client_frees_the_engine(web: httpx.Client, whisper: Lang
         first = next(line for line in response.iter_lines() if line)
         assert json.loads(first.removeprefix("data: "))["type"] == "transcript.text.delta"
     wait_until(lambda: whisper.engine.idle)
-    for _ in range(MAX_RECORDINGS):  # recordings that have ended do not count
+    for _ in range(MAX_AUDIO_REQUESTS):  # those that have ended do not count
         assert web.post("/v1/audio/transcriptions", data={"model": "whisper"}, files={"file": b"x"}).status_code == 400
     again = web.post("/v1/audio/transcriptions", data={"model": "whisper"}, files={"file": ("a.wav", wav(SHORT))})
     assert again.status_code == 200
@@ -182,7 +182,7 @@ def test_a_stream_that_the_engine_refuses_has_its_status(
     with monkeypatch.context() as patch:
         patch.setattr(AsyncEngine, "submit", refuse)
         fields, files = {"model": "whisper", "stream": "true"}, {"file": ("a.wav", wav(SHORT))}
-        for _ in range(MAX_RECORDINGS + 1):  # those that were refused do not count
+        for _ in range(MAX_AUDIO_REQUESTS + 1):  # those that were refused do not count
             response = web.post("/v1/audio/transcriptions", data=fields, files=files)
             assert (response.status_code, response.json()["error"]["code"]) == (status, code)
     assert web.post("/v1/audio/transcriptions", data=fields, files=files).text.endswith("data: [DONE]\n\n")

@@ -1,4 +1,4 @@
-"""Transcriptions equal those of `transformers`, token for token: short and long recordings, prompts, silence."""
+"""Transcriptions equal those of `transformers`, token for token: short and long audio, prompts, silence."""
 
 from pathlib import Path
 from typing import Any
@@ -8,15 +8,15 @@ import torch
 import transformers
 
 import regard
-from regard.audio import Sound
+from regard.audio import Audio
 from regard.language_model import LanguageModel
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
-from regard.speech.transcription import Transcription, fallback
+from regard.speech.transcription import Transcription, temperature_fallback
 from regard.text.train import byte
-from tests.speech.recordings import noise, stored, wav
+from tests.speech.audio_files import noise, stored, wav
 from tests.speech.tiny_whisper import GENERATION, MELS, SPECIAL, VOCAB, WINDOW, write_tiny_whisper
 
 EXTRACTOR = transformers.WhisperFeatureExtractor(feature_size=MELS, chunk_length=WINDOW // 100)
@@ -46,19 +46,19 @@ def check(found: Transcription, segments: list[tuple[float, float, tuple[int, ..
 
 
 @pytest.mark.parametrize("timestamps", [False, True])
-def test_recordings_of_a_window_equal_transformers(llm: LanguageModel, reference: Any, timestamps: bool) -> None:
-    recordings = [noise(1.0, seed) for seed in range(3)]
-    found = llm.transcribe(recordings, timestamps=timestamps)
-    for transcription, samples in zip(found, recordings, strict=True):
+def test_audio_of_one_window_equals_transformers(llm: LanguageModel, reference: Any, timestamps: bool) -> None:
+    inputs = [noise(1.0, seed) for seed in range(3)]
+    found = llm.transcribe(inputs, timestamps=timestamps)
+    for transcription, samples in zip(found, inputs, strict=True):
         check(transcription, expected(reference, samples, return_timestamps=timestamps))
-    assert len({transcription.text for transcription in found}) == 3  # the sound matters
+    assert len({transcription.text for transcription in found}) == 3  # the audio matters
     assert sum(len(transcription.segments) for transcription in found) > (6 if timestamps else 2)
 
 
-def test_long_recordings_equal_transformers(llm: LanguageModel, reference: Any) -> None:
-    recordings = [noise(seconds, seed) for seed, seconds in enumerate([1.05, 2.5, 4.37])]
-    found = llm.transcribe(recordings)
-    for transcription, samples in zip(found, recordings, strict=True):
+def test_long_audio_equals_transformers(llm: LanguageModel, reference: Any) -> None:
+    inputs = [noise(seconds, seed) for seed, seconds in enumerate([1.05, 2.5, 4.37])]
+    found = llm.transcribe(inputs)
+    for transcription, samples in zip(found, inputs, strict=True):
         check(transcription, expected(reference, samples, return_timestamps=True))
         assert transcription.duration == len(samples) / 16000
     assert max(segment.seek for segment in found[2].segments) > 3 * WINDOW
@@ -111,7 +111,9 @@ def test_fallback_raises_the_temperature(llm: LanguageModel) -> None:
     assert {segment.temperature for segment in found.segments} == {1.0}  # every text is above the threshold
     assert llm.transcribe(samples, **options) == found  # by its seed
     assert llm.transcribe(samples, **options, seed=1) != found
-    low = llm.transcribe(samples, **fallback() | {"compression_ratio_threshold": 99.0, "logprob_threshold": -99.0})
+    low = llm.transcribe(
+        samples, **temperature_fallback() | {"compression_ratio_threshold": 99.0, "logprob_threshold": -99.0}
+    )
     assert low == llm.transcribe(samples)
 
 
@@ -119,9 +121,9 @@ def test_files_and_arrays(llm: LanguageModel, tmp_path: Path) -> None:
     samples = noise(0.8, 2)
     path, values = tmp_path / "speech.wav", (samples * 32767).to(torch.int16)
     path.write_bytes(wav(samples))
-    found = llm.transcribe([path, str(path), stored(samples).numpy(), Sound(stored(samples), 16000)])
+    found = llm.transcribe([path, str(path), stored(samples).numpy(), Audio(stored(samples), 16000)])
     assert all(each == found[0] for each in found) and found[0].duration == 0.8
-    halved = llm.transcribe(Sound(stored(samples[::2]), 8000))
+    halved = llm.transcribe(Audio(stored(samples[::2]), 8000))
     assert halved.duration == 0.8
     for audio, reason in [
         (values, "type torch.int16; give one channel of floats"),
@@ -131,7 +133,7 @@ def test_files_and_arrays(llm: LanguageModel, tmp_path: Path) -> None:
     ]:
         with pytest.raises(ValueError, match=reason):
             llm.transcribe(audio)
-    (tmp_path / "text.wav").write_text("no sound")
+    (tmp_path / "text.wav").write_text("no audio")
     with pytest.raises(ValueError, match=r"text\.wav: not a WAV file"):
         llm.transcribe(tmp_path / "text.wav")
 
@@ -166,7 +168,7 @@ def test_tokens_from_the_vocabulary_and_models_of_english(llm: LanguageModel, tm
     found = english.transcribe(samples, language="english")
     check(found, expected(reference, samples, task=None, return_timestamps=True))
     assert found.language == "en"
-    with pytest.raises(ValueError, match="knows English only"):
+    with pytest.raises(ValueError, match="is English-only"):
         english.transcribe(samples, task="translate")
     for number, (name, value, token) in enumerate(
         [
@@ -183,5 +185,5 @@ def test_tokens_from_the_vocabulary_and_models_of_english(llm: LanguageModel, tm
 def test_other_models_are_refused() -> None:
     block = Block((Sublayer(Attention(heads=2)),))
     decoder = Decoder(vocab=byte().vocab_size, width=8, layers=(Repeat((block,)),), context=8).build(seed=0)
-    with pytest.raises(ValueError, match="of kind decoder and reads no sound; transcribe with a Whisper model"):
+    with pytest.raises(ValueError, match="of kind decoder and reads no audio; transcribe with a Whisper model"):
         LanguageModel(decoder, byte()).transcribe(noise(0.1))

@@ -47,7 +47,7 @@ def write_tiny_whisper(folder: Path, **generation: Any) -> transformers.WhisperF
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() > 1:
-                parameter *= 4 if "embed" in name else 24  # so that the tokens depend clearly on the sound
+                parameter *= 4 if "embed" in name else 24  # so that the tokens depend clearly on the audio
     settings = {name: value for name, value in (GENERATION | generation).items() if value is not None}
     model.generation_config = transformers.GenerationConfig(**settings)
     model.save_pretrained(folder)

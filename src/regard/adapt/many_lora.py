@@ -164,7 +164,7 @@ class AdaptedModel:
                 )
 
     def prepare(self, adapter: LoraWeights) -> Callable[[], None] | None:
-        """Make place for an adapter; returns a function that undoes it, or None if nothing had to change.
+        """Make room for an adapter; returns a function that undoes it, or None if nothing had to change.
 
         Modules and the addresses of tensors change. All tensors are allocated before the first change, so if memory
         runs out, the model is as before.

@@ -1,4 +1,4 @@
-"""`regard transcribe`: the text, or subtitles, of recordings by a Whisper model."""
+"""`regard transcribe`: the text, or subtitles, of audio files by a Whisper model."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -26,9 +26,7 @@ def transcribe(
     timestamps: Annotated[
         bool, typer.Option("--timestamps", help="With --format text: a line per segment, after its start and end.")
     ] = False,
-    prompt: Annotated[
-        str | None, typer.Option(help="Text that precedes the recording: names, spellings, style.")
-    ] = None,
+    prompt: Annotated[str | None, typer.Option(help="Text that precedes the audio: names, spellings, style.")] = None,
     temperature: Annotated[
         float | None,
         typer.Option(min=0, help="Default: 0, and higher where the text repeats itself or is unlikely."),
@@ -41,7 +39,7 @@ def transcribe(
     ] = None,
     device: DeviceOption = "auto",
 ) -> None:
-    """Transcribe recordings with a Whisper model; several files are decoded in one batch.
+    """Transcribe audio files with a Whisper model; several files are decoded in one batch.
 
     Convert other formats to WAV before: ffmpeg -i talk.mp3 -ar 16000 -ac 1 talk.wav
 
@@ -57,10 +55,10 @@ def transcribe(
     if output is not None and len({file.stem for file in files}) < len(files):
         raise typer.BadParameter("several files have the same name, so they cannot be written into one folder")
     from regard.language_model import load
-    from regard.speech.transcription import TranscriptionOptions, fallback
+    from regard.speech.transcription import TranscriptionOptions, temperature_fallback
 
     task = "translate" if translate else "transcribe"
-    options: TranscriptionOptions = fallback() if temperature is None else {"temperature": temperature}
+    options: TranscriptionOptions = temperature_fallback() if temperature is None else {"temperature": temperature}
     options |= {"language": language, "task": task, "prompt": prompt, "timestamps": timestamps or format != "text"}
     if output is not None:
         output.mkdir(parents=True, exist_ok=True)

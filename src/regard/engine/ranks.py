@@ -66,7 +66,7 @@ class Ranks:
         self.recorded: list[tuple] = []
         self.pipes: list[Connection] = []
         self.processes: list[SpawnProcess] = []
-        self.folder: tempfile.TemporaryDirectory | None = None  # in which the ranks find one another
+        self.folder: tempfile.TemporaryDirectory | None = None  # with the file by which the ranks connect
         self.store: RecordedStore | None = None
         self.monitor = threading.Thread(target=self.watch, name="regard-ranks", daemon=True)
 
@@ -96,7 +96,7 @@ class Ranks:
         )  # fmt: skip
 
     def start(self) -> str:
-        """Start the other ranks; returns the folder in which they find one another."""
+        """Start the other ranks; returns the folder with the file by which they connect."""
         self.folder = tempfile.TemporaryDirectory(prefix="regard-ranks-")
         context = multiprocessing.get_context("spawn")
         threads = max(1, torch.get_num_threads() // self.size)

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
-TEXT_BODY, MEDIA_BODY = 1 << 20, 26 << 20  # bytes; OpenAI's API takes recordings of 25 MB
+TEXT_BODY, MEDIA_BODY = 1 << 20, 26 << 20  # bytes; OpenAI's API takes audio files of 25 MB
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+")
 
 
@@ -19,7 +19,7 @@ class NetworkOptions:
     share no prefixes. allow_hosts: host names that clients may use besides those of this machine; none for an address
     that other machines can reach: any name. allow_origins: origins, such as "https://app.example", whose pages may call
     the server besides its own page; "*" allows all and requires a key. access_log: log every request to the logger
-    `regard.access`. max_body: bytes of a request; None: more if a model reads images or sound. drain: seconds in
+    `regard.access`. max_body: bytes of a request; None: more if a model reads images or audio. drain: seconds in
     which responses may finish after a signal to exit.
     """
 

@@ -31,7 +31,7 @@ from regard.text.chat import encode_chat, strings_in
 from regard.text.infilling import encode_infilling, infilling_tokens
 from regard.text.tokenizer import Tokenizer
 
-MAX_RECORDINGS = 32  # that are transcribed at a time
+MAX_AUDIO_REQUESTS = 32  # transcriptions at a time
 MAX_CONTEXT = 1 << 20  # tokens, where neither an engine nor an encoder limits them
 
 
@@ -50,7 +50,7 @@ class ServedModel:
     """`engine` is None for a model that only encodes texts. `encoder` is for embeddings and ranking. `submit_source`
     submits a prompt as the source of an encoder-decoder; None: a decoder continues the prompt. `read_adapter` reads the
     adapter of a folder, for clients that load one. `images` is for a model that reads images, `speech` for one that
-    transcribes recordings."""
+    transcribes audio."""
 
     adapter: str | None = None  # set by with_adapter
 
@@ -72,7 +72,7 @@ class ServedModel:
         self.lens = None if lens is None else LensThread(lens)
         self.encoder, self.encoder_thread = encoder, WorkerThread("encoder")
         self.images, self.image_thread = images, WorkerThread("images")
-        self.speech, self.audio_thread = speech, WorkerThread("audio", MAX_RECORDINGS)
+        self.speech, self.audio_thread = speech, WorkerThread("audio", MAX_AUDIO_REQUESTS)
         self.prompt_is_source = submit_source is not None  # for an encoder-decoder
         self.read_adapter = read_adapter
         self.metrics = RequestMetrics()
@@ -84,7 +84,7 @@ class ServedModel:
     def generator(self) -> AsyncEngine:
         """The engine; 404 if the model does not continue prompts."""
         if self.speech is not None:
-            message = "this model transcribes recordings; use /v1/audio/transcriptions"
+            message = "this model transcribes audio; use /v1/audio/transcriptions"
             raise ApiError(404, message, code="no_generation")
         if self.engine is None:
             raise ApiError(404, "this model generates no text; use /v1/embeddings", code="no_generation")

@@ -1,11 +1,11 @@
-"""The transcription of one HTTP request: the windows of a recording, one request to the engine after another."""
+"""The transcription of one HTTP request: the windows of its audio, one request to the engine after another."""
 
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 
-from regard.audio import Sound, read_wav
+from regard.audio import read_wav
 from regard.engine.async_engine import AsyncEngine, Failure, RequestHandle
 from regard.engine.request import RequestOptions, Token
 from regard.server.errors import ApiError
@@ -14,14 +14,13 @@ from regard.server.metrics import RequestMetrics
 from regard.speech.speech_decoder import SpeechDecoder, SpeechModel, WindowRequest, next_window
 from regard.speech.transcription import TranscriptionSettings, read_samples
 
-MAX_SECONDS = 3600  # of a recording
+MAX_SECONDS = 3600  # of audio
 
 
-def open_recording(model: SpeechModel, data: bytes, settings: TranscriptionSettings) -> SpeechDecoder:
+def open_audio(model: SpeechModel, data: bytes, settings: TranscriptionSettings) -> SpeechDecoder:
     """The decoder of a WAV file; 400 if it is damaged or too long. It takes long: call it in a thread."""
     try:
-        sound: Sound = read_wav(data, MAX_SECONDS)
-        samples = read_samples(sound)
+        samples = read_samples(read_wav(data, MAX_SECONDS))
     except ValueError as error:
         raise ApiError(400, f"the file cannot be read: {error}", code="invalid_audio", param="file") from error
     try:

@@ -1,4 +1,4 @@
-"""POST /v1/audio/transcriptions and /v1/audio/translations: the text of a recording, by a Whisper model.
+"""POST /v1/audio/transcriptions and /v1/audio/translations: the text of an audio file, by a Whisper model.
 
 The body is a form (multipart/form-data) with a WAV file. A temperature of 0, the default, is raised for a window whose
 text repeats itself or is unlikely, as OpenAI describes it. A stream has an event per window.
@@ -20,9 +20,9 @@ from regard.server.response_schema import ResponseBody, or_stream
 from regard.server.responses import data_events, event, respond
 from regard.server.schema import Name
 from regard.server.served_model import ServedModel
-from regard.server.speech_task import SpeechTask, open_recording
+from regard.server.speech_task import SpeechTask, open_audio
 from regard.speech.subtitles import plain_text, srt, verbose, vtt
-from regard.speech.transcription import TranscriptionOptions, TranscriptionSettings, fallback
+from regard.speech.transcription import TranscriptionOptions, TranscriptionSettings, temperature_fallback
 
 MULTIPART = "multipart/form-data"
 TEXT_FORMATS = {"text": plain_text, "srt": srt, "vtt": vtt}
@@ -41,7 +41,9 @@ class AudioForm(BaseModel):
 
     def settings(self, task: str, language: str | None = None) -> TranscriptionSettings:
         timestamps = self.response_format in ("srt", "verbose_json", "vtt")
-        options: TranscriptionOptions = {"temperature": self.temperature} if self.temperature else fallback()
+        options: TranscriptionOptions = (
+            {"temperature": self.temperature} if self.temperature else temperature_fallback()
+        )
         options |= {"language": language, "task": task, "timestamps": timestamps, "prompt": self.prompt}
         return TranscriptionSettings(**options)
 
@@ -128,7 +130,7 @@ async def open_task(
 ) -> SpeechTask:
     model, engine = served.speech, served.engine
     if model is None or engine is None:
-        message = f"the model {served.name!r} reads no sound; use a Whisper model"
+        message = f"the model {served.name!r} reads no audio; use a Whisper model"
         raise ApiError(404, message, code="no_transcription", param="model")
     try:
         model.tokens.language_ids(settings.language)
@@ -140,7 +142,7 @@ async def open_task(
     options = RequestOptions(salt=tenant, tenant=tenant, adapter=served.adapter)
     with ExitStack() as stack:
         stack.enter_context(served.audio_thread.request())  # until the response ends: features take up to 200 MB
-        decoder = await served.audio_thread.run(open_recording, model, data, settings)
+        decoder = await served.audio_thread.run(open_audio, model, data, settings)
         task = SpeechTask(engine, decoder, served.metrics, options, stack.pop_all().close)
     await task.start()  # before the response starts, so that a refusal has a status
     return task

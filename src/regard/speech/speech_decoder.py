@@ -1,13 +1,13 @@
-"""Whisper on recordings of any length: windows of 30 seconds, each of which starts where the segments before it end.
+"""Whisper on audio of any length: windows of 30 seconds, each of which starts where the segments before it end.
 
 A `SpeechDecoder` runs no model itself. It yields the requests for an engine and is sent their tokens, so that threads
-and asyncio use it alike, and the windows of many recordings are decoded in one batch:
+and asyncio use it alike, and the windows of many audio inputs are decoded in one batch:
 
     requests = decoder.windows()
     request = next(requests)          then: request = requests.send(tokens), until StopIteration
 
 Windows and segments are those of `transformers` (WhisperGenerationMixin.generate): the text of earlier windows is no
-prompt of later ones, and the features of a recording have one scale. Thresholds are those of Radford et al. 2022.
+prompt of later ones, and the features of all windows have one scale. Thresholds are those of Radford et al. 2022.
 """
 
 import zlib
@@ -63,10 +63,10 @@ class WindowRequest(NamedTuple):
     source: Tensor
 
 
-Windows = Generator[WindowRequest, Sequence[Token], None]
+WindowRequests = Generator[WindowRequest, Sequence[Token], None]
 
 
-def next_window(windows: Windows, tokens: Sequence[Token]) -> WindowRequest | None:
+def next_window(windows: WindowRequests, tokens: Sequence[Token]) -> WindowRequest | None:
     """The request after the one that generated these tokens; None after the last."""
     try:
         return windows.send(tokens)
@@ -87,14 +87,14 @@ class SpeechDecoder:
         """samples (T,) at 16 kHz. ValueError if the model cannot have these settings."""
         self.model, self.settings, self.duration = model, settings, len(samples) / RATE
         self.features = model.features(samples)
-        self.frames = min(self.features.shape[1], -(-len(samples) // HOP))  # with sound; the others are silence
+        self.frames = min(self.features.shape[1], -(-len(samples) // HOP))  # with audio; the others are padding
         self.timestamps = settings.timestamps or self.frames > model.window
         self.languages, self.tasks = model.tokens.language_ids(settings.language), model.tokens.task_ids(settings.task)
         self.prompt = model.prompt_ids(settings.prompt)
         self.segments: list[Segment] = []
         self.requests = 0
 
-    def windows(self) -> Windows:
+    def windows(self) -> WindowRequests:
         if self.prompt and len(self.languages) > 1:  # the prompt would influence the choice
             rules = DecodingRules(self.model.tokens, 1, [self.languages], timestamps=False)
             found = yield self.request([self.model.tokens.start], rules, self.window_at(0), 0.0, max_new=0)

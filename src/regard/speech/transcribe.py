@@ -1,4 +1,4 @@
-"""Transcribe recordings with an engine, those of a list in one batch."""
+"""Transcribe audio with an engine, the items of a list in one batch."""
 
 import math
 from contextlib import AbstractContextManager
@@ -7,14 +7,14 @@ from typing import Any
 
 from torch import nn
 
-from regard.audio import Sound
+from regard.audio import Audio
 from regard.engine.engine import Engine
 from regard.engine.jobs import run_jobs
 from regard.engine.request import Request
 from regard.models.encoder_decoder import EncoderDecoderModule
 from regard.parts.frames import Frames
 from regard.spec import suggest_name
-from regard.speech.speech_decoder import SpeechDecoder, SpeechModel, Windows, next_window
+from regard.speech.speech_decoder import SpeechDecoder, SpeechModel, WindowRequests, next_window
 from regard.speech.transcription import (
     AudioInput,
     TranscriptionOptions,
@@ -32,7 +32,7 @@ def speech_model(model: nn.Module, tokenizer: Tokenizer, engine: Engine) -> Spee
     source = model.spec.source.input if isinstance(model, EncoderDecoderModule) else None
     if not isinstance(source, Frames):
         spec: Any = model.spec
-        raise ValueError(f"this model is of kind {spec.kind} and reads no sound; transcribe with a Whisper model")
+        raise ValueError(f"this model is of kind {spec.kind} and reads no audio; transcribe with a Whisper model")
     stride, tokens = math.prod(source.strides), read_whisper_tokens(tokenizer, engine.model.spec.vocab)
     return SpeechModel(tokenizer, tokens, source.channels, engine.source_capacity * stride, stride, engine.capacity)
 
@@ -46,19 +46,19 @@ def checked_settings(options: TranscriptionOptions) -> TranscriptionSettings:
 def transcribe(
     model: SpeechModel, engine: Engine, lock: AbstractContextManager, audio: Any, options: TranscriptionOptions
 ) -> Any:
-    """The Transcription of a recording, or of each in a list. lock: held during every call to the engine."""
-    settings, several = checked_settings(options), isinstance(audio, list | tuple) and not isinstance(audio, Sound)
-    recordings: list[AudioInput] = list(audio) if several else [audio]
-    decoders = [SpeechDecoder(model, read_samples(recording), settings) for recording in recordings]
+    """The Transcription of one AudioInput, or of each in a list. lock: held during every call to the engine."""
+    settings, several = checked_settings(options), isinstance(audio, list | tuple) and not isinstance(audio, Audio)
+    inputs: list[AudioInput] = list(audio) if several else [audio]
+    decoders = [SpeechDecoder(model, read_samples(each), settings) for each in inputs]
     run_jobs(engine, lock, [WindowJob(engine, decoder.windows()) for decoder in decoders])
     found = [decoder.transcription() for decoder in decoders]
     return found if several else found[0]
 
 
 class WindowJob:
-    """The windows of a recording, one request after another."""
+    """The windows of one audio input, one request after another."""
 
-    def __init__(self, engine: Engine, windows: Windows):
+    def __init__(self, engine: Engine, windows: WindowRequests):
         self.engine, self.windows = engine, windows
         self.window = next(windows, None)
 

@@ -1,4 +1,4 @@
-"""The transcription of a recording, and the settings by which it is made."""
+"""The transcription of audio, and the settings by which it is made."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.audio import RATE, Sound, read_wav, resample
+from regard.audio import RATE, Audio, read_wav, resample
 
-AudioInput = str | Path | np.ndarray | Tensor | Sound  # a WAV file, or samples; those of an array are at 16 kHz
+AudioInput = str | Path | np.ndarray | Tensor | Audio  # a WAV file, or samples; those of an array are at 16 kHz
 
 
 class Segment(NamedTuple):
@@ -49,8 +49,8 @@ class TranscriptionOptions(TypedDict, total=False):
     no_speech_threshold: float | None
 
 
-def fallback() -> TranscriptionOptions:
-    """The thresholds of Radford et al. 2022, section 4.5.
+def temperature_fallback() -> TranscriptionOptions:
+    """The temperatures and thresholds of Radford et al. 2022, section 4.5.
 
     If the text of a window repeats itself or is unlikely, the window is decoded again at the next temperature. A window
     that is probably silent and whose text is unlikely has no text.
@@ -67,8 +67,8 @@ def fallback() -> TranscriptionOptions:
 class TranscriptionSettings:
     language: str | None = None  # a code or an English name; None: detected
     task: str = "transcribe"  # or translate: into English
-    timestamps: bool = False  # of segments; a recording that is longer than a window always has them
-    prompt: str | None = None  # text that precedes the recording: names, spellings, style
+    timestamps: bool = False  # of segments; audio that is longer than a window always has them
+    prompt: str | None = None  # text that precedes the audio: names, spellings, style
     temperature: float | Sequence[float] = 0.0  # several: tried in this order until no threshold is exceeded
     max_new_tokens: int | None = None  # per window; None: what fits into the context
     seed: int = 0
@@ -96,18 +96,18 @@ def is_number(value: object) -> bool:
 
 
 def read_samples(audio: AudioInput) -> Tensor:
-    """(T,) samples at 16 kHz, in float32. ValueError if there are none, or they are no sound."""
+    """(T,) samples at 16 kHz, in float32. ValueError if there are none, or they are not finite."""
     if isinstance(audio, str | Path):
         try:
-            sound = read_wav(Path(audio).read_bytes())
+            audio = read_wav(Path(audio).read_bytes())
         except ValueError as error:
             raise ValueError(f"{audio}: {error}") from error
-    else:
-        sound = audio if isinstance(audio, Sound) else Sound(torch.as_tensor(audio), RATE)
-    samples = sound.samples
+    elif not isinstance(audio, Audio):
+        audio = Audio(torch.as_tensor(audio), RATE)
+    samples = audio.samples
     if samples.dim() != 1 or not samples.is_floating_point():
         found = f"shape {tuple(samples.shape)} and type {samples.dtype}"
         raise ValueError(f"the samples have {found}; give one channel of floats from -1 to 1, such as int16 / 32768")
     if not len(samples) or not bool(samples.isfinite().all()):
-        raise ValueError("the recording has no samples, or some are not finite; give at least one")
-    return resample(samples.float().cpu(), sound.rate, RATE)
+        raise ValueError("the audio has no samples, or some are not finite; give at least one")
+    return resample(samples.float().cpu(), audio.rate, RATE)

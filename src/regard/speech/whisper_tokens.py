@@ -45,7 +45,7 @@ class WhisperTokens:
     end: int  # <|endoftext|>
     no_timestamps: int
     previous: int | None  # <|startofprev|>, before a prompt
-    languages: Mapping[str, int]  # by code; none: the model knows English only, and has no tasks
+    languages: Mapping[str, int]  # by code; none: the model is English-only, and has no tasks
     tasks: Mapping[str, int]
     suppress: tuple[int, ...] = ()  # never generated
     begin_suppress: tuple[int, ...] = ()  # never generated first
@@ -60,7 +60,7 @@ class WhisperTokens:
         return self.no_timestamps - 1
 
     def language_ids(self, language: str | None) -> tuple[int, ...]:
-        """The id of a language, all ids if it is to be detected, none for a model of English."""
+        """The id of a language, all ids if it is to be detected, none for an English-only model."""
         if language is None:
             return tuple(self.languages.values())
         if not self.languages:
@@ -76,7 +76,7 @@ class WhisperTokens:
             raise ValueError(f"task={task!r} must be one of {', '.join(TASKS)}")
         if task not in self.tasks:
             if task == "translate":
-                raise ValueError("this model knows English only and cannot translate; use a multilingual one")
+                raise ValueError("this model is English-only and cannot translate; use a multilingual one")
             return ()
         return (self.tasks[task],)
 

@@ -1,4 +1,4 @@
-"""Recordings without speech, as samples and as WAV files."""
+"""Audio without speech, as samples and as WAV files."""
 
 import io
 import wave
