@@ -18,6 +18,7 @@ from regard.cli.open_model import open_model
 from regard.engine.runner import Runner
 from regard.server.network_options import NetworkOptions
 from tests.cli.conftest import regard
+from tests.server.server_process import read_url
 
 QUESTION = "Anna is in the barn. Where is Anna?"
 
@@ -26,15 +27,10 @@ QUESTION = "Anna is in the barn. Where is Anna?"
 def address(demo_run: Path) -> Iterator[str]:
     command = [sys.executable, "-m", "regard", "serve", str(demo_run), "--port", "0", "--name", "demo", "--rows", "3"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
-        assert server.stderr is not None
-        printed = ""
-        while not (found := re.search(r"http://127\.0\.0\.1:\d+", printed)):
-            line = server.stderr.readline()
-            assert line, printed
-            printed += line
+        url, printed = read_url(server)
         assert re.search(r"rows +3  \(--rows\)", printed) and re.search(r"dtype +float32  \(as stored", printed)
         assert re.search(r"compile +off", printed) and re.search(r"context +\d+ tokens  \(the model's\)", printed)
-        yield found[0]
+        yield url
         server.send_signal(signal.SIGTERM)
         assert server.wait(timeout=20) in (0, -signal.SIGTERM)
 

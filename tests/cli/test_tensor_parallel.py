@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from regard.parts.block import Block, Sublayer
 from regard.parts.feedforward import SwiGLU
 from regard.parts.position.rope import Rope
 from regard.text.train import byte
+from tests.server.server_process import read_url
 
 COMMAND = [sys.executable, "-m", "regard"]
 
@@ -73,12 +73,8 @@ def test_serve_answers_and_ends_with_its_ranks(folder: Path, ending: str, tmp_pa
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
     try:
         assert server.stderr is not None
-        printed = ""
-        while not (found := re.search(r"http://127\.0\.0\.1:\d+", printed)):
-            line = server.stderr.readline()
-            assert line, printed
-            printed += line
-        assert complete(found[0])["usage"]["completion_tokens"] == 4
+        url, _ = read_url(server)
+        assert complete(url)["usage"]["completion_tokens"] == 4
         (rank,) = children(server.pid)
         os.kill(server.pid if ending == "signal" else rank, signal.SIGTERM if ending == "signal" else signal.SIGKILL)
         printed = server.stderr.read()

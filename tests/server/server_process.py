@@ -28,6 +28,17 @@ def save_tiny(folder: Path) -> Path:
     return folder
 
 
+def read_url(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """The URL of a server that is starting, and what it has printed to stderr until then."""
+    assert process.stderr is not None
+    printed = ""
+    while not (found := re.search(r"http://127\.0\.0\.1:\d+", printed)):
+        line = process.stderr.readline()
+        assert line, f"the server did not start: {printed}"
+        printed += line
+    return found[0], printed
+
+
 @contextmanager
 def serve_process(folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """The process and its URL. It is killed at the end if it is still running."""
@@ -36,8 +47,7 @@ def serve_process(folder: Path, *options: str) -> Iterator[tuple[subprocess.Pope
         messages = process.stderr
         assert messages is not None
         try:
-            url = next((found[0] for line in messages if (found := re.search(r"http://127\.0\.0\.1:\d+", line))), None)
-            assert url is not None, "the server did not start"
+            url, _ = read_url(process)
             log: deque[str] = deque(maxlen=50)  # read all the time, because a full pipe would block the server
             threading.Thread(target=lambda: log.extend(messages), daemon=True).start()
             try:

@@ -22,6 +22,7 @@ from regard.parts.block import Block, Sublayer
 from regard.parts.feedforward import SwiGLU
 from regard.parts.position.rope import Rope
 from regard.text.train import byte
+from tests.server.server_process import read_url
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 STORY = "Mira put the red lamp into the wooden box and carried it to the garden. "
@@ -38,14 +39,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, subp
     environment = os.environ | {"REGARD_KEY": "secret", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stderr is not None
-        printed = ""
-        while not (found := re.search(r"http://127\.0\.0\.1:\d+", printed)):
-            line = process.stderr.readline()
-            assert line, printed
-            printed += line
+        url, _ = read_url(process)
         threading.Thread(target=process.stderr.read, daemon=True).start()  # so that the pipe never fills
         children = descendants(process.pid)
-        yield found[0], process
+        yield url, process
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=90) in (0, signal.SIGTERM, -signal.SIGTERM)  # Ray exits with the number itself
     deadline = time.monotonic() + 30
