@@ -12,10 +12,10 @@ import pytest
 from starlette.responses import JSONResponse
 
 from regard.server.app import create_app
-from regard.server.served_model import ServedModel
+from regard.server.served_model import ServedModel, TextEncoder
 from regard.text.chat import DEFAULT_TEMPLATE
 from regard.text.tokenizer import Tokenizer
-from tests.server.fake_engine import FakeEngine
+from tests.server.fake_engine import FakeEngine, fake_embeddings
 from tests.server.test_bad_input import CHAT, COMPLETION
 
 LONGEST = 0.1  # seconds per callback
@@ -127,6 +127,27 @@ def test_a_long_response_is_encoded_outside_of_the_event_loop(tokenizer, monkeyp
     for tokens in (10, 600):
         assert asyncio.run(post(tokens)).json()["usage"]["completion_tokens"] == 2 * tokens
     assert [thread is threading.main_thread() for thread in threads] == [True, False]
+
+
+def test_vectors_are_encoded_outside_of_the_event_loop(tokenizer, monkeypatch):
+    threads, dumps = [], json.dumps
+
+    def recorded(value, **options):
+        if isinstance(value, list):
+            threads.append(threading.current_thread())
+        return dumps(value, **options)
+
+    async def post() -> httpx.Response:
+        app = create_app([ServedModel("tiny", tokenizer, encoder=TextEncoder(fake_embeddings))])
+        async with (
+            app.router.lifespan_context(app),
+            httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as client,
+        ):
+            return await client.post("/v1/embeddings", json={"model": "tiny", "input": ["a", "bc"]})
+
+    monkeypatch.setattr(json, "dumps", recorded)
+    assert len(asyncio.run(post()).json()["data"]) == 2
+    assert len(threads) == 2 and threading.main_thread() not in threads
 
 
 @pytest.mark.parametrize("tokens", [10, 1500])

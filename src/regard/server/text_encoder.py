@@ -5,6 +5,7 @@ cross-encoder, or else the cosine of the embeddings of query and document. A thr
 """
 
 import base64
+import json
 import secrets
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
@@ -132,21 +133,25 @@ def router(models: ModelRegistry) -> APIRouter:
         request.state.body, request.state.usage = body, {"prompt_tokens": tokens}  # for traces and the access log
         embed, as_base64 = encoder.embed, body.encoding_format == "base64"
 
-        def work(batch: list[str]) -> list:
+        def work(batch: list[str]) -> list[str]:
             vectors = embed(batch).float().cpu()
             if body.dimensions not in (None, vectors.shape[-1]):
                 rule = f"dimensions={body.dimensions}, but the vectors of this model have {vectors.shape[-1]}; omit it"
                 raise ApiError(400, rule, code="invalid_value", param="dimensions")
-            if not as_base64:
-                return vectors.tolist()
-            return [base64.b64encode(vector.numpy().astype("<f4").tobytes()).decode() for vector in vectors]
+            if as_base64:
+                rows = (base64.b64encode(vector.numpy().astype("<f4").tobytes()).decode() for vector in vectors)
+            else:
+                rows = (vector.tolist() for vector in vectors)
+            # One at a time: the encoder holds the interpreter's lock, and millions of numbers take it a second.
+            return [json.dumps(row, separators=(",", ":"), allow_nan=False) for row in rows]
 
         vectors = await compute(served, request, work, texts)
         if vectors is None:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
-        data = [{"object": "embedding", "index": i, "embedding": vector} for i, vector in enumerate(vectors)]
+        data = [f'{{"object":"embedding","index":{i},"embedding":{vector}}}' for i, vector in enumerate(vectors)]
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-        return JSONResponse({"object": "list", "data": data, "model": served.name, "usage": usage})
+        start = json.dumps({"object": "list", "model": served.name, "usage": usage})
+        return Response(f'{start[:-1]},"data":[{",".join(data)}]}}', media_type="application/json")
 
     @routes.post("/rerank", responses={200: {"model": Ranking}})
     async def rerank(body: RerankBody, request: Request) -> Response:
@@ -166,6 +171,7 @@ def router(models: ModelRegistry) -> APIRouter:
             tokens = await count_tokens(served, texts, encoder.context) + query_tokens
             vectors = await compute(served, request, lambda batch: list(embed(batch).float()), [body.query, *texts])
             scores = None if vectors is None else [float(vectors[0] @ vector) for vector in vectors[1:]]
+        request.state.usage = {"prompt_tokens": tokens}  # for the access log
         if scores is None:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         order = sorted(range(len(texts)), key=lambda i: (-scores[i], i))[: body.top_n]
