@@ -6,8 +6,8 @@
 - `HostCheck`        against DNS rebinding (a foreign name that resolves to 127.0.0.1) and cross-site posts;
 - `CORSMiddleware`   Starlette's, only if pages of other origins are allowed;
 - `KeyCheck`         compares the bearer token in constant time, on every path that is not public;
-- `BodyLimit`        rejects a body that is too long, JSON with too many arrays and objects, and a form with too many
-                     parts, before it is parsed.
+- `BodyLimit`        rejects a body that is too long, JSON with too many arrays and objects, a form with too many parts,
+                     and a URL-encoded one, before it is parsed.
 """
 
 import hmac
@@ -135,7 +135,7 @@ class KeyCheck:
         if not self.keys or path in PUBLIC_PATHS or path.startswith(PUBLIC_FOLDER):
             return True
         scheme, _, token = Headers(scope=scope).get("authorization", "").partition(" ")
-        sent = token.strip().encode()
+        sent = token.strip().encode("latin-1")  # the bytes of the header
         matches = [hmac.compare_digest(sent, key) for key in self.keys]  # all: the time does not tell which one matches
         if not any(matches) or scheme.lower() != "bearer":
             return False
@@ -171,9 +171,9 @@ class BodyLimit:
             more = message.get("more_body", False)
             if len(body) > self.max_body:
                 return await too_long.response()(scope, receive, send)
-        rule = find_costly_syntax(Headers(scope=scope).get("content-type", ""), body)
-        if rule is not None:
-            return await ApiError(400, rule, code="body_too_large").response()(scope, receive, send)
+        refusal = find_costly_syntax(Headers(scope=scope).get("content-type", ""), body)
+        if refusal is not None:
+            return await refusal.response()(scope, receive, send)
         unread: Message | None = {"type": "http.request", "body": bytes(body), "more_body": False}
 
         async def receive_body() -> Message:
@@ -184,17 +184,22 @@ class BodyLimit:
         await self.app(scope, receive_body, send)
 
 
-def find_costly_syntax(content_type: str, body: bytes | bytearray) -> str | None:
+def find_costly_syntax(content_type: str, body: bytes | bytearray) -> ApiError | None:
     """Why parsing the body could block the event loop; None if it cannot."""
     kind, options = parse_options_header(content_type)
+    if kind == b"application/x-www-form-urlencoded" and body:  # parsed byte by byte; curl -d sends it by default
+        rule = "send JSON with Content-Type: application/json, or for audio a multipart/form-data form"
+        return ApiError(400, f"a body of type {kind.decode()} is not supported; {rule}", code="unsupported_body")
     if kind != b"multipart/form-data":
         count = count_containers(body)
         rule = f"the body has {count} arrays and objects; send at most {MAX_CONTAINERS}"
-        return rule if count > MAX_CONTAINERS else None
+        return ApiError(400, rule, code="body_too_large") if count > MAX_CONTAINERS else None
     if b"charset" in options:
-        return "a form with a charset is not supported; send it in UTF-8, without a charset"
+        rule = "a form with a charset is not supported; send it in UTF-8, without a charset"
+        return ApiError(400, rule, code="unsupported_body")
     if body.count(b"--" + options.get(b"boundary", b"")) > MAX_BOUNDARIES:
-        return f"the boundary of the form occurs more than {MAX_BOUNDARIES} times in it; send fewer fields"
+        rule = f"the boundary of the form occurs more than {MAX_BOUNDARIES} times in it; send fewer fields"
+        return ApiError(400, rule, code="body_too_large")
     return None
 
 
