@@ -47,7 +47,7 @@ def router(models: ModelRegistry, folder: Path | None) -> APIRouter:
             raise ApiError(
                 400, f"{served.name!r:.100} is an adapter; name its model", code="invalid_value", param="model"
             )
-        path = find_adapter(root, body.lora_path)
+        path = await asyncio.to_thread(find_adapter, root, body.lora_path)
         async with lock:  # two requests cannot load the same name
             if body.lora_name in models.names:
                 message = f"the name {body.lora_name!r:.100} is taken; unload the adapter first, or choose another name"

@@ -47,10 +47,11 @@ def completion_logprobs(
     """
     texts, offsets, offset = [], [], 0
     ids, prompt_tokens = prompt or ([], [])
+    special_ids = frozenset(tokenizer.all_special_ids if ids else ())
     for id in ids:
         texts.append(tokenizer.decode_token(id))
         offsets.append(min(offset, start))
-        offset += 0 if id in tokenizer.all_special_ids else len(texts[-1])  # the echoed text has no special tokens
+        offset += 0 if id in special_ids else len(texts[-1])  # the echoed text has no special tokens
     new = [(delta, [*delta.tokens, *([] if delta.stop is None else [delta.stop])]) for delta in deltas]
     for delta, delta_tokens in new:
         offset = start + delta.offset

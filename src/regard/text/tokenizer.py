@@ -173,7 +173,7 @@ class Tokenizer:
         """The number of characters of the longest token."""
         return max(map(len, self.core.get_vocab(with_added_tokens=True)))
 
-    @property
+    @cached_property
     def vocab_size(self) -> int:
         return max(self.core.get_vocab(with_added_tokens=True).values()) + 1
 
