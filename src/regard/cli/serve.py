@@ -64,7 +64,7 @@ def serve(
     Each request names its model. Every model has an engine of its own; they divide the memory in equal parts.
 
     For an encoder-decoder, the prompt of /v1/completions is the source and the completion is its output. An encoder
-    has /v1/embeddings and /v1/rerank instead.
+    has /v1/embeddings and /v1/rerank instead, a Whisper model /v1/audio/transcriptions and /v1/audio/translations.
 
     --adapter adds one adapter to the model for all requests. With --lora-modules, and with adapters of --lora-folder
     that are loaded by POST /v1/load_lora_adapter, each request chooses: its model is the name of an adapter.

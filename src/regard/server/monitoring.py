@@ -33,12 +33,14 @@ def router(models: ModelRegistry, read_metrics: Callable[[], Awaitable[str]]) ->
     routes = APIRouter()
 
     def card(served: ServedModel) -> ModelCard:
-        parent = next((model.name for model in models if served.adapter in model.adapters), None)
-        return ModelCard(id=served.name, object="model", created=served.created, owned_by="regard", parent=parent)
+        return ModelCard(
+            id=served.name, object="model", created=served.created, owned_by="regard", parent=served.parent
+        )
 
     @routes.get("/v1/models")
     async def list_models() -> ModelList:
-        return ModelList(object="list", data=[card(models.find(name)) for name in models.names])
+        served = [each for model in models for each in (model, *map(model.with_adapter, model.adapters))]
+        return ModelList(object="list", data=[card(each) for each in served])
 
     @routes.get("/v1/models/{name:path}")
     async def describe_model(name: str) -> ModelCard:

@@ -24,7 +24,7 @@ from regard.server.metrics import METRICS_TYPE, merge_metrics
 from regard.server.network_options import NetworkOptions
 from regard.server.request_id import RequestId
 from regard.server.response_schema import Status
-from regard.server.responses import event
+from regard.server.responses import error_event, event, wait_for_disconnect
 
 log = logging.getLogger(__name__)
 Forward = Callable[[ForwardedRequest], AsyncGenerator[list[Message], None]]
@@ -174,16 +174,9 @@ class ForwardedResponse:
 
     def last_events(self, error: ApiError) -> str:
         if self.scope["path"] == "/v1/responses":
-            detail = error.body()["error"]
-            fields = {"type": "error", **{key: detail[key] for key in ("code", "message", "param")}}
-            return f"event: error\n{event(fields)}"
+            return f"event: error\n{event(error_event(error))}"
         return event(error.body()) + "data: [DONE]\n\n"
 
 
 async def no_more() -> Message:
     return {"type": "http.disconnect"}
-
-
-async def wait_for_disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -107,9 +107,15 @@ def event(data: dict) -> str:
     return f"data: {json.dumps(data, separators=(',', ':'), allow_nan=False)}\n\n"
 
 
+def error_event(error: ApiError) -> dict:
+    """The last event of a failed stream of /v1/responses."""
+    detail = error.body()["error"]
+    return {"type": "error", **{key: detail[key] for key in ("code", "message", "param")}}
+
+
 async def run_until_disconnect(request: Request, work: Coroutine[Any, Any, None]) -> bool:
     """Await `work`, but cancel it if the client disconnects. Returns whether it finished."""
-    task, disconnected = asyncio.ensure_future(work), asyncio.ensure_future(wait_for_disconnect(request))
+    task, disconnected = asyncio.ensure_future(work), asyncio.ensure_future(wait_for_disconnect(request.receive))
     try:
         await asyncio.wait({task, disconnected}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
@@ -120,6 +126,6 @@ async def run_until_disconnect(request: Request, work: Coroutine[Any, Any, None]
         disconnected.cancel()
 
 
-async def wait_for_disconnect(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
+async def wait_for_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
         pass

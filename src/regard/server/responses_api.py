@@ -27,7 +27,7 @@ from regard.server.logprobs import chat_logprobs
 from regard.server.middleware import tenant_of
 from regard.server.model_registry import ModelRegistry
 from regard.server.response_schema import or_stream
-from regard.server.responses import event, format_tokens, respond
+from regard.server.responses import error_event, event, format_tokens, respond
 from regard.server.responses_schema import ResponsesBody, ResponsesResponse
 from regard.server.schema import SamplingBody
 from regard.server.served_model import ServedModel
@@ -103,8 +103,7 @@ class ResponsesFormat:
             for encoded in await format_tokens(tokens, lambda: [self.event(data) for data in self.last_events()]):
                 yield encoded
         except ApiError as error:
-            detail = error.body()["error"]
-            yield self.event({"type": "error", **{key: detail[key] for key in ("code", "message", "param")}})
+            yield self.event(error_event(error))
 
     def event(self, data: dict) -> str:
         return f"event: {data['type']}\n" + event(data | {"sequence_number": next(self.sequence)})

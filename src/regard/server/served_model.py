@@ -53,6 +53,7 @@ class ServedModel:
     transcribes audio."""
 
     adapter: str | None = None  # set by with_adapter
+    parent: str | None = None  # the name of the model that the adapter is for
 
     def __init__(
         self,
@@ -77,7 +78,7 @@ class ServedModel:
         self.read_adapter = read_adapter
         self.metrics = RequestMetrics()
         self._grammars = GrammarThread(tokenizer)
-        # One thread for tokenizing: a long prompt must not block the event loop, and a tokenizer is not thread-safe.
+        # For tokenizing: a long prompt must not block the event loop. One thread, since a tokenizer has a lock.
         self._tokenizer_thread = ThreadPoolExecutor(1, "regard-tokenizer")
 
     @property
@@ -115,6 +116,7 @@ class ServedModel:
         """The model with this adapter, under its name; everything else is shared."""
         model = copy(self)
         model.name = model.adapter = name
+        model.parent = self.name
         model.lens = None  # it would show the model without the adapter
         return model
 
