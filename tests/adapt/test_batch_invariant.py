@@ -30,9 +30,8 @@ from regard.parts.ssm.mamba2 import Mamba2
 from tests.kernels.triton_device import DEVICE
 
 LLAMA = Attention(4, kv_heads=2, head_dim=32, position=Rope())
-QWEN = Attention(4, kv_heads=1, head_dim=32, position=Rope(), qk_norm=RMSNorm(), bias=True)
 FEEDFORWARD = SwiGLU(96)
-WINDOW = Attention(2, head_dim=32, position=Rope(), mask=Window(5))
+WINDOW = Attention(4, kv_heads=2, head_dim=32, position=Rope(), qk_norm=RMSNorm(), bias=True, mask=Window(5))
 
 
 def spec_of(*mixers: Any, feedforward: Any = FEEDFORWARD, vocab: int = 64, width: int = 48, times: int = 1) -> Decoder:
@@ -51,7 +50,7 @@ def build(spec: Decoder, dtype: torch.dtype = torch.float32) -> DecoderModule:
 @torch.inference_mode()
 def test_prompts_and_decode_steps_equal_those_of_the_model() -> None:
     torch.manual_seed(0)
-    model = build(spec_of(QWEN, WINDOW, feedforward=Gated(96, "gelu_tanh", bias=True)))
+    model = build(spec_of(WINDOW, feedforward=Gated(96, "gelu_tanh", bias=True)))
     lengths = [11, 1, 6]
     prompts = torch.randint(64, (3, max(lengths)), device=DEVICE)
     results = []

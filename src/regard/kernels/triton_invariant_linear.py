@@ -29,6 +29,7 @@ from regard.kernels.triton_decode_linear import (
     normalize,
 )
 
+TILES = ((128, 128), (128, 64), (64, 64), (32, 64))  # tokens and outputs
 BLOCK_K = 64  # columns per tile of many tokens; it divides every chunk
 TOKEN_GROUP = tl.constexpr(8)  # tiles of tokens that are computed one after another with the same rows of W, in L2
 # A compiler that contracts a · b + c to one rounding may do so in one kernel and not in the other.
@@ -148,6 +149,8 @@ def chunk_columns(columns: int, tiles: Tiles) -> int:
 
 
 def many_rows_tile(tokens: int, outputs: int, processors: int) -> tuple[int, int]:
-    """Tokens and outputs per tile: large ones, if they are as many as the multiprocessors."""
-    block_m = 64 if tokens <= 64 else 128
-    return block_m, 128 if -(-outputs // 128) * -(-tokens // block_m) >= processors else 64
+    """Tokens and outputs per tile: as large as leaves most multiprocessors a tile. They do not change the sums."""
+    for block_m, block_n in TILES:
+        if 4 * -(-outputs // block_n) * -(-tokens // block_m) >= 3 * processors:
+            return block_m, block_n
+    return TILES[-1]

@@ -154,6 +154,6 @@ def attend_invariant(
         table.stride(0), positions.stride(0), length, scale * math.log2(math.e), before,
         HEADS=kv_heads, GROUP=heads // kv_heads, DIM=dim, PAGE=page, WINDOW=before >= 0,
         TOKENS=tokens, BLOCK_M=block_m, BLOCK_N=block,
-        num_warps=4 if dim <= 128 else 8, num_stages=3 if dim <= 128 else 2, **EXACT,
+        num_warps=4 if block_m == BLOCK_M and dim <= 128 else 8, num_stages=3 if dim <= 128 else 2, **EXACT,
     )  # fmt: skip
     return out.flatten(2)
