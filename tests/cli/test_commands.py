@@ -88,6 +88,7 @@ def test_generate_follows_a_schema_an_expression_or_choices(demo_run: Path, tmp_
     assert re.fullmatch("[0-9]{3}-[a-f]", text("--regex", "[0-9]{3}-[a-f]"))
     assert text("--choice", "the barn", "--choice", "the house") in ("the barn", "the house")
     assert "exclude each other" in str(regard(*arguments, "--regex", "a", "--choice", "b").exception)
+    assert "needs a CUDA GPU" in str(regard(*arguments, "--batch-invariant", "--device", "cpu").exception)
     schema.write_text("{")
     assert "the schema is not JSON" in str(regard(*arguments, "--schema", schema).exception)
 

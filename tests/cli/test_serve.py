@@ -135,9 +135,11 @@ def test_several_models_are_served_by_their_names(demo_run: Path, monkeypatch: p
         (("{run}", "b={run}", "--name", "c"), "--name c is for one model; name several as NAME=MODEL, such as c={run}"),
         (("{run}", "b={run}", "--adapter", "x"), "--adapter is for one model"),
         (("{run}", "b=nosuch"), "'nosuch' is neither a file or folder nor a known name"),
+        (("{run}", "--batch-invariant", "--tensor-parallel", "2"), "--batch-invariant is without --tensor-parallel"),
+        (("{run}", "--batch-invariant", "--device", "cpu"), "batch_invariant needs a CUDA GPU, not cpu"),
     ],
 )
-def test_ambiguous_names_are_refused(demo_run: Path, given: tuple[str, ...], message: str) -> None:
+def test_ambiguous_names_and_options_are_refused(demo_run: Path, given: tuple[str, ...], message: str) -> None:
     result = regard("serve", *(text.format(run=demo_run) for text in given))
     assert isinstance(result.exception, ValueError) and message.format(run=demo_run) in str(result.exception)
 
