@@ -9,7 +9,11 @@ from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
+from regard.parts.body import Body
 from regard.parts.feedforward import FeedForward
+from regard.parts.rg_lru import RGLRU
+from regard.parts.ssm.mamba import Mamba
+from regard.parts.ssm.mamba2 import Mamba2
 from tests.laws import MODELS, OTHERS
 
 DEPTH, WIDTH = 8, 128
@@ -76,3 +80,12 @@ def test_building_on_the_meta_device_draws_no_random_numbers(name: str) -> None:
     before = torch.random.get_rng_state()
     build_on_meta((MODELS | OTHERS)[name])
     assert torch.equal(torch.random.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(
+    "body", [Mamba(1 << 40), Mamba(4, 1 << 40), Mamba2(4, 1, 1 << 40), RGLRU(1 << 20, 1 << 40)], ids=str
+)
+def test_building_on_the_meta_device_computes_no_values(body: Body) -> None:
+    """A damaged config may claim any size."""
+    model = build_on_meta(Decoder(5, 8, (Repeat((Block((Sublayer(body),)),)),)))
+    assert sum(parameter.numel() for parameter in model.parameters()) > 1 << 40

@@ -3,7 +3,8 @@
     A_n = -n                              initial decay rates, as in S4D's real form        Gu et al. 2022
     Δ log-uniform in [0.001, 0.1]         an untrained state decays over 10 to 1000 tokens
 
-Initial values are computed on the CPU and copied, so that nothing is computed on the meta device.
+Initial values are computed on the CPU and copied. On the meta device one value stands for all: a config may claim any
+size, and a checkpoint, which builds the model there during training, must not draw random numbers.
 """
 
 import math
@@ -20,7 +21,8 @@ CHUNK = 1024  # tokens
 
 def log_rates(count: int, *channels: int) -> nn.Parameter:
     """(…, count) log -A: the logarithms of 1 … count."""
-    return filled(torch.arange(1, count + 1, dtype=torch.float32, device="cpu").log(), *channels, count)
+    last = 1 if on_meta() else count
+    return filled(torch.arange(1, last + 1, dtype=torch.float32, device="cpu").log(), *channels, count)
 
 
 def step_bias(count: int) -> nn.Parameter:
@@ -30,13 +32,17 @@ def step_bias(count: int) -> nn.Parameter:
 
 
 def uniform(count: int, low: float, high: float) -> Tensor:
-    """(count,) draws on the CPU; none on the meta device, because checkpoints build models there during training."""
-    values = torch.full((count,), low, device="cpu")
-    return values if torch.empty(0).device.type == "meta" else values.uniform_(low, high)
+    """(count,) draws on the CPU; on the meta device (1,) without a draw."""
+    return torch.full((1,), low, device="cpu") if on_meta() else torch.empty(count, device="cpu").uniform_(low, high)
+
+
+def on_meta() -> bool:
+    """Whether modules are now built on the meta device."""
+    return torch.empty(0).device.type == "meta"
 
 
 def filled(values: Tensor, *shape: int) -> nn.Parameter:
-    """A parameter of this shape with these values, on the current default device."""
+    """A parameter of this shape with these values, broadcast, on the current default device."""
     parameter = nn.Parameter(torch.empty(shape))
     with torch.no_grad():
         parameter.copy_(values)
