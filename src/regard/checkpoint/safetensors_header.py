@@ -128,6 +128,9 @@ def read_tensor(path: Path, offset: int, shape: tuple[int, ...], stored: torch.d
         out = torch.empty(shape, dtype=dtype)
         chunks = out.flatten().split(CHUNK_BYTES // stored.itemsize)
     offsets = range(offset, offset + out.numel() * stored.itemsize, CHUNK_BYTES)
+    if len(offsets) == 1:  # starting a thread takes longer than reading a small tensor
+        read_chunk(path, stored, chunks[0], offset)
+        return out
     with ThreadPoolExecutor(torch.get_num_threads()) as threads:
         list(threads.map(partial(read_chunk, path, stored), chunks, offsets))
     return out

@@ -68,12 +68,14 @@ def draw_weight(weight: Tensor, name: str, depth: int, scheme: Scheme, embedding
         nn.init.normal_(weight, std=std / (2 * depth) ** 0.5 if name in INTO_STREAM else std)
 
 
-class SkipNormalInit(TorchFunctionMode):
-    """Skips normal_: on the meta device its first call imports torch's compiler, which takes seconds."""
+class SkipRandomInit(TorchFunctionMode):
+    """Skips random draws: on the meta device the first normal_ imports torch's compiler, which takes seconds."""
+
+    skipped = frozenset(("normal_", "uniform_", "kaiming_uniform_"))
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if func.__name__ == "normal_":
+        if func.__name__ in self.skipped:
             return args[0] if args else kwargs["tensor"]
         return func(*args, **kwargs)
 
@@ -81,7 +83,7 @@ class SkipNormalInit(TorchFunctionMode):
 @contextmanager
 def meta_device() -> Generator[None]:
     """Modules built in this context have shapes, but no storage and no random initialization."""
-    with torch.device("meta"), SkipNormalInit():
+    with torch.device("meta"), SkipRandomInit():
         yield
 
 
