@@ -24,8 +24,12 @@ from tests.ledger import (
 
 PAGE_TEXT = PAGE.read_text(encoding="utf-8")
 ROWS = read(PAGE_TEXT)
-CITED = citations()
 REMEDY = "run `python -m tests.ledger --tick`"
+
+
+@pytest.fixture(scope="module")
+def cited() -> dict[str, tuple[Citation, ...]]:
+    return citations()  # not on import: it parses all tests
 
 
 def test_every_line_of_a_table_is_read() -> None:
@@ -38,22 +42,24 @@ def test_ids_are_unique_and_kinds_are_known() -> None:
     assert {row.kind for row in ROWS} <= set(KINDS)
 
 
-def test_every_cited_row_exists() -> None:
-    unknown = {id: files for id, files in CITED.items() if id not in {row.id for row in ROWS}}
+def test_every_cited_row_exists(cited: dict[str, tuple[Citation, ...]]) -> None:
+    unknown = {id: files for id, files in cited.items() if id not in {row.id for row in ROWS}}
     assert not unknown, f"no such rows: {unknown}"
 
 
-def test_rows_are_ticked_and_name_their_files_if_and_only_if_the_citations_suffice() -> None:
-    expected = {row.id: files_that_show(row, CITED) for row in ROWS}
+def test_rows_are_ticked_and_name_their_files_if_and_only_if_the_citations_suffice(
+    cited: dict[str, tuple[Citation, ...]],
+) -> None:
+    expected = {row.id: files_that_show(row, cited) for row in ROWS}
     wrong = {row.id: (row.shown_by, expected[row.id]) for row in ROWS if row.shown_by != expected[row.id]}
     assert not wrong, f"{wrong}: {REMEDY}"
     assert [row.id for row in ROWS if row.ticked != bool(expected[row.id])] == [], REMEDY
 
 
-def test_only_claims_are_cited_without_being_shown() -> None:
+def test_only_claims_are_cited_without_being_shown(cited: dict[str, tuple[Citation, ...]]) -> None:
     """A claim may wait for more seeds. Any other row that is cited needs a sufficient citation at once."""
     kinds = {row.id: row.kind for row in ROWS}
-    assert [line for line in insufficient(ROWS, CITED) if kinds[line.partition(":")[0]] != "C"] == []
+    assert [line for line in insufficient(ROWS, cited) if kinds[line.partition(":")[0]] != "C"] == []
 
 
 @pytest.mark.parametrize(
@@ -120,7 +126,7 @@ def test_pages_and_labs_cite_in_comments() -> None:
     ]
 
 
-def test_ticking_follows_the_citations(tmp_path: Path) -> None:
+def test_ticking_follows_the_citations(tmp_path: Path, cited: dict[str, tuple[Citation, ...]]) -> None:
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "test_a.py").write_text('@pytest.mark.ledger("pos.rope")\ndef test_a(): ...')
     (tmp_path / "src/regard/labs").mkdir(parents=True)
@@ -131,6 +137,6 @@ def test_ticking_follows_the_citations(tmp_path: Path) -> None:
     (tmp_path / "docs/labs/some-lab.json").write_text('{"seeds": [0, 1, 2], "settings": {"size": "full"}}')
     page = tick(PAGE_TEXT, citations(tmp_path))
     assert [row.id for row in read(page) if row.ticked] == ["pos.rope", "ssm.recall"]
-    assert tick(page, CITED) == tick(PAGE_TEXT, CITED)
+    assert tick(page, cited) == tick(PAGE_TEXT, cited)
     with pytest.raises(ValueError, match=r"test_b.py cites 'pos.rop', which is no row of the ledger; .*pos.rope"):
         tick(page, {"pos.rop": (Citation("tests/test_b.py", "test"),)})

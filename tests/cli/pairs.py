@@ -169,8 +169,9 @@ def refusal(row: str, kind: str) -> str | None:
     return None
 
 
-TRAINED = [(row, kind) for row in MODELS for kind in OBJECTIVES if refusal(row, kind) is None]
-REFUSED = [(row, kind) for row in MODELS for kind in OBJECTIVES if refusal(row, kind) is not None]
+REFUSALS = {(row, kind): refusal(row, kind) for row in MODELS for kind in OBJECTIVES}
+TRAINED = [pair for pair, reason in REFUSALS.items() if reason is None]
+REFUSED = [pair for pair, reason in REFUSALS.items() if reason is not None]
 
 
 def example(row: str, kind: str, n: int) -> dict[str, Any]:
