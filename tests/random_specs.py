@@ -6,6 +6,7 @@ needs no strategy here. tests/models/test_random_specs.py compares these tables 
 
 from collections.abc import Callable, Collection
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from hypothesis import strategies as st
@@ -126,6 +127,7 @@ POSITIONS |= sample_each(other_parts(Position, (*POSITIONS, *ONLY_STACK), lambda
 positions = st.one_of(*POSITIONS.values())
 
 
+@cache
 def stack_positions(heads: int) -> dict[str, SearchStrategy[Position]]:
     return sample_each(other_parts(Position, (*POSITIONS, *ONLY_STACK))) | {
         "no_position": st.just(NoPosition()),
@@ -135,6 +137,7 @@ def stack_positions(heads: int) -> dict[str, SearchStrategy[Position]]:
     }
 
 
+@cache  # hypothesis validates a strategy on its first use, which takes longer than drawing
 def mixers(heads: int) -> dict[str, SearchStrategy[Body]]:
     shared = st.sampled_from([n for n in range(1, heads + 1) if heads % n == 0])
     all_heads = st.just(heads)

@@ -79,14 +79,15 @@ def test_two_streams_equal_one_product(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("linear_class", LINEAR_CLASSES.values())  # torch.compile must not see another architecture
-def test_compiled_equals_eager(linear_class: type[nn.Module], bias: bool) -> None:
-    linear, x = nn.Linear(64, 33, bias), torch.randn(1, 1, 64)
+def test_compiled_equals_eager() -> None:
+    """All of them in one graph: compiling takes the time. torch.compile must not see another architecture."""
+    linears, x = [nn.Linear(64, 33, bias) for bias in (True, False)], torch.randn(1, 1, 64)
+    optimized = [linear_class(linear) for linear_class in LINEAR_CLASSES.values() for linear in linears]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns on its first compile
-        found = torch.compile(linear_class(linear), fullgraph=True)(x)
-    torch.testing.assert_close(found, linear(x))
+        found = torch.compile(lambda x: [linear(x) for linear in optimized], fullgraph=True)(x)
+    for output, linear in zip(found, linears * 2, strict=True):
+        torch.testing.assert_close(output, linear(x))
 
 
 def test_attention_maps_of_the_copy_are_equal(linear_class: type[nn.Module]) -> None:

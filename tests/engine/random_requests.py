@@ -22,6 +22,7 @@ from regard.engine.grammar import Grammar, GrammarCompiler
 from regard.engine.request import QueueFull, Request, Sampling
 from regard.engine.stores.paged import Paged
 from regard.kernels.attention.patterns.window import Window
+from regard.models.stack import without_repeats
 from regard.parts.attention import Attention
 from regard.parts.latent_attention import LatentAttention
 from regard.parts.position.rope import Rope
@@ -37,7 +38,7 @@ KINDS = {
     "window": decoder(block(WINDOW)),
     "latent": decoder(block(LatentAttention(3, 8, 6, 4, position=Rope()))),
     "mamba": decoder(block(Mamba(4))),
-    "hybrid": decoder(block(Mamba2(4, 12)), block(WINDOW), block(GQA)),
+    "hybrid": without_repeats(decoder(block(Mamba2(4, 12)), block(WINDOW), block(GQA))),
 }
 LATENT_TARGETS = ("q_proj", "latent_proj", "o_proj", "down_proj")  # stacked layers cannot have adapters
 ADAPTERS = {"a": 2, "b": 5}  # ranks
@@ -46,8 +47,8 @@ STOP = 0
 LETTERS = [b"", *(bytes([letter]) for letter in b'abcdefghij0123456789{}":,'), b"ab", b"12", b"", b'{"', b'":']
 
 
-def build_variants(kind: str) -> Variants:
-    model = build(KINDS[kind])
+def build_variants(kind: str, repeated: bool = True) -> Variants:
+    model = build(KINDS[kind] if repeated else without_repeats(KINDS[kind]))
     variants: Variants = {None: model}
     targets = LATENT_TARGETS if kind == "latent" else "all-linear"
     for name, rank in ADAPTERS.items():

@@ -30,7 +30,7 @@ from regard.parts.position.rope import Rope
 from regard.parts.recurrent import LSTM
 from regard.parts.ssm.mamba import Mamba
 from regard.parts.ssm.mamba2 import Mamba2
-from tests.laws import MODELS, OTHERS, block, build, decoder, random_ids
+from tests.laws import MODELS, OTHERS, VOCAB, WIDTH, block, build, decoder, random_ids
 
 GREEDY = Sampling(max_new=7, temperature=0)
 LINEARS = (
@@ -280,8 +280,8 @@ def test_an_encoder_decoder_with_adapters() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_compiled_decode_step(models) -> None:
-    model = models["gqa"]
+def test_a_compiled_decode_step() -> None:
+    model = build(Decoder(VOCAB, WIDTH, (Repeat((block(Attention(4, 2, position=Rope())),)),)))
     versions = {None: model, "a": adapted(model, 3), "b": adapted(model, 4)}
     engine = open_engine(model, compile=True)
     if engine.runner.compiled is None:

@@ -2,8 +2,7 @@
 
 Requests with prompts of different lengths join, finish, are cancelled and preempted, for every kind of state, both
 stores and several chunk sizes. Each equals the same request in an engine without other requests, and those equal the
-model without a cache. The hybrid model, which has every kind of state, runs 200 requests and the other models 80 (200
-in slow tests).
+model without a cache. The hybrid model, which has every kind of state, runs 200 requests and the other models 80.
 """
 
 import random
@@ -18,7 +17,6 @@ from regard.engine.stores.paged import Paged
 from tests.engine.pools import small_store
 
 QUICK = {"attention": 80, "linear": 80, "hybrid": 200, "convolution": 80}  # requests by kind
-SLOW = [pytest.param(kind, 200, marks=pytest.mark.slow) for kind, count in QUICK.items() if count < 200]
 SETTINGS = [
     {"temperature": 0.0},
     {"temperature": 0.0},
@@ -85,7 +83,7 @@ def check_all_rows_and_blocks_are_free(engine: Engine, jobs=JOBS) -> None:
 
 
 @pytest.mark.ledger("kv.cache", "model.autoregressive")
-@pytest.mark.parametrize(("kind", "count"), [*QUICK.items(), *SLOW])
+@pytest.mark.parametrize(("kind", "count"), [*QUICK.items()])
 def test_a_single_request_equals_the_model_without_a_cache(tiny, single_request_ids, kind, count) -> None:
     model = tiny(kind, torch.float64)
     for (ids, sampling), new in zip(JOBS[:count], single_request_ids(kind, count), strict=True):
@@ -105,7 +103,6 @@ def test_a_single_request_equals_the_model_without_a_cache(tiny, single_request_
     ("kind", "chunk", "count"),
     [
         *((kind, 64, count) for kind, count in QUICK.items()),
-        *(pytest.param(kind, 64, 200, marks=pytest.mark.slow) for kind, count in QUICK.items() if count < 200),
         *(pytest.param(kind, 7, 70, marks=pytest.mark.slow) for kind in QUICK),
         *(pytest.param(kind, 1, 50, marks=pytest.mark.slow) for kind in QUICK),
     ],

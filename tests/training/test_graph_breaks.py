@@ -16,6 +16,7 @@ from regard.models.decoder import Decoder
 from regard.models.encoder import Encoder
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.outputs import materialize
+from regard.models.stack import without_repeats
 from regard.parts.input import Tokens
 from tests.laws import MODELS, OTHERS, random_ids
 
@@ -35,7 +36,8 @@ def takes_tokens(spec: Model) -> bool:
     return isinstance(first, Decoder) or isinstance(first, Encoder) and isinstance(first.input, Tokens)
 
 
-SPECS = {name: spec for name, spec in (MODELS | OTHERS).items() if takes_tokens(spec)}
+# Repeated layers would only be traced again.
+SPECS = {name: without_repeats(spec) for name, spec in (MODELS | OTHERS).items() if takes_tokens(spec)}
 
 
 def logits_of(spec: Model, model: nn.Module) -> torch.Tensor:
