@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+LOG2_E = tl.constexpr(1.4426950408889634)
+LOWEST = tl.constexpr(-2139095041)  # the order of -inf
 SETTINGS = tl.constexpr(5)  # temperature, top_k, top_p, log min_p, u
 UNUSED_BITS = {torch.bfloat16: 16, torch.float16: 13, torch.float32: 0}  # at the end of the value as a float32
 
@@ -25,34 +27,38 @@ def order_of(x, SHIFT: tl.constexpr):
 
 
 @triton.jit
+def value_of(order, SHIFT: tl.constexpr):
+    """The float from which on the order of floats is at least this."""
+    bits = order.to(tl.int32) << SHIFT
+    value = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+    return tl.where(value == value, value, -float("inf"))  # the order of -inf has bits of a NaN
+
+
+@triton.jit
 def load_block(logits, start, vocab, BLOCK: tl.constexpr):
     i = start + tl.arange(0, BLOCK)
     return i, tl.load(logits + i, mask=i < vocab, other=-float("inf")).to(tl.float32)
 
 
 @triton.jit
-def kept_amounts(
-    logits, vocab, largest, temperature, first, second, third,
-    COUNT: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """The number, or the mass, of the logits whose order is at least each of three cuts."""
+def kept_amounts(logits, vocab, largest, scale, first, second, third, COUNT: tl.constexpr, BLOCK: tl.constexpr):
+    """The number, or the mass, of the logits that are at least each of three cuts; a count needs cuts above -inf."""
     one = tl.zeros([BLOCK], tl.float32)  # exact for counts: a row has fewer than 2^24 · BLOCK tokens
     two, three = one, one
     for start in range(0, vocab, BLOCK):
-        i, x = load_block(logits, start, vocab, BLOCK)
+        _, x = load_block(logits, start, vocab, BLOCK)
         amount = tl.full([BLOCK], 1.0, tl.float32)
         if not COUNT:
-            amount = tl.exp((x - largest) / temperature)
-        amount, order = tl.where(i < vocab, amount, 0.0), order_of(x, SHIFT)
-        one += tl.where(order >= first, amount, 0.0)
-        two += tl.where(order >= second, amount, 0.0)
-        three += tl.where(order >= third, amount, 0.0)
+            amount = tl.exp2((x - largest) * scale)
+        one += tl.where(x >= first, amount, 0.0)
+        two += tl.where(x >= second, amount, 0.0)
+        three += tl.where(x >= third, amount, 0.0)
     return tl.sum(one, 0), tl.sum(two, 0), tl.sum(three, 0)
 
 
 @triton.jit
 def find_cut(
-    logits, vocab, largest, temperature, low, high, wanted,
+    logits, vocab, largest, scale, low, high, wanted,
     COUNT: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The largest cut from `low` on that keeps at least the wanted amount; `low` does, and `high` keeps none."""
@@ -60,8 +66,8 @@ def find_cut(
         step = (high - low + 3) // 4
         first, second, third = low + step, tl.minimum(low + 2 * step, high - 1), tl.minimum(low + 3 * step, high - 1)
         one, two, three = kept_amounts(
-            logits, vocab, largest, temperature, first.to(tl.int32), second.to(tl.int32), third.to(tl.int32),
-            COUNT, SHIFT, BLOCK,
+            logits, vocab, largest, scale, value_of(first, SHIFT), value_of(second, SHIFT), value_of(third, SHIFT),
+            COUNT, BLOCK,
         )  # fmt: skip
         if three >= wanted:
             low = third
@@ -75,17 +81,16 @@ def find_cut(
 
 
 @triton.jit
-def kept_probabilities(logits, i, inside, largest, temperature, cut, least, SHIFT: tl.constexpr):
+def kept_probabilities(logits, i, inside, largest, scale, cut, least):
     """exp z of the tokens i that are kept, 0 of the others, in float64."""
     x = tl.load(logits + i, mask=inside, other=-float("inf")).to(tl.float32)
-    kept = (order_of(x, SHIFT) >= cut) & (x - largest >= least)
-    return tl.where(kept, tl.exp((x - largest) / temperature), 0.0).to(tl.float64)
+    return tl.where((x >= cut) & (x - largest >= least), tl.exp2((x - largest) * scale), 0.0).to(tl.float64)
 
 
 @triton.jit
 def draw(
-    logits, vocab, largest, temperature, cut, least, u,
-    SHIFT: tl.constexpr, CHUNKS: tl.constexpr, CHUNK: tl.constexpr, WIDTH: tl.constexpr,
+    logits, vocab, largest, scale, cut, least, u,
+    CHUNKS: tl.constexpr, CHUNK: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """The first kept token whose cumulative probability exceeds u: first its chunk of the vocabulary is found."""
     chunk = tl.arange(0, CHUNKS)
@@ -95,7 +100,7 @@ def draw(
         offset = start + tl.arange(0, WIDTH)[None, :]
         i = chunk[:, None] * size + offset
         inside = (offset < size) & (i < vocab)
-        sums += kept_probabilities(logits, i, inside, largest, temperature, cut, least, SHIFT)
+        sums += kept_probabilities(logits, i, inside, largest, scale, cut, least)
     masses = tl.sum(sums, 1)  # (CHUNKS,)
     ends = tl.cumsum(masses, 0)
     target = tl.sum(masses, 0) * u
@@ -104,7 +109,7 @@ def draw(
     before = tl.sum(tl.where(chunk == chosen, ends - masses, 0.0), 0)
     offset = tl.arange(0, CHUNK)
     i = chosen * size + offset
-    p = kept_probabilities(logits, i, (offset < size) & (i < vocab), largest, temperature, cut, least, SHIFT)
+    p = kept_probabilities(logits, i, (offset < size) & (i < vocab), largest, scale, cut, least)
     exceeds = (before + tl.cumsum(p, 0) > target) & (p > 0)
     last = tl.max(tl.where(p > 0, i, 0), 0)
     return tl.minimum(tl.min(tl.where(exceeds, i, 2147483647), 0), last)
@@ -136,38 +141,24 @@ def sample_row(
     temperature = tl.load(settings).to(tl.float32)
     if temperature > 0:
         temperature = tl.maximum(temperature, 1e-30)
+        scale = LOG2_E / temperature
         top_k = tl.load(settings + 1)
         top_p = tl.load(settings + 2).to(tl.float32)
-        lowest = order_of(tl.full([1], -float("inf"), tl.float32), SHIFT)
-        low = tl.min(lowest, 0).to(tl.int64)
-        high = tl.min(order_of(tl.full([1], 0.0, tl.float32) + largest, SHIFT), 0).to(tl.int64) + 1
+        low = tl.full([], LOWEST >> SHIFT, tl.int64)
+        high = order_of(largest, SHIFT).to(tl.int64) + 1
         if (top_k > 0) & (top_k < vocab):
-            low = find_cut(logits, vocab, largest, temperature, low, high, top_k.to(tl.float32), True, SHIFT, BLOCK)
+            low = find_cut(logits, vocab, largest, scale, low, high, top_k.to(tl.float32), True, SHIFT, BLOCK)
         if top_p < 1:
-            cut = low.to(tl.int32)
-            mass, _, _ = kept_amounts(logits, vocab, largest, temperature, cut, cut, cut, False, SHIFT, BLOCK)
-            low = find_cut(logits, vocab, largest, temperature, low, high, top_p * mass, False, SHIFT, BLOCK)
-        least = temperature * tl.load(settings + 3).to(tl.float32)
-        cut = low.to(tl.int32)
-
-        id = draw(
-            logits,
-            vocab,
-            largest,
-            temperature,
-            cut,
-            least,
-            tl.load(settings + 4),
-            SHIFT,
-            CHUNKS,
-            CHUNK,
-            BLOCK // CHUNKS,
-        )
+            cut = value_of(low, SHIFT)
+            mass, _, _ = kept_amounts(logits, vocab, largest, scale, cut, cut, cut, False, BLOCK)
+            low = find_cut(logits, vocab, largest, scale, low, high, top_p * mass, False, SHIFT, BLOCK)
+        least, u = temperature * tl.load(settings + 3).to(tl.float32), tl.load(settings + 4)
+        id = draw(logits, vocab, largest, scale, value_of(low, SHIFT), least, u, CHUNKS, CHUNK, BLOCK // CHUNKS)
     tl.store(ids + row, id.to(tl.int64))
     tl.store(logprobs + row, tl.load(logits + id).to(tl.float32) - largest - log_sum)
 
 
-def sample_rows(logits: Tensor, settings: Tensor, block: int = 8192, warps: int = 16) -> tuple[Tensor, Tensor]:
+def sample_rows(logits: Tensor, settings: Tensor, block: int = 8192, warps: int = 32) -> tuple[Tensor, Tensor]:
     """The ids (B,) and their log-probabilities (B,) from (B, V) logits; NaN in a row that is not finite.
 
     settings: (B, 5) float64: temperature (0: the most likely token), top_k (0: all), top_p, log min_p, u in [0, 1).
