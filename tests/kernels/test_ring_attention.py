@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as multiprocessing
 from torch import Tensor
 
 from regard.kernels.attention import reference, ring_attention
@@ -22,6 +21,7 @@ from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
 from regard.parts.feedforward import SwiGLU
 from regard.parts.position.rope import Rope
+from tests.forkserver import run_in_each
 
 LENGTH = 48
 CASES: dict[str, tuple[Mask, bool, dict]] = {  # mask, packed, extra options
@@ -117,7 +117,7 @@ def run_process(rank: int, size: int, folder: str) -> None:
 @pytest.mark.ledger("ring.attn")
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_attention_of_a_split_sequence_equals_that_of_the_whole(size: int, tmp_path: Path) -> None:
-    multiprocessing.start_processes(run_process, (size, str(tmp_path)), size, start_method="forkserver")
+    run_in_each(run_process, (size, str(tmp_path)), size)
 
 
 @pytest.mark.ledger("ring.attn")

@@ -19,10 +19,8 @@ from regard.training import resume_state
 from regard.training.loop import Trainer
 from regard.training.resume_state import TrainingSnapshot
 from regard.training.saver import Saver
+from tests.forkserver import PROCESSES
 from tests.training.tiny import trainer
-
-PROCESSES = multiprocessing.get_context("forkserver")  # torch is imported once, by the server
-PROCESSES.set_forkserver_preload(["torch._dynamo", "torch.utils.tensorboard", "tests.training.killing"])
 
 
 def start(path: Path, mode: str = "undisturbed", moment: int = 0) -> multiprocessing.Process:

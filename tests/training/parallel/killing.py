@@ -10,7 +10,6 @@ python -m tests.training.parallel.killing KILLS FOLDER [SEED] kills runs until t
 
 import fcntl
 import logging
-import multiprocessing
 import os
 import random
 import shutil
@@ -37,12 +36,9 @@ from regard.training.parallel.shared_run import SharedRun
 from regard.training.parallel.snapshot import SharedSnapshot
 from regard.training.run import Run
 from regard.training.saver import Saver
+from tests.forkserver import PROCESSES
 from tests.training.tiny import SETTINGS, SPEC, loader, next_token, outcome
 
-PROCESSES = multiprocessing.get_context("forkserver")  # torch is imported once, by the server
-PROCESSES.set_forkserver_preload(
-    ["torch.distributed.fsdp", "torch._dynamo", "torch.utils.tensorboard", "tests.training.parallel.killing"]
-)
 PARALLEL = {"fsdp": Parallel(), "ddp": Parallel(replicate=2, shard=1)}
 MODES = ("anywhere", "inside save", "while saving", "half a file")
 TARGETS = ("one", "both", "torchrun", "all")

@@ -3,12 +3,11 @@
 import os
 from collections.abc import Callable
 from dataclasses import replace
-from multiprocessing import set_forkserver_preload
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import multiprocessing, nn
+from torch import nn
 
 from regard.data.batch import Batch
 from regard.models.decoder import Decoder
@@ -26,6 +25,7 @@ from regard.training.parallel.context_parallel import split_columns
 from regard.training.parallel.distribute import distribute, split_groups
 from regard.training.parallel.mesh import Parallel, Processes, make_processes, process_group
 from regard.training.step import SINGLE_PROCESS, Reduction, take_step
+from tests.forkserver import run_in_each
 
 VOCAB, ROWS, LENGTH = 52, 8, 24
 LR = 1e-3  # with 1e-2, float32 itself is 7e-6 away from float64 after 20 steps
@@ -48,10 +48,7 @@ Curve = list[dict[str, float]]
 
 def run_in_processes(function: Callable, parallel: Parallel, count: int, folder: Path, *arguments: Any) -> None:
     """function(processes, *arguments) in `count` processes, which torch is imported for once."""
-    set_forkserver_preload(["torch.distributed.fsdp", "torch.distributed.tensor.parallel", "torch.testing"])
-    multiprocessing.start_processes(
-        run_process, (function, parallel, count, str(folder), arguments), count, start_method="forkserver"
-    )
+    run_in_each(run_process, (function, parallel, count, str(folder), arguments), count)
 
 
 def run_process(rank: int, function: Callable, parallel: Parallel, count: int, folder: str, arguments: tuple) -> None:
