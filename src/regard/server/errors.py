@@ -109,7 +109,7 @@ def install_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(ApiError)
     async def api_error(request: Request, error: ApiError) -> JSONResponse:
-        if error.status >= 500:
+        if error.status == 500:  # 503 is no failure of the request, and probes and clients repeat it
             log.error("%s: %s", request_id(request), error)
         return error.response()
 
