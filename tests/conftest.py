@@ -23,13 +23,19 @@ os.fsync = lambda handle: None
 # The quick tests of these folders run on the oldest torch too: their code depends most on the version of torch. Tests
 # elsewhere carry the mark `oldest`: laws in float32, one family per shape, compiled models.
 OLDEST_FOLDERS = ("tests/engine/", "tests/kernels/", "tests/training/")
+NOT_OLDEST = (  # files of these folders whose code hardly calls torch
+    "tests/engine/test_grammar.py",
+    "tests/engine/test_json_schema.py",
+    "tests/training/test_prepare_data.py",
+)
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.nodeid.startswith(OLDEST_FOLDERS) and not item.get_closest_marker("slow"):
+        in_folder = item.nodeid.startswith(OLDEST_FOLDERS) and not item.nodeid.startswith(NOT_OLDEST)
+        if in_folder and not item.get_closest_marker("slow"):
             item.add_marker("oldest")
 
 
