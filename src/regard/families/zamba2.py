@@ -74,7 +74,7 @@ def read_shared_block(hf_config: Config, mamba: Mamba2, norm: RMSNorm) -> Shared
     head_dim = 2 * width // max(heads, 1)
     hf_config.accept_only("attention_head_dim", head_dim)
     position = read_rope(hf_config) if hf_config.flag("use_mem_rope", False) else NoPosition()
-    kv_heads, scale = hf_config.integer("num_key_value_heads", heads), (head_dim / 2) ** -0.5
+    kv_heads, scale = hf_config.integer("num_key_value_heads", heads), (max(head_dim, 1) / 2) ** -0.5
     rank, adapted = hf_config.integer("adapter_rank", 128), hf_config.flag("use_shared_attention_adapter", False)
     hf_config.accept_only("num_key_value_heads", heads if adapted else kv_heads)
     attention = Attention(heads, kv_heads, head_dim, position, scale=scale)

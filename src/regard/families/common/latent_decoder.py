@@ -58,7 +58,7 @@ def read_latent_attention(hf_config: Config, layout: PairLayout) -> LatentAttent
     nope_dim, rope_dim = hf_config.integer("qk_nope_head_dim"), hf_config.integer("qk_rope_head_dim")
     position, scale = read_rope(hf_config, layout=layout), None
     if isinstance(position.scaling, Yarn) and position.scaling.mscale_all_dim:
-        scale = (nope_dim + rope_dim) ** -0.5 * position.scaling.temperature(position.scaling.mscale_all_dim) ** 2
+        scale = max(nope_dim + rope_dim, 1) ** -0.5 * position.scaling.temperature(position.scaling.mscale_all_dim) ** 2
     return LatentAttention(
         heads=heads,
         rank=hf_config.integer("kv_lora_rank"),
