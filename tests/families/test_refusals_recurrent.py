@@ -14,6 +14,7 @@ from regard.parts.block import Block, Sublayer
 from regard.parts.norm import RMSNorm
 from regard.parts.position.rope import Rope
 from regard.parts.ssm.mamba import Mamba
+from regard.spec import SpecError
 from tests.families.cases import NO_SPECIAL_TOKENS
 from tests.families.cases.recurrent import BAMBA, GRIFFIN, JAMBA, MAMBA, MAMBA2, RWKV, ZAMBA2
 from tests.laws import error
@@ -62,6 +63,11 @@ def read_spec(model_type: str, **changes) -> Decoder:
 def test_unsupported_settings_are_refused(model_type: str, changes: dict, message: str) -> None:
     with pytest.raises(FamilyError, match=f"^{model_type}: .*{message}"):
         read_spec(model_type, **changes)
+
+
+def test_heads_without_dimensions_are_refused() -> None:
+    with pytest.raises(SpecError, match="head_dim=0 must be positive"):
+        read_spec("zamba2", num_attention_heads=100)
 
 
 def change_mixer(model: Decoder, layer: int, **fields) -> Decoder:
