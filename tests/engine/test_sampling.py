@@ -149,6 +149,14 @@ def test_a_row_does_not_depend_on_the_batch() -> None:
     assert batched == sample(logits, requests, separately=True).read()
 
 
+def test_separate_requests_may_ask_for_different_numbers_of_logprobs() -> None:
+    logits = torch.randn(5, 50)
+    logits[3, 2:] = -torch.inf
+    requests = [request(temperature=0, top_logprobs=n) for n in (1, 4, 0, 3, 2)]
+    found = sample(logits, requests, separately=True).read()
+    assert found == [sample(logits[i : i + 1], [requests[i]]).read()[0] for i in range(5)]
+
+
 def test_ties_are_kept_in_every_batch() -> None:
     """Half-precision logits often tie. The batch decides how many are sorted, but not which tokens are kept."""
     logits = torch.randint(0, 4, (2, 500)).double()

@@ -82,7 +82,9 @@ def sample_separately(logits: Tensor, requests: Sequence[Request], plain: Sequen
     size, n = len(requests), min(max(counts), logits.shape[-1])
     ids = torch.zeros(size, dtype=torch.int64, device=logits.device)
     logprobs = torch.zeros(size, dtype=torch.promote_types(logits.dtype, torch.float32), device=logits.device)
-    best, errors = (ids.new_zeros(size, n), logprobs.new_zeros(size, n)), dict[int, str]()
+    # A request that asks for fewer than n of the best leaves the rest as they are: in the last places of the order.
+    last = torch.iinfo(torch.int64).max
+    best, errors = (ids.new_full((size, n), last), logprobs.new_full((size, n), -torch.inf)), dict[int, str]()
     if plain:
         rows = to_device(torch.tensor(plain), logits.device)
         ids[rows], logprobs[rows] = sample_by_kernel(logits[rows], [requests[i] for i in plain])
