@@ -276,11 +276,13 @@ def test_flags_are_frozen() -> None:
         "--choice",
         "--tensor-parallel",
         "--batch-invariant",
+        "--quantize",
     }
     assert flags["serve"] >= {"--host", "--port", "--key", "--name", "--rows", "--context", "--device"}
     assert flags["serve"] >= {"--memory", "--queue", "--max-body", "--dtype", "--compile", "--no-compile", "--adapter"}
     assert flags["serve"] >= {"--allow-host", "--allow-origin", "--access-log", "--replicas", "--tensor-parallel"}
     assert flags["serve"] >= {"--lora-modules", "--lora-folder", "--max-loras", "--max-cpu-loras", "--batch-invariant"}
+    assert "--quantize" in flags["serve"] & flags["batch"]
     assert flags["batch"] >= {
         "--memory",
         "--name",

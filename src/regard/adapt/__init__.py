@@ -1,6 +1,7 @@
-"""Changing a built model: replacing modules; adding, activating, merging, saving and loading LoRA adapters."""
+"""Changing a built model: replacing modules, weights in eight bits, and LoRA: adding, merging, saving, loading."""
 
 from regard.adapt.adapters import adapter_names, add_lora, merge_lora, set_adapter, unmerge_lora
+from regard.adapt.int8 import quantize_int8
 from regard.adapt.lora import LoRA
 from regard.adapt.peft import load_adapter, save_adapter
 from regard.adapt.replace_modules import replace_modules
@@ -13,6 +14,7 @@ __all__ = [
     "add_lora",
     "load_adapter",
     "merge_lora",
+    "quantize_int8",
     "replace_modules",
     "save_adapter",
     "set_adapter",

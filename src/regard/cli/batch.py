@@ -14,6 +14,7 @@ from regard.cli.open_engine import (
     DtypeOption,
     EngineOptions,
     MemoryOption,
+    QuantizeOption,
     RowsOption,
 )
 from regard.cli.open_model import AdapterOption, ContextOption, DeviceOption, ModelArgument
@@ -38,6 +39,7 @@ def batch(
     context: ContextOption = None,
     adapter: AdapterOption = None,
     dtype: DtypeOption = "auto",
+    quantize: QuantizeOption = None,
     compile: CompileOption = None,
     batch_invariant: BatchInvariantOption = False,
     device: DeviceOption = "auto",
@@ -76,8 +78,9 @@ def batch(
         from regard.server.network_options import NetworkOptions
 
         options = EngineOptions(
-            device, context, adapter, dtype, rows, memory, compile=compile, batch_invariant=batch_invariant
-        )
+            device, context, adapter, dtype, rows, memory, compile=compile, batch_invariant=batch_invariant,
+            quantize=quantize,
+        )  # fmt: skip
         (served,) = open_served([named], console, options)
         at_once = ENCODER_REQUESTS if served.engine is None else 2 * served.engine.engine.store.rows
         app = create_app([served], NetworkOptions(max_body=MAX_BODY))

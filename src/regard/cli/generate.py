@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from regard.cli.open_engine import BatchInvariantOption
+from regard.cli.open_engine import BatchInvariantOption, QuantizeOption
 from regard.cli.open_model import AdapterOption, ContextOption, DeviceOption, ModelArgument
 from regard.cli.tensor_parallel import TensorParallelOption
 from regard.find_model import find_model
@@ -54,6 +54,7 @@ def generate(
     device: DeviceOption = "auto",
     tensor_parallel: TensorParallelOption = 1,
     batch_invariant: BatchInvariantOption = False,
+    quantize: QuantizeOption = None,
     logprobs: Annotated[
         int, typer.Option(min=0, help="With --json: also the most likely tokens at each place, this many.")
     ] = 0,
@@ -81,8 +82,9 @@ def generate(
         raise ValueError("--logprobs are printed with --json only; add it, or leave them out")
     if sum(given is not None for given in (schema, regex, choice)) > 1:
         raise ValueError("--schema, --regex and --choice exclude each other; give one of them")
-    if batch_invariant and tensor_parallel > 1:
-        raise ValueError("--batch-invariant is without --tensor-parallel; leave one of them out")
+    if (batch_invariant or quantize) and tensor_parallel > 1:
+        raise ValueError("--batch-invariant and --quantize are without --tensor-parallel; leave it out")
+    from regard.adapt import quantize_int8
     from regard.engine.engine import Engine
     from regard.engine.request import derived_seed
     from regard.language_model import load
@@ -90,6 +92,8 @@ def generate(
     text = sys.stdin.read() if prompt == "-" else prompt
     llm = load(model, device, context=context, adapter=adapter)
     llm.rows = n  # the engine reserves memory for these
+    if quantize:
+        quantize_int8(llm.model)
     if tensor_parallel > 1:
         from regard.cli.tensor_parallel import end_later, open_parallel_engine
 

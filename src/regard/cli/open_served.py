@@ -42,6 +42,7 @@ def named_models(texts: list[str], name: str | None) -> list[NamedModel]:
 
 def open_served(models: list[NamedModel], console: "Console", options: "EngineOptions") -> "list[ServedModel]":
     """All weights are loaded before the engines divide the rest of the memory."""
+    from regard.adapt import quantize_int8
     from regard.cli.open_encoder import open_text_encoder
     from regard.cli.open_engine import open_engine
     from regard.cli.open_model import open_model
@@ -52,6 +53,8 @@ def open_served(models: list[NamedModel], console: "Console", options: "EngineOp
     for _, path in models:
         encoder = open_text_encoder(path, device, context, adapter, dtype)
         loaded.append(encoder or (open_model(path, device, context, adapter, dtype), None))
+        if options.quantize:
+            quantize_int8(loaded[-1][0].model)
     engines = sum(encoder is None for _, encoder in loaded)
     served: list[ServedModel] = []
     for (name, path), (llm, encoder) in zip(models, loaded, strict=True):

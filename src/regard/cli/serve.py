@@ -8,6 +8,7 @@ from regard.cli.open_engine import (
     DtypeOption,
     EngineOptions,
     MemoryOption,
+    QuantizeOption,
     QueueOption,
     RowsOption,
 )
@@ -55,6 +56,7 @@ def serve(
     max_cpu_loras: MaxCpuLorasOption = 64,
     max_loras: MaxLorasOption = 8,
     dtype: DtypeOption = "auto",
+    quantize: QuantizeOption = None,
     compile: CompileOption = None,
     batch_invariant: BatchInvariantOption = False,
     device: DeviceOption = "auto",
@@ -76,6 +78,7 @@ def serve(
     Examples:
       regard serve runs/demo
       regard serve smollm2 --rows 32 --context 2048 --compile
+      regard serve smollm2 --quantize int8
       regard serve chat=smollm2 minilm
       regard serve smollm2 --lora-modules pirate=runs/pirate --lora-modules legal=adapters/legal
       regard serve smollm2 --replicas 4
@@ -89,7 +92,7 @@ def serve(
     options = EngineOptions(
         device=device, context=context, adapter=adapter, dtype=dtype, rows=rows, memory=memory, queue=queue,
         compile=compile, max_cpu_loras=max_cpu_loras, max_loras=max_loras, tensor_parallel=tensor_parallel,
-        batch_invariant=batch_invariant,
+        batch_invariant=batch_invariant, quantize=quantize,
     )  # fmt: skip
     check_combination(named, options, loras, lora_folder, replicas)
     try:
@@ -136,5 +139,7 @@ def check_combination(
         raise ValueError("--tensor-parallel is for one model, without --replicas, --lora-modules and --lora-folder")
     if options.batch_invariant and (options.tensor_parallel > 1 or loras or lora_folder is not None):
         raise ValueError("--batch-invariant is without --tensor-parallel, --lora-modules and --lora-folder")
+    if options.quantize and (options.tensor_parallel > 1 or loras or lora_folder is not None):
+        raise ValueError("--quantize is without --tensor-parallel, --lora-modules and --lora-folder")
     if replicas is not None and lora_folder is not None:
         raise ValueError("--lora-folder loads adapters into one replica only; give them to all with --lora-modules")

@@ -1,0 +1,54 @@
+"""Linear layers with weights in eight bits: a quarter of the bytes of float32, and decoding mostly reads weights.
+
+    W ≈ s ⊙ Q        Q: integers from -127 to 127, s = max |W| / 127: one number per output
+
+The activations are not quantized. On a CPU a few rows are multiplied by torch's kernel, which reads Q and multiplies in
+bfloat16 with sums in float32. For many rows, and on a GPU, W is computed from Q in the dtype of the activations.
+Dettmers et al. 2022 (LLM.int8); one scale per output: Jacob et al. 2018. For inference: there are no gradients of W.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.adapt.replace_modules import replace_modules
+
+MAX_ROWS = 32  # with more rows, a product in float32 is faster than the kernel
+
+
+class Int8Linear(nn.Module):
+    weight: Tensor
+    scale: Tensor
+    one: Tensor
+
+    def __init__(self, layer: nn.Linear):
+        super().__init__()
+        self.in_features, self.out_features = layer.in_features, layer.out_features
+        weight = layer.weight.detach()
+        scale = (weight.abs().amax(1) / 127).clamp_min(torch.finfo(weight.dtype).tiny)
+        self.register_buffer("weight", (weight / scale.unsqueeze(1)).round().to(torch.int8))  # (outputs, inputs)
+        self.register_buffer("scale", scale)  # (outputs,)
+        self.register_buffer("one", torch.ones_like(scale, dtype=torch.bfloat16), persistent=False)
+        self.bias = layer.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.numel() // x.shape[-1]
+        if x.device.type != "cpu" or not 1 <= rows <= MAX_ROWS:
+            return F.linear(x, self.weight.to(x.dtype) * self.scale.to(x.dtype).unsqueeze(1), self.bias)
+        y = torch._weight_int8pack_mm(x.reshape(rows, -1).to(torch.bfloat16), self.weight, self.one)
+        y = (y.to(x.dtype) * self.scale).view(*x.shape[:-1], -1)  # the scale is not rounded to bfloat16
+        return y if self.bias is None else y + self.bias
+
+
+def quantize_int8(model: nn.Module) -> list[str]:
+    """Replace all linear layers of a model by layers with weights in eight bits, in place; returns their names.
+
+    Embeddings, norms and other parameters keep their dtype. An output layer that shares its matrix with the embedding
+    gets a matrix of its own.
+    """
+
+    def make(_: str, module: nn.Module) -> nn.Module:
+        assert isinstance(module, nn.Linear)
+        return Int8Linear(module)
+
+    return replace_modules(model, lambda _, module: type(module) is nn.Linear, make)
