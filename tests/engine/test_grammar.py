@@ -275,8 +275,8 @@ def test_a_slow_compilation_is_abandoned(bytes_compiler: GrammarCompiler) -> Non
     with pytest.raises(ValueError, match="too many grammars are being compiled; try again later"):
         compiler.regex("a")
     release.set()
-    assert compiler.slots.acquire(timeout=30)  # the abandoned thread gives its slot back
-    compiler.slots.release()
+    assert compiler.threads.acquire(timeout=30)  # until the abandoned thread has ended
+    compiler.threads.release()
     compiler.seconds = 10
     assert compiler.regex("a").vocab == len(BYTES)
 

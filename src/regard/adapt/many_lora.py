@@ -28,14 +28,14 @@ MIN_RANK = 8  # ranks are rounded up to a power of two, so that most adapters fi
 
 
 class AdapterRows:
-    """The slots of the rows of a forward; -1: no adapter."""
+    """The adapter slots of the rows of a forward; -1: no adapter."""
 
-    def __init__(self, rows: int, slots: int, device: torch.device):
+    def __init__(self, rows: int, max_loras: int, device: torch.device):
         """rows: of a decode step. It may be a CUDA graph, and therefore reads a tensor that is kept."""
-        self.slots = slots
+        self.max_loras = max_loras
         self.decode = torch.full((rows,), -1, dtype=torch.int32, device=device)
         self.batch: Tensor | None = None  # (B,) of other forwards
-        self.sorted: Tensor | None = None  # (T·k,) expert · slots + slot of the rows that the last router has sorted
+        self.sorted: Tensor | None = None  # (T·k,) expert · max_loras + slot of the rows that the last router sorted
 
     def write(self, slots: Sequence[int]) -> None:
         """Before the forward of a batch with these rows. A single slot is that of all rows."""
@@ -66,7 +66,7 @@ class AdapterRows:
         slots = self.of(chosen)
         slots = slots.unsqueeze(-1).expand(-1, chosen.numel() // len(slots)).flatten()  # (T·k,)
         order, _ = sort_by_expert(chosen.flatten(), experts)
-        combined = chosen.flatten().to(torch.int32) * self.slots + slots
+        combined = chosen.flatten().to(torch.int32) * self.max_loras + slots
         self.sorted = torch.where(slots >= 0, combined, -1)[order]
 
 
@@ -81,11 +81,11 @@ class ManyLora(nn.Module):
         super().__init__()
         self.base, self.rows = base, rows
         *experts, outputs, inputs = weight.shape
-        self.groups = (*experts, rows.slots)
+        self.groups = (*experts, rows.max_loras)
         precision = torch.promote_types(weight.dtype, torch.float32)
         a, b = weight.new_zeros(*self.groups, 0, inputs), weight.new_zeros(*self.groups, outputs, 0)
         # buffers: copies of the module share them
-        self.register_buffer("a", a.flatten(0, -3), persistent=False)  # (G, r, in), G = slots or experts · slots
+        self.register_buffer("a", a.flatten(0, -3), persistent=False)  # (G, r, in), G = max_loras · experts, if any
         self.register_buffer("b", b.flatten(0, -3), persistent=False)  # (G, out, r)
         self.register_buffer("scale", torch.zeros(len(self.a), dtype=precision, device=a.device), persistent=False)
 

@@ -1,7 +1,7 @@
 """The LoRA adapters of an engine: loaded and unloaded while it runs, and mixed in one batch.
 
-The matrices of all loaded adapters are on the host. A forward needs those of its requests in slots on the device
-(adapt/many_lora.py); it overwrites the least recently used slots, first of those that no running request needs. A
+The matrices of all loaded adapters are on the host. A forward needs those of its requests in adapter slots on the
+device (adapt/many_lora.py); it overwrites the least recently used ones, first those that no running request needs. A
 request keeps its adapter until it ends, even if the adapter is unloaded meanwhile, or another one is loaded under its
 name. A batch in which no request has an adapter runs the model itself, so it is computed as without adapters.
 """
@@ -32,9 +32,10 @@ MAX_RANK = 512  # every slot has space for the largest rank
 
 
 class Adapters:
-    def __init__(self, model: nn.Module, base: Runner, slots: int, limit: int, compile: bool):
-        """slots: adapters that the requests of one batch may have. limit: adapters that may be loaded at a time."""
-        self.model, self.base, self.slots, self.limit, self.compile = model, base, slots, limit, compile
+    def __init__(self, model: nn.Module, base: Runner, max_loras: int, max_cpu_loras: int, compile: bool):
+        """max_loras: adapter slots, for the requests of one batch. max_cpu_loras: adapters that may be loaded."""
+        self.model, self.base, self.compile = model, base, compile
+        self.max_loras, self.max_cpu_loras = max_loras, max_cpu_loras
         self.loaded: dict[str, Adapter] = {}
         self.slot_of: dict[Adapter, int] = {}  # the least recently used first
         self.versions = count(1)
@@ -47,14 +48,16 @@ class Adapters:
         After this or any other error, such as too little memory, the loaded adapters are as before.
         """
         check_name(name)
-        if self.limit == 0:
+        if self.max_cpu_loras == 0:
             raise AdapterError("this engine loads no adapters (max_cpu_loras=0); load the model with it (--adapter)")
         if self.base.batch_invariant:
             raise AdapterError("batch_invariant does not support adapters beside the model; load it merged with one")
         if name in self.loaded:
             raise AdapterError(f"an adapter named {name!r} is loaded already; unload it first, or choose another name")
-        if len(self.loaded) >= self.limit:
-            raise AdapterError(f"{self.limit} adapters are loaded, the most allowed (max_cpu_loras); unload one first")
+        if len(self.loaded) >= self.max_cpu_loras:
+            raise AdapterError(
+                f"{self.max_cpu_loras} adapters are loaded, the most allowed (max_cpu_loras); unload one first"
+            )
         if weights.rank > MAX_RANK:
             raise AdapterError(f"the adapter has rank {weights.rank}, and at most {MAX_RANK} can be mixed; merge it")
         adapted, runner = self.adapted or self.copy_model(), self.runner
@@ -97,12 +100,12 @@ class Adapters:
     def copy_model(self) -> AdaptedModel:
         device = decoder_of(self.model).embedding.weight.device
         served = "decoder." if isinstance(self.model, InterleavedModule) else ""
-        return AdaptedModel(self.model, AdapterRows(self.base.store.rows, self.slots, device), served)
+        return AdaptedModel(self.model, AdapterRows(self.base.store.rows, self.max_loras, device), served)
 
     def can_run(self, request: Request, running: Iterable[Request]) -> bool:
         """Whether there is a slot for the request beside those of the running ones."""
         used = adapters_of(running)
-        return request.adapter is None or request.adapter in used or len(used) < self.slots
+        return request.adapter is None or request.adapter in used or len(used) < self.max_loras
 
     def forward(self, batch: ScheduledBatch, running: Iterable[Request]) -> Tensor:
         """As `Runner.forward`, for a batch in which some requests have an adapter."""
@@ -119,7 +122,7 @@ class Adapters:
 
     def fill_slots(self, needed: dict[Adapter, None], running: dict[Adapter, None]) -> None:
         """Copy adapters into slots, where they are not in one already."""
-        assert len(needed) <= self.slots, "the scheduler admits requests of at most as many adapters as there are slots"
+        assert len(needed) <= self.max_loras, "the scheduler admits requests of at most max_loras adapters"
         assert self.adapted is not None
         for adapter in needed:
             slot = self.slot_of.pop(adapter, None)
@@ -130,7 +133,7 @@ class Adapters:
 
     def free_slot(self, needed: dict[Adapter, None], running: dict[Adapter, None]) -> int:
         """A slot that is empty, or the least recently used, preferably of an adapter that no running request has."""
-        empty = set(range(self.slots)) - set(self.slot_of.values())
+        empty = set(range(self.max_loras)) - set(self.slot_of.values())
         if empty:
             return min(empty)
         others = [adapter for adapter in self.slot_of if adapter not in needed]
@@ -140,7 +143,7 @@ class Adapters:
 
 
 class AdaptedRunner(Runner):
-    """A runner of the adapted model, which gets the slot of every row before a forward."""
+    """A runner of the adapted model, which gets the adapter slot of every row before a forward."""
 
     def __init__(self, adapted: AdaptedModel, base: Runner):
         model = adapted.model
@@ -169,15 +172,15 @@ class AdaptedRunner(Runner):
 
     def warn_if_slow(self) -> None:
         """Once, with the first request that has an adapter: the ones without are decoded by a compiled step."""
-        if self.device.type == "cpu" and self.base.compiled is not None and self.compiled is None:
-            if not self.has_warned:
-                warnings.warn(
-                    "requests with adapters are decoded eagerly: an adapter was loaded, the first one or one with "
-                    "other layers or a higher rank than before, after the decode step was compiled. Give the adapters "
-                    "at the start (regard serve --lora-modules), or call Engine.warm_up after loading them",
-                    stacklevel=2,
-                )
+        is_slow = self.device.type == "cpu" and self.base.compiled is not None and self.compiled is None
+        if is_slow and not self.has_warned:
             self.has_warned = True
+            warnings.warn(
+                "requests with adapters are decoded eagerly: an adapter was loaded, the first one or one with other "
+                "layers or a higher rank than before, after the decode step was compiled. Give the adapters at the "
+                "start (regard serve --lora-modules), or call Engine.warm_up after loading them",
+                stacklevel=2,
+            )
 
     def warm_up(self, progress: Callable[[int, int], None] = lambda done, total: None) -> None:
         self.rows.write_decode([], [])
@@ -187,21 +190,21 @@ class AdaptedRunner(Runner):
         self.warn_if_slow()
         batch.sort(key=lambda pair: pair[0].row)
         self.slot_of = slot_of
-        self.rows.write(self.slots(batch))
+        self.rows.write(self.adapter_slots(batch))
         return self.forward(batch)
 
-    def slots(self, batch: ScheduledBatch) -> list[int]:
+    def adapter_slots(self, batch: ScheduledBatch) -> list[int]:
         return [-1 if request.adapter is None else self.slot_of[request.adapter] for request, _ in batch]
 
     def decode(self, batch: ScheduledBatch, step: Step) -> Tensor:
-        self.rows.write_decode([request.row or 0 for request, _ in batch], self.slots(batch))
+        self.rows.write_decode([request.row or 0 for request, _ in batch], self.adapter_slots(batch))
         return super().decode(batch, step)
 
     def replay(self, batch: ScheduledBatch, graphs: DecodeGraphs) -> Tensor | None:
-        self.rows.write_decode([request.row or 0 for request, _ in batch], self.slots(batch))
+        self.rows.write_decode([request.row or 0 for request, _ in batch], self.adapter_slots(batch))
         logits = super().replay(batch, graphs)
         if logits is None:
-            self.rows.write(self.slots(batch))  # the batch runs eagerly
+            self.rows.write(self.adapter_slots(batch))  # the batch runs eagerly
         return logits
 
 

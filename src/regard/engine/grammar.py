@@ -72,7 +72,7 @@ class GrammarCompiler:
         if not stops:
             raise ValueError("structured output needs a stop id, with which an output ends; give stop_ids")
         self.xgrammar: Any = xgrammar
-        self.slots = threading.BoundedSemaphore(threads)
+        self.threads = threading.BoundedSemaphore(threads)
         tokens = [b"" if SURROGATE.search(token) else token for token in vocabulary[: self.vocab]]
         self.surrogates = Surrogates(tokens, self.vocab)
         tokenizer = xgrammar.TokenizerInfo(tokens, xgrammar.VocabType.RAW, vocab_size=self.vocab, stop_token_ids=stops)
@@ -146,8 +146,8 @@ class GrammarCompiler:
         return self.compile("schemas", build)
 
     def compile(self, name: str, build: Callable[[], Any]) -> "Grammar":
-        """Compile in a thread. One that exceeds the time limit cannot be interrupted; it keeps its slot to its end."""
-        if not self.slots.acquire(timeout=self.seconds):
+        """Compile in a thread. One that exceeds the time limit cannot be interrupted; it counts until it ends."""
+        if not self.threads.acquire(timeout=self.seconds):
             raise ValueError("too many grammars are being compiled; try again later")
         future: Future[Any] = Future()
 
@@ -157,7 +157,7 @@ class GrammarCompiler:
             except Exception as error:  # raised again by future.result
                 future.set_exception(error)
             finally:
-                self.slots.release()
+                self.threads.release()
 
         threading.Thread(target=work, daemon=True, name="compile-grammar").start()
         try:

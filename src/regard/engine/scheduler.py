@@ -90,7 +90,7 @@ class Scheduler:
     def next_request(self) -> Request | None:
         """The first waiting request, unless it has to wait for an adapter's slot; then the first without an adapter.
 
-        Other adapters do not pass it: their requests could keep all slots in use for ever.
+        Other adapters do not pass it: their requests could keep all adapter slots in use for ever.
         """
         request = self.waiting.first()
         if request is None or self.can_run(request, self.running):
