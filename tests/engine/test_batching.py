@@ -83,7 +83,7 @@ def check_all_rows_and_blocks_are_free(engine: Engine, jobs=JOBS) -> None:
 
 
 @pytest.mark.ledger("kv.cache", "model.autoregressive")
-@pytest.mark.parametrize(("kind", "count"), [*QUICK.items()])
+@pytest.mark.parametrize(("kind", "count"), QUICK.items())
 def test_a_single_request_equals_the_model_without_a_cache(tiny, single_request_ids, kind, count) -> None:
     model = tiny(kind, torch.float64)
     for (ids, sampling), new in zip(JOBS[:count], single_request_ids(kind, count), strict=True):

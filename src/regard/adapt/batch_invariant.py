@@ -28,7 +28,6 @@ from regard.compat import cannot_run_triton
 from regard.layout import TokenLayout
 from regard.models.decoder import DecoderModule
 from regard.models.encoder_decoder import EncoderDecoderModule
-from regard.parts.attention import NoGate
 from regard.parts.block import BlockModule, Losses, SublayerModule
 from regard.parts.norm import RMSNormModule
 from regard.parts.position.base import PositionModule
@@ -150,10 +149,7 @@ def unsupported_part(model: DecoderModule) -> str | None:
 
 
 def is_supported(sublayer: SublayerModule) -> bool:
-    if (body := attention_of(sublayer)) is not None:
-        options = (body.sinks, body.softcap)
-        return options == (None, None) and type(body.gate) is NoGate and type(body.clip) is nn.Identity
-    return gated_of(sublayer) is not None
+    return attention_of(sublayer) is not None or gated_of(sublayer) is not None
 
 
 def keep_all_tokens(memory: Any) -> Any:

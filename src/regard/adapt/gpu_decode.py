@@ -130,9 +130,9 @@ class DecodeExperts(nn.Module):
         self.weight, self.bias = layer.weight, layer.bias
 
     def forward(self, x: Tensor, ends: Tensor) -> Tensor:
-        from regard.kernels.triton_decode_experts import MAX_ROWS, expert_linear
+        from regard.kernels.triton_decode_experts import MAX_ROWS_PER_EXPERT, expert_linear
 
-        if not 1 <= len(x) <= MAX_ROWS * len(ends):
+        if not 1 <= len(x) <= MAX_ROWS_PER_EXPERT * len(ends):
             return grouped_linear(x, self.weight, self.bias, ends)
         y = expert_linear(x, self.weight, ends)
         return y if self.bias is None else y + self.bias[row_experts(x, ends)]

@@ -60,8 +60,8 @@ class Runner:
         if reason is not None:
             warnings.warn(reason, stacklevel=3)
         elif self.device.type == "cuda":
-            fuse = self.model.embedding.weight.dtype in (torch.bfloat16, torch.float16)
             if not self.batch_invariant:  # else it is optimized already, without torch.compile
+                fuse = self.model.embedding.weight.dtype in (torch.bfloat16, torch.float16)
                 self.model = optimize_for_gpu_decode(self.model, fuse)
             self.graphs = DecodeGraphs(self.decode_step, self.store.rows, self.device)
         else:

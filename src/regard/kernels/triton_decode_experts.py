@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-MAX_ROWS = 16  # per expert, on average
+MAX_ROWS_PER_EXPERT = 16  # on average
 
 
 @triton.jit
