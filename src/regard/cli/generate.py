@@ -83,7 +83,7 @@ def generate(
     if sum(given is not None for given in (schema, regex, choice)) > 1:
         raise ValueError("--schema, --regex and --choice exclude each other; give one of them")
     if (batch_invariant or quantize) and tensor_parallel > 1:
-        raise ValueError("--batch-invariant and --quantize are without --tensor-parallel; leave it out")
+        raise ValueError("--batch-invariant and --quantize do not support --tensor-parallel; leave it out")
     from regard.adapt import quantize_int8
     from regard.engine.engine import Engine
     from regard.engine.request import derived_seed

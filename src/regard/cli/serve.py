@@ -71,7 +71,8 @@ def serve(
     --adapter adds one adapter to the model for all requests. With --lora-modules, and with adapters of --lora-folder
     that are loaded by POST /v1/load_lora_adapter, each request chooses: its model is the name of an adapter.
 
-    Routes: /v1/chat/completions, /v1/completions, /v1/responses, /v1/embeddings, /v1/rerank, /v1/models, /tokenize,
+    Routes: /v1/chat/completions, /v1/completions, /v1/responses, /v1/embeddings, /v1/rerank, /v1/models,
+    /v1/audio/transcriptions, /v1/audio/translations, /v1/load_lora_adapter, /v1/unload_lora_adapter, /tokenize,
     /detokenize, /health, /ready, /metrics, and for inspection /regard/model, /regard/tokenize, /regard/attention.
 
     \b
@@ -138,8 +139,8 @@ def check_combination(
     if options.tensor_parallel > 1 and (len(models) > 1 or replicas is not None or loras or lora_folder is not None):
         raise ValueError("--tensor-parallel is for one model, without --replicas, --lora-modules and --lora-folder")
     if options.batch_invariant and (options.tensor_parallel > 1 or loras or lora_folder is not None):
-        raise ValueError("--batch-invariant is without --tensor-parallel, --lora-modules and --lora-folder")
+        raise ValueError("--batch-invariant does not support --tensor-parallel, --lora-modules and --lora-folder")
     if options.quantize and (options.tensor_parallel > 1 or loras or lora_folder is not None):
-        raise ValueError("--quantize is without --tensor-parallel, --lora-modules and --lora-folder")
+        raise ValueError("--quantize does not support --tensor-parallel, --lora-modules and --lora-folder")
     if replicas is not None and lora_folder is not None:
         raise ValueError("--lora-folder loads adapters into one replica only; give them to all with --lora-modules")
