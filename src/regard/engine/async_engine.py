@@ -1,8 +1,8 @@
 """The synchronous engine in a separate thread, used from asyncio.
 
 The engine is not thread-safe, so every call to it (submit, cancel, step, metrics) runs in this thread, between two
-steps. Tokens return with `loop.call_soon_threadsafe`. Other threads may use the engine
-too, and step it, if they hold the same lock.
+steps. Tokens return with `loop.call_soon_threadsafe`. Other threads may use the engine too, and step it, if they hold
+the same lock.
 
     asyncio ── inbox (deque + condition) ──▶ thread: calls, step, calls, step …; sleeps while idle
     asyncio ◀── RequestHandle.deliver ────── thread

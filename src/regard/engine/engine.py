@@ -6,8 +6,8 @@
         for request, token in engine.step(): ...
 
 The tokens of a request do not depend on other requests, the store, chunk sizes or preemption, up to rounding: products
-of different sizes add the same numbers in different orders, with `batch_invariant` in one order. The engine handles ids
-of tokens only. A request to an encoder-decoder has a source too. The sources of a batch are padded to the longest and
+of different sizes add the same numbers in different orders, with `batch_invariant` in one order. The engine handles
+token ids only. A request to an encoder-decoder has a source too. The sources of a batch are padded to the longest and
 encoded in the forward of the first target tokens. The engine is not thread-safe: use it from one thread.
 """
 

@@ -4,8 +4,8 @@
     the first token whose cumulative probability exceeds u, among those that are kept
 
 A filter keeps the logits from a cutoff on; ties are kept. Floats are ordered like integers made of their bits, and each
-pass over the row tries three cutoffs, so 16 passes find the cutoff exactly, eight for bfloat16. One program
-handles one row, so its result does not depend on the other rows.
+pass over the row tries three cutoffs, so 16 passes find the cutoff exactly, eight for bfloat16. One program handles one
+row, so its result does not depend on the other rows.
 """
 
 import torch

@@ -185,7 +185,7 @@ class BodyLimit:
 
 
 def find_costly_syntax(content_type: str, body: bytes | bytearray) -> ApiError | None:
-    """Why parsing the body could block the event loop; None if it cannot."""
+    """The refusal of a body whose parsing could block the event loop; None if it cannot."""
     kind, options = parse_options_header(content_type)
     if kind == b"application/x-www-form-urlencoded" and body:  # parsed byte by byte; curl -d sends it by default
         rule = "send JSON with Content-Type: application/json, or for audio a multipart/form-data form"

@@ -72,7 +72,7 @@ def complete_response(body: dict | str) -> Response:
 
 
 async def format_tokens(tokens: int, format: Callable[[], T]) -> T:
-    """The result of `format`, which formats and encodes so many tokens. Many do not block the event loop."""
+    """The result of `format`, which formats this many tokens: in a thread if they would block the event loop."""
     return format() if tokens <= MAX_TOKENS_IN_LOOP else await asyncio.to_thread(format)
 
 
@@ -93,7 +93,7 @@ class EventStream(StreamingResponse):
 
 
 async def data_events(chunks: AsyncIterator[str]) -> AsyncIterator[str]:
-    """The chunks of completions and chat, each an `event`, and at the end `data: [DONE]`."""
+    """The chunks of completions, chats and transcriptions, each an `event`, and at the end `data: [DONE]`."""
     try:
         async for chunk in chunks:
             yield chunk

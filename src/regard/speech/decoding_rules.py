@@ -1,7 +1,7 @@
 """The rules by which Whisper decodes a window, as a logits processor (Radford et al. 2022, section 4.5).
 
 1. The first tokens are given: language, task, <|notimestamps|>. Of several languages the most likely one is taken.
-2. Some tokens are never generated, some not at first. Without timestamps, all timestamp tokens are.
+2. Some tokens are never generated, some not as the first. Without timestamps, no timestamp token is generated.
 3. With timestamps: the first token is one, and not a late one. They come in pairs, the end of a segment and the start
    of the next, and never decrease. If all together are more likely than any token of text, one of them is generated.
 """

@@ -160,7 +160,7 @@ class SpeechDecoder:
         return advance
 
     def transcription(self) -> Transcription:
-        """After the last window."""
+        """Of the windows that are decoded so far."""
         language = self.model.tokens.language_of(self.languages[0]) if self.languages else "en"
         text = "".join(segment.text for segment in self.segments).strip()
         return Transcription(text, tuple(self.segments), language, self.duration)

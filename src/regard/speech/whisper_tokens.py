@@ -45,7 +45,7 @@ class WhisperTokens:
     end: int  # <|endoftext|>
     no_timestamps: int
     previous: int | None  # <|startofprev|>, before a prompt
-    languages: Mapping[str, int]  # by code; none: the model is English-only, and has no tasks
+    languages: Mapping[str, int]  # by code; empty: the model is English-only, and has no tasks
     tasks: Mapping[str, int]
     suppress: tuple[int, ...] = ()  # never generated
     begin_suppress: tuple[int, ...] = ()  # never generated first
