@@ -36,8 +36,14 @@ def test_the_product_is_that_of_the_rounded_weights(shape: tuple[int, ...], bias
     assert ((weight - linear.weight).abs() <= 0.501 * layer.scale.unsqueeze(1)).all()
     y, expected = layer(x), nn.functional.linear(x.double(), weight, linear.bias.double() if bias else None)
     assert y.shape == expected.shape and y.dtype == torch.float32
-    few = 1 <= y.numel() // 40 <= MAX_ROWS  # activations and products are rounded to bfloat16
-    assert y.numel() == 0 or relative_error(y, expected) <= (4e-3 if few else 1e-6)
+    assert y.numel() == 0 or relative_error(y, expected) <= 4e-3  # activations and products are rounded to bfloat16
+
+
+def test_few_and_many_rows_are_rounded_alike() -> None:
+    torch.manual_seed(0)
+    layer, x = Int8Linear(nn.Linear(48, 40).requires_grad_(False)), torch.randn(MAX_ROWS + 1, 48)
+    few, many = layer(x[:MAX_ROWS]), layer(x)[:MAX_ROWS]
+    assert (few == many).float().mean() > 0.98  # sums in another order are rounded to another bfloat16 now and then
 
 
 @pytest.mark.ledger("eng.quant")

@@ -136,6 +136,7 @@ def test_several_models_are_served_by_their_names(demo_run: Path, monkeypatch: p
         (("{run}", "b={run}", "--adapter", "x"), "--adapter is for one model"),
         (("{run}", "b=nosuch"), "'nosuch' is neither a file or folder nor a known name"),
         (("{run}", "--batch-invariant", "--tensor-parallel", "2"), "does not support --tensor-parallel"),
+        (("{run}", "--quantize", "int8", "--batch-invariant"), "--batch-invariant does not support --quantize"),
         (("{run}", "--quantize", "int8", "--tensor-parallel", "2"), "--quantize does not support --tensor-parallel"),
         (("{run}", "--batch-invariant", "--device", "cpu"), "batch_invariant needs a CUDA GPU, not cpu"),
     ],

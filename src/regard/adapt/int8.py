@@ -2,8 +2,8 @@
 
     W ≈ s ⊙ Q        Q: integers from -127 to 127, s = max |W| / 127: one number per output
 
-The activations are not quantized. On a CPU a few rows are multiplied by torch's kernel, which reads Q and multiplies in
-bfloat16 with sums in float32. For many rows, and on a GPU, W is computed from Q in the dtype of the activations.
+The activations are not quantized. On a CPU they are rounded to bfloat16, as are the products, and sums are in float32:
+few rows by torch's kernel, which reads Q, many by a product with Q in float32. On a GPU, W is computed from Q.
 Dettmers et al. 2022 (LLM.int8); one scale per output: Jacob et al. 2018. For inference: there are no gradients of W.
 """
 
@@ -33,18 +33,22 @@ class Int8Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.numel() // x.shape[-1]
-        if x.device.type != "cpu" or not 1 <= rows <= MAX_ROWS:
+        if x.device.type != "cpu":
             return F.linear(x, self.weight.to(x.dtype) * self.scale.to(x.dtype).unsqueeze(1), self.bias)
-        y = torch._weight_int8pack_mm(x.reshape(rows, -1).to(torch.bfloat16), self.weight, self.one)
-        y = (y.to(x.dtype) * self.scale).view(*x.shape[:-1], -1)  # the scale is not rounded to bfloat16
+        rounded = x.reshape(rows, x.shape[-1]).to(torch.bfloat16)
+        if 1 <= rows <= MAX_ROWS:
+            y = torch._weight_int8pack_mm(rounded, self.weight, self.one)
+        else:
+            y = F.linear(rounded.to(x.dtype), self.weight.to(x.dtype)).to(torch.bfloat16)
+        y = (y.to(x.dtype) * self.scale).view(*x.shape[:-1], self.out_features)  # the scale is not rounded to bfloat16
         return y if self.bias is None else y + self.bias
 
 
 def quantize_int8(model: nn.Module) -> list[str]:
     """Replace all linear layers of a model by layers with weights in eight bits, in place; returns their names.
 
-    Embeddings, norms and other parameters keep their dtype. An output layer that shares its matrix with the embedding
-    gets a matrix of its own.
+    Embeddings, norms, experts and other parameters keep their dtype. An output layer that shares its
+    matrix with the embedding gets a matrix of its own.
     """
 
     def make(_: str, module: nn.Module) -> nn.Module:

@@ -82,6 +82,8 @@ def generate(
         raise ValueError("--logprobs are printed with --json only; add it, or leave them out")
     if sum(given is not None for given in (schema, regex, choice)) > 1:
         raise ValueError("--schema, --regex and --choice exclude each other; give one of them")
+    if batch_invariant and quantize:
+        raise ValueError("--batch-invariant does not support --quantize; leave one of them out")
     if (batch_invariant or quantize) and tensor_parallel > 1:
         raise ValueError("--batch-invariant and --quantize do not support --tensor-parallel; leave it out")
     from regard.adapt import quantize_int8

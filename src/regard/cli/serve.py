@@ -140,6 +140,8 @@ def check_combination(
         raise ValueError("--tensor-parallel is for one model, without --replicas, --lora-modules and --lora-folder")
     if options.batch_invariant and (options.tensor_parallel > 1 or loras or lora_folder is not None):
         raise ValueError("--batch-invariant does not support --tensor-parallel, --lora-modules and --lora-folder")
+    if options.quantize and options.batch_invariant:
+        raise ValueError("--batch-invariant does not support --quantize; leave one of them out")
     if options.quantize and (options.tensor_parallel > 1 or loras or lora_folder is not None):
         raise ValueError("--quantize does not support --tensor-parallel, --lora-modules and --lora-folder")
     if replicas is not None and lora_folder is not None:
