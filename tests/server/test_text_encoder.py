@@ -124,9 +124,13 @@ def test_a_cross_encoder_scores_pairs(llm):
         assert client.post("/v1/rerank", json=body).json()["error"]["code"] == "context_length_exceeded"
 
 
-def test_an_encoder_generates_no_text(client):
+def test_an_encoder_generates_no_text(client, llm, monkeypatch):
     response = client.post("/v1/completions", json={"model": "encoder", "prompt": "Mira"})
     assert response.status_code == 404 and response.json()["error"]["code"] == "no_generation"
+    monkeypatch.setattr(llm.tokenizer, "chat_template", None)
+    body = {"model": "encoder", "messages": [{"role": "user", "content": "Mira"}]}
+    error = client.post("/v1/chat/completions", json=body).json()["error"]
+    assert error["code"] == "no_chat_template" and "/v1/embeddings" in error["message"]
     for path in ("/health", "/ready", "/metrics", "/regard/model", "/v1/models"):
         assert client.get(path).status_code == 200
 

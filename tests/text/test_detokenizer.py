@@ -157,3 +157,9 @@ def test_cleaned_up_stream_equals_decoded_text(words):
     ids = tokenizer.encode(" ".join(words))
     chunks, _ = run(tokenizer, ids)
     assert "".join(chunks) == tokenizer.decode(ids) == clean_up_tokenization(" ".join(words))
+
+
+def test_a_single_stop_string_needs_no_list():
+    assert "".join(run(BYTE, BYTE.encode("one, two"), ", ")[0]) == "one"
+    with pytest.raises(ValueError, match="empty"):
+        Detokenizer(BYTE, "")

@@ -184,7 +184,8 @@ class ServedModel:
             message = "this model is an encoder-decoder and has no chats; use /v1/completions"
             raise ApiError(400, message, code="no_chat", param="messages")
         if self.tokenizer.chat_template is None:
-            message = "this model has no chat template; use /v1/completions"
+            route = "/v1/embeddings" if self.engine is None else "/v1/completions"
+            message = f"this model has no chat template; use {route}"
             raise ApiError(400, message, code="no_chat_template", param="messages")
         conversation = [message.for_template() for message in messages]
         offered = None if tools is None else tools.for_template()

@@ -19,8 +19,9 @@ CLEAN_UP_REACH = max(map(len, CLEAN_UP)) - 1  # characters that a replacement ma
 class Detokenizer:
     """`matched_stop` is the stop string that ended the text, or None; the text ends before it."""
 
-    def __init__(self, tokenizer: Tokenizer, stop_strings: Sequence[str] = (), prompt_ids: Sequence[int] = ()):
+    def __init__(self, tokenizer: Tokenizer, stop_strings: str | Sequence[str] = (), prompt_ids: Sequence[int] = ()):
         """`prompt_ids`: the prompt that the text continues; with it, the space before the first word is kept."""
+        stop_strings = (stop_strings,) if isinstance(stop_strings, str) else stop_strings
         if "" in stop_strings:
             raise ValueError("a stop string is empty; remove it")
         self.tokenizer, self.stop_strings = tokenizer, tuple(stop_strings)
@@ -97,7 +98,7 @@ class TextStream:
     `finish` is None while the sequence grows, then "stop" after a stop id or a stop string, or the last token's reason.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop_strings: Sequence[str] = (), prompt_ids: Sequence[int] = ()):
+    def __init__(self, tokenizer: Tokenizer, stop_strings: str | Sequence[str] = (), prompt_ids: Sequence[int] = ()):
         """`prompt_ids`: the prompt, if the new text continues it; empty if the new text is an answer in a chat."""
         self._detokenizer = Detokenizer(tokenizer, stop_strings, prompt_ids)
         self.finish: str | None = None
