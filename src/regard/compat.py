@@ -4,7 +4,7 @@ import importlib.util
 import os
 import shutil
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from functools import wraps
 from inspect import signature
 from typing import Any, ParamSpec, TypeVar
@@ -24,9 +24,10 @@ COMPILE_OPTIONS: dict[str, Any] = (
 
 
 def allow_recompiles() -> AbstractContextManager:
-    """For calls of a function that is compiled with COMPILE_OPTIONS for many models and sizes."""
-    if COMPILE_OPTIONS:
-        return nullcontext()
+    """For calls of a function that is compiled for many sizes and sublayers, also of many models without isolation.
+
+    Beyond torch's limit of 8, the sublayers of a model with two kinds of attention would run eagerly.
+    """
     import torch._dynamo  # seconds to import
 
     return torch._dynamo.config.patch(recompile_limit=1024, accumulated_recompile_limit=1 << 14)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from regard.compat import COMPILE_OPTIONS, allow_recompiles
 from regard.engine.decode_graphs import DecodeGraphs, decode_size
 from regard.engine.engine import Engine
 from regard.engine.request import Request, Sampling
@@ -139,3 +140,22 @@ def test_graphs_in_bfloat16_are_as_close_to_float64_as_eager_steps(name: str) ->
         expected = logprobs[range(20), ids[0, len(prompt) :]]
         errors.append((torch.tensor([token.logprob for token in tokens], device="cuda") - expected).abs().max())
     assert errors[0] <= 2 * errors[1] + 0.01
+
+
+def test_sublayers_of_many_kinds_may_be_compiled() -> None:
+    """All sublayers of a model share one compiled function; torch would run those beyond its limit eagerly."""
+    kinds = 12
+    traced = []
+
+    def backend(graph, inputs):
+        traced.append(graph)
+        return graph.forward
+
+    def add(x: torch.Tensor, kind: int) -> torch.Tensor:
+        return x + kind
+
+    call = torch.compile(add, backend=backend, dynamic=False, **COMPILE_OPTIONS)
+    with allow_recompiles():
+        for kind in range(kinds):
+            call(torch.ones(2), kind)
+    assert len(traced) == kinds
