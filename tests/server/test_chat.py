@@ -54,11 +54,11 @@ def test_stream_begins_with_the_role_and_ends_with_usage(start_server):
         assert choices[-1]["delta"] == {} and choices[-1]["finish_reason"] == "stop"
 
 
-def test_tokens_inside_a_character_have_no_bytes(start_server):
+def test_tokens_inside_a_character_have_its_bytes(start_server):
     body = {"model": "tiny", "messages": QUESTION, "logprobs": True}
     choice = start_server("🙂").client.post("/v1/chat/completions", json=body).json()["choices"][0]
     assert choice["message"]["content"] == "🙂"
-    assert [entry["bytes"] for entry in choice["logprobs"]["content"]] == [None] * 4
+    assert [entry["bytes"] for entry in choice["logprobs"]["content"]] == [[byte] for byte in "🙂".encode()]
 
 
 def test_a_chat_without_a_template_is_refused(start_server):

@@ -105,7 +105,8 @@ def draw(
     ends = tl.cumsum(masses, 0)
     target = tl.sum(masses, 0) * u
     # Rounding may leave no sum above the target: then it is the last token that is kept.
-    chosen = tl.minimum(tl.sum((ends <= target).to(tl.int32), 0), tl.max(tl.where(masses > 0, chunk, 0), 0))
+    found = tl.min(tl.where((ends > target) & (masses > 0), chunk, CHUNKS), 0)
+    chosen = tl.minimum(found, tl.max(tl.where(masses > 0, chunk, 0), 0))
     before = tl.sum(tl.where(chunk == chosen, ends - masses, 0.0), 0)
     offset = tl.arange(0, CHUNK)
     i = chosen * size + offset

@@ -6,6 +6,7 @@ JSON has no `-inf`, the log-probability of a token with probability 0; OpenAI wr
 from regard.engine.request import Token
 from regard.server.generation import TextDelta
 from regard.text.tokenizer import Tokenizer
+from regard.text.vocabulary import byte_decoder
 
 LOWEST_LOGPROB = -9999.0
 
@@ -17,7 +18,15 @@ def clamp_logprob(logprob: float) -> float:
 def entry(id: int, logprob: float, tokenizer: Tokenizer) -> dict:
     text = tokenizer.decode_token(id)
     is_text = text == tokenizer.decode([id], special=True)  # else a part of a character, shown by its vocabulary entry
-    return {"token": text, "logprob": clamp_logprob(logprob), "bytes": list(text.encode()) if is_text else None}
+    encoded = text.encode() if is_text else part_of_character(text, tokenizer)
+    return {"token": text, "logprob": clamp_logprob(logprob), "bytes": None if encoded is None else list(encoded)}
+
+
+def part_of_character(token: str, tokenizer: Tokenizer) -> bytes | None:
+    try:
+        return byte_decoder(tokenizer)(token)
+    except ValueError:  # the bytes of this kind of vocabulary are not known
+        return None
 
 
 def chat_logprobs(deltas: list[TextDelta], tokenizer: Tokenizer) -> dict:

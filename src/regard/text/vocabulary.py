@@ -1,4 +1,4 @@
-"""The bytes that each token of a vocabulary adds to a text, for grammars that constrain the output.
+"""The bytes that each token of a vocabulary adds to a text, for grammars that constrain the output and for logprobs.
 
 The decoder of a tokenizer maps tokens to text: byte-level BPE writes each byte as a printable character, SentencePiece
 writes a space as ▁ and a byte as <0x0A>. A token may be only a part of a character, so text is not enough.
@@ -6,6 +6,8 @@ writes a space as ▁ and a byte as <0x0A>. A token may be only a part of a char
 
 import json
 import re
+from collections.abc import Callable
+from functools import lru_cache, partial
 from typing import Any
 
 from regard.text.tokenizer import Tokenizer
@@ -15,6 +17,18 @@ BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 def token_bytes(tokenizer: Tokenizer) -> list[bytes]:
     """The bytes of every id in the middle of a text; b"" for special tokens, stop ids and ids without a token."""
+    to_bytes = byte_decoder(tokenizer)
+    silent = {*tokenizer.all_special_ids, *tokenizer.stop_ids}
+    vocabulary = [b""] * tokenizer.vocab_size
+    for token, id in tokenizer.core.get_vocab(with_added_tokens=True).items():
+        if id not in silent:
+            vocabulary[id] = to_bytes(token)
+    return vocabulary
+
+
+@lru_cache(maxsize=16)
+def byte_decoder(tokenizer: Tokenizer) -> Callable[[str], bytes]:
+    """The function from tokens, as they are in the vocabulary, to bytes; ValueError if the decoder is not supported."""
     state = json.loads(tokenizer.core.to_str())["decoder"]
     steps = state["decoders"] if state is not None and state["type"] == "Sequence" else [state]
     names = ["none" if step is None else step["type"] for step in steps]
@@ -25,13 +39,7 @@ def token_bytes(tokenizer: Tokenizer) -> list[bytes]:
             f"the tokenizer's decoder is {unknown[0]}, for which structured output is not supported; "
             "use a tokenizer of bytes, characters, byte-level BPE or SentencePiece"
         )
-    silent = {*tokenizer.all_special_ids, *tokenizer.stop_ids}
-    vocabulary = [b""] * tokenizer.vocab_size
-    characters = byte_characters() if "ByteLevel" in names else {}
-    for token, id in tokenizer.core.get_vocab(with_added_tokens=True).items():
-        if id not in silent:
-            vocabulary[id] = decode(token, steps, characters)
-    return vocabulary
+    return partial(decode, steps=steps, characters=byte_characters() if "ByteLevel" in names else {})
 
 
 def decode(token: str, steps: list[Any], characters: dict[str, int]) -> bytes:

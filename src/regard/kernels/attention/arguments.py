@@ -43,8 +43,9 @@ class Pages:
     block: int  # slots per block
 
     def gather(self) -> Tensor:
-        blocks = self.pool.unflatten(0, (-1, self.block))[self.table]  # (B, n, block, heads, dim)
-        return blocks.flatten(1, 2).transpose(1, 2)  # (B, heads, S, dim)
+        rows, heads, slots, dim = self.shape
+        blocks = self.pool.view(-1, self.block * heads * dim)  # whole blocks are copied, not their elements
+        return blocks.index_select(0, self.table.flatten()).view(rows, slots, heads, dim).transpose(1, 2)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:

@@ -41,7 +41,11 @@ def unsupported_reason(call: AttentionCall) -> str | None:
 
 def slower_reason(call: AttentionCall) -> str | None:
     queries, keys = call.q[2], call.k[2]
-    return f"tiled would save little: only {queries} × {keys} scores per head" if queries * keys < MIN_SCORES else None
+    if queries * keys >= MIN_SCORES:
+        return None
+    if torch.compiler.is_compiling():  # a string with sizes would compile the model again for each of them
+        return "tiled would save little"
+    return f"tiled would save little: only {queries} × {keys} scores per head"
 
 
 def attend(
