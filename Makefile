@@ -24,7 +24,7 @@ demo: $(READY)  ## train a small model in minutes, evaluate it, write a report t
 test: $(READY)  ## run the tests, in minutes on two CPU cores
 	@$(PYTEST) -m "not slow and not gpu"
 
-test-slow: $(READY)  ## what make test leaves out: slow tests, and ten times the random examples
+test-slow: $(READY)  ## what make test leaves out: slow tests, and more random examples
 	@$(PYTEST) -m "(slow or hypothesis) and not gpu" --hypothesis-profile=thorough
 
 test-oldest: $(OLDEST_READY)  ## the tests marked oldest, on the oldest torch that is supported

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import settings
 
 settings.register_profile("quick", max_examples=30, derandomize=True, deadline=None, database=None)
-settings.register_profile("thorough", settings.get_profile("quick"), max_examples=300)
+settings.register_profile("thorough", settings.get_profile("quick"), max_examples=200)
 settings.load_profile("quick")
 
 # Without a GPU, Triton interprets its kernels. It reads the variable when it is first imported.
