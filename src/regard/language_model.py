@@ -60,6 +60,7 @@ from regard.training.run import newest_checkpoint
 
 ChatMessages = Sequence[Mapping[str, Any]]  # [{"role": "user", "content": "…"}, …]
 ChatTools = Sequence[Mapping[str, Any]]  # [{"type": "function", "function": {"name": "…", "parameters": {…}}}, …]
+StopStrings = str | Sequence[str]
 
 
 class LanguageModel:
@@ -113,7 +114,7 @@ class LanguageModel:
         prompt: str | Sequence[str],
         *,
         images: "Images | Sequence[Images]" = (),
-        stop: str | Sequence[str] = (),
+        stop: StopStrings = (),
         **sampling: Unpack[SamplingOptions],
     ) -> Any:
         """The generated text: the continuation of a prompt, or the output of an encoder-decoder for it.
@@ -131,7 +132,7 @@ class LanguageModel:
         prompt: str | Sequence[str],
         *,
         images: "Images | Sequence[Images]" = (),
-        stop: str | Sequence[str] = (),
+        stop: StopStrings = (),
         **sampling: Unpack[SamplingOptions],
     ) -> Any:
         """`generate` for asyncio: requests that are awaited at the same time are decoded in one batch."""
@@ -143,7 +144,7 @@ class LanguageModel:
         messages: str | ChatMessages | Sequence[str | ChatMessages],
         *,
         images: "Images | Sequence[Images]" = (),
-        stop: str | Sequence[str] = (),
+        stop: StopStrings = (),
         tools: ChatTools = (),
         **sampling: Unpack[SamplingOptions],
     ) -> Any:
@@ -160,7 +161,7 @@ class LanguageModel:
         messages: str | ChatMessages | Sequence[str | ChatMessages],
         *,
         images: "Images | Sequence[Images]" = (),
-        stop: str | Sequence[str] = (),
+        stop: StopStrings = (),
         tools: ChatTools = (),
         **sampling: Unpack[SamplingOptions],
     ) -> Any:
@@ -173,7 +174,7 @@ class LanguageModel:
         prompt: str | ChatMessages,
         *,
         images: Images = (),
-        stop: str | Sequence[str] = (),
+        stop: StopStrings = (),
         **sampling: Unpack[SamplingOptions],
     ) -> Iterator[str]:
         """The text in chunks as it is generated: the continuation of a string, or the answer to messages."""
@@ -186,7 +187,7 @@ class LanguageModel:
         prompt: str | ChatMessages,
         *,
         images: Images = (),
-        stop: str | Sequence[str] = (),
+        stop: StopStrings = (),
         **sampling: Unpack[SamplingOptions],
     ) -> AsyncIterator[str]:
         """`stream` for asyncio. The request is cancelled when the iteration ends early."""
@@ -202,7 +203,7 @@ class LanguageModel:
         prompt: str | ChatMessages,
         *,
         images: Images = (),
-        stop: str | Sequence[str] = (),
+        stop: StopStrings = (),
         **sampling: Unpack[SamplingOptions],
     ) -> "Iterator[tuple[Token, str]]":
         """Every token with the text that it completes, which is often empty."""
@@ -289,7 +290,7 @@ class LanguageModel:
         return encode_chat(self.tokenizer, [dict(message) for message in conversation], tools=tools or None)
 
     def prompts(
-        self, prompt: str | Sequence[str], images: Any, stop: str | Sequence[str], options: SamplingOptions
+        self, prompt: str | Sequence[str], images: Any, stop: StopStrings, options: SamplingOptions
     ) -> list[Prompt]:
         texts = [prompt] if isinstance(prompt, str) else prompt
         image_lists: Sequence[Any] = [images] if isinstance(prompt, str) else images_per_prompt(images, len(texts))
@@ -297,7 +298,7 @@ class LanguageModel:
         return [self.prompt(self.encode(text), images, stop, True, options) for text, images in pairs]
 
     def conversations(
-        self, messages: Any, images: Any, stop: str | Sequence[str], options: SamplingOptions, tools: ChatTools = ()
+        self, messages: Any, images: Any, stop: StopStrings, options: SamplingOptions, tools: ChatTools = ()
     ) -> list[Prompt]:
         single = is_conversation(messages)
         conversations = [messages] if single else messages
@@ -306,12 +307,7 @@ class LanguageModel:
         return [self.prompt(self.encode_chat(each, tools), images, stop, False, options) for each, images in pairs]
 
     def prompt(
-        self,
-        ids: list[int],
-        images: Images,
-        stop: str | Sequence[str],
-        continues_prompt: bool,
-        options: SamplingOptions,
+        self, ids: list[int], images: Images, stop: StopStrings, continues_prompt: bool, options: SamplingOptions
     ) -> Prompt:
         """Ids that can be submitted. continues_prompt: the text continues the text of the ids, unlike an answer."""
         sampling = checked_sampling(options, self.tokenizer.stop_ids)
@@ -326,7 +322,7 @@ class LanguageModel:
     def submit(
         self,
         ids: list[int],
-        stop: str | Sequence[str],
+        stop: StopStrings,
         continues_prompt: bool,
         options: SamplingOptions,
         images: Images = (),

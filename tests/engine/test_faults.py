@@ -103,10 +103,10 @@ def test_an_error_in_a_forward_fails_only_the_requests_that_cause_it(tiny, kind)
 def test_too_little_memory_for_sampling_fails_only_the_request_that_needs_it(tiny, monkeypatch) -> None:
     expected = [token.id for token in Engine(tiny(), rows=1).generate([1, 2], GREEDY)]
 
-    def sample_or_fail(logits, requests):
+    def sample_or_fail(logits, requests, separately):
         if any(request.ids[0] == BAD for request in requests):
             raise torch.OutOfMemoryError("out of memory")
-        return sample(logits, requests)
+        return sample(logits, requests, separately)
 
     monkeypatch.setattr("regard.engine.engine.sample", sample_or_fail)
     engine = Engine(tiny(), rows=4)
