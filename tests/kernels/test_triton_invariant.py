@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.kernels.test_triton_decode_linear import EPS, compute, draw
+from tests.kernels.linear_reference import EPS, compute, draw
 from tests.kernels.triton_device import DEVICE
 
 SCALE = 0.2
