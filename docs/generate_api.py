@@ -20,7 +20,7 @@ Everything here is imported from `regard`, for example `from regard import Decod
 defaults; in JSON and TOML a spec is a table with its `kind`. `python docs/generate_api.py` writes this page.
 """
 SECTIONS = {  # heading: modules
-    "Load and use models": ("regard.language_model", "regard.checkpoint", "regard.text"),
+    "Load and use models": ("regard.load_model", "regard.language_model", "regard.checkpoint", "regard.text"),
     "Generate": ("regard.engine",),
     "Train": ("regard.training", "regard.training_run", "regard.objectives", "regard.data"),
     "Adapt": ("regard.adapt",),

@@ -63,6 +63,7 @@ PACKAGES["language_model"] = STORED | {
     *("image_prompts", "audio", "speech"),
     *("adapt", "engine", "text", "training", "find_model", "predictions", "text_generation", "text_embedding"),
 }
+PACKAGES["load_model"] = PACKAGES["language_model"] | {"language_model", "objectives"}
 PACKAGES["verification"] = PACKAGES["language_model"] | {"language_model", "adapt"}
 PACKAGES["training_run"] = PACKAGES["language_model"] | {"language_model", "data", "objectives", "adapt", "planning"}
 PACKAGES |= {"cli": set(PACKAGES), "__main__": {"cli"}, "__init__": {"kinds", "spec"}}

@@ -133,6 +133,15 @@ def test_a_context_that_the_model_does_not_support_is_refused_at_load(tmp_path: 
         LanguageModel(encoder(None).model, TOKENIZER, context=25)
 
 
+def test_its_repr_shows_folder_kind_size_dtype_device_and_context(tmp_path: Path) -> None:
+    model = replace(SPEC, context=96).build(seed=3)
+    shown = f"decoder, parameters={sum(p.numel() for p in model.parameters()):,}, float32 on cpu, context="
+    assert repr(LanguageModel(model, TOKENIZER)) == f"LanguageModel({shown}96)"
+    regard.save(model, tmp_path / "folder", TOKENIZER)
+    loaded = regard.load(tmp_path / "folder", device="cpu", context=64)
+    assert repr(loaded) == f"LanguageModel('{tmp_path / 'folder'}', {shown}64)"
+
+
 def test_a_run_and_its_saved_folder_generate_the_same_text(tmp_path: Path) -> None:
     trainer(tmp_path / "run", SETTINGS, tokenizer=TOKENIZER).train()
     run = regard.load(tmp_path / "run", device="cpu", context=64)

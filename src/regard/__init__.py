@@ -17,7 +17,7 @@ __version__ = "0.1.0"
 _SPECS = [path.partition(":") for table in TABLES.values() for path in table.values()]
 _MODULE_OF = {name: module for module, _, name in _SPECS} | {
     # load, use and write models
-    "load": "regard.language_model",
+    "load": "regard.load_model",
     "LanguageModel": "regard.language_model",
     "save": "regard.checkpoint",
     "export": "regard.checkpoint",

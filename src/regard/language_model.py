@@ -23,28 +23,18 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Unpack
 
-import torch
 from torch import Tensor, nn
 
 from regard.adapt.lora_weights import LoraWeights
-from regard.checkpoint import model_folder
-from regard.checkpoint.image_processor import (
-    ImageProcessor,
-    Images,
-    has_image_processor,
-    image_list,
-    images_per_prompt,
-    load_image_processor,
-)
-from regard.compat import resolve_device
+from regard.checkpoint.image_processor import ImageProcessor, Images, image_list, images_per_prompt
 from regard.engine.engine import Engine
 from regard.engine.grammar import GrammarCompiler
-from regard.engine.inputs import check_context, decoder_of
+from regard.engine.inputs import check_context, context_limit, decoder_of
 from regard.engine.request import Request, RequestOptions, Sampling, Token
 from regard.image_prompts import embed_prompt
 from regard.models.encoder_decoder import EncoderDecoderModule
 from regard.models.interleaved import InterleavedModule
-from regard.predictions import classify, load_tokenizer, takes_images
+from regard.predictions import classify
 from regard.speech.transcribe import speech_model, transcribe
 from regard.speech.transcription import AudioInput, TranscriptionOptions
 from regard.text.chat import encode_chat, is_conversation
@@ -55,7 +45,7 @@ from regard.text.tools import assistant_message, require_tool_style
 from regard.text.vocabulary import token_bytes
 from regard.text_embedding import embed
 from regard.text_generation import Prompt, SamplingOptions, TextGenerator, checked_sampling
-from regard.training.base_model import add_adapter, base_of, check_base, warn_of_other_base
+from regard.training.base_model import check_base, warn_of_other_base
 from regard.training.run import newest_checkpoint
 
 ChatMessages = Sequence[Mapping[str, Any]]  # [{"role": "user", "content": "…"}, …]
@@ -89,6 +79,14 @@ class LanguageModel:
         self.generation, self.image_processor = generation or GenerationConfig(), image_processor
         self.extra_files, self.source_family = extra_files or {}, source_family
         self.folder: Path | None = None  # from which the model was loaded
+
+    def __repr__(self) -> str:
+        first = next(self.model.parameters())
+        count = sum(parameter.numel() for parameter in self.model.parameters())
+        source = self.model.spec.kind if self.folder is None else f"{str(self.folder)!r}, {self.model.spec.kind}"
+        context = self.context or context_limit(self.model)
+        dtype = str(first.dtype).removeprefix("torch.")
+        return f"LanguageModel({source}, parameters={count:,}, {dtype} on {first.device}, context={context})"
 
     @cached_property
     def engine(self) -> Engine:
@@ -356,43 +354,3 @@ class LanguageModel:
             forced_eos_id=settings.forced_eos_token_id,
         )  # fmt: skip
         return self.engine.submit([start], sampling, ids, **options)
-
-
-def load(
-    name: str | Path,
-    device: str = "auto",
-    dtype: torch.dtype | None = None,
-    context: int | None = None,
-    progress: model_folder.Progress | None = None,
-    adapter: str | Path | None = None,
-) -> LanguageModel:
-    """The model of a run, a folder (regard or Hugging Face), a GGUF file, or an installed model such as "smollm2".
-
-    A folder with an adapter names its model, which is loaded with the adapter. adapter: a run or folder with an adapter
-    for this model, by regard or by PEFT; merge it with `regard.merge_lora(llm.model)`.
-
-    device: cpu, cuda, cuda:1 …; auto: a GPU if there is one. dtype: None: the stored one, on a CPU at least float32.
-    context: maximum number of tokens of prompt and answer; None: the model's context.
-    """
-    folder = newest_checkpoint(name)
-    if adapter is not None:
-        llm, adapter = load(folder, device, dtype, context, progress), newest_checkpoint(adapter)
-        check_base(adapter, folder)
-        add_adapter(llm.model, adapter, llm.source_family)
-        llm.folder = adapter
-        return llm
-    if (base := base_of(folder)) is not None:
-        llm = load(base, device, dtype, context, progress)
-        add_adapter(llm.model, folder, llm.source_family)
-        llm.folder = folder
-        return llm
-    model = model_folder.load(folder, resolve_device(device), dtype, checked=folder != Path(name), progress=progress)
-    reads_images = takes_images(model.spec) and has_image_processor(folder)
-    processor = load_image_processor(folder) if reads_images else None
-    generation = GenerationConfig.load(folder) if isinstance(model, EncoderDecoderModule) else None
-    llm = LanguageModel(
-        model, load_tokenizer(folder, model.spec), context, generation=generation, image_processor=processor,
-        extra_files=model_folder.read_extra_files(folder), source_family=model_folder.read_source_family(folder),
-    )  # fmt: skip
-    llm.folder = folder
-    return llm

@@ -22,13 +22,9 @@ from regard.data.sources.base import Example
 from regard.models.base import Model
 from regard.models.encoder import Encoder
 from regard.models.heads import Classification, Distilled
-from regard.models.interleaved import Interleaved
 from regard.objectives.base import describe_model, takes_tokens
 from regard.objectives.inputs import collate_inputs, encode_input, logits_of, token_columns, truncate
-from regard.parts.patches import Patches
 from regard.text.tokenizer import Tokenizer
-from regard.text.tokenizer_folder import has_tokenizer
-from regard.text.train import byte
 
 BATCH = 32
 ClassifierInput: TypeAlias = (
@@ -55,18 +51,6 @@ def classification_head(model: Model) -> Classification | Distilled:
             "regard train --from MODEL --data labels.jsonl --head.kind=classification"
         )
     return head
-
-
-def takes_images(model: Any) -> bool:
-    """Whether images are an input of the model: of a vision transformer, or of a decoder with image tokens."""
-    images = isinstance(model, Encoder) and isinstance(model.input, Patches) and len(model.input.image) == 2
-    return images or isinstance(model, Interleaved)
-
-
-def load_tokenizer(folder: Path, model: Any) -> Tokenizer:
-    """The tokenizer of a folder; a vision transformer without one gets one for bytes, which it does not use."""
-    without_text = isinstance(model, Encoder) and not takes_tokens(model)
-    return byte() if without_text and not has_tokenizer(folder) else Tokenizer.load(folder)
 
 
 @torch.inference_mode()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from regard.language_model import load
+from regard.load_model import load
 from tests.cli.conftest import regard
 from tests.cli.test_open_encoder import save_encoder
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 
-from regard.language_model import load
+from regard.load_model import load
 from regard.text.train import byte
 from regard.training_run import train
 from tests.cli.conftest import regard

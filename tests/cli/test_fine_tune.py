@@ -12,7 +12,7 @@ from regard.checkpoint import model_folder
 from regard.checkpoint.atomic_folder import CheckpointError
 from regard.checkpoint.weight_files import fingerprint
 from regard.cli.sweep import new_sweep
-from regard.language_model import load
+from regard.load_model import load
 from regard.planning import machine
 from regard.training.overrides import parse_overrides
 from regard.training.recipe import Recipe

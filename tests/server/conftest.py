@@ -11,7 +11,8 @@ import pytest
 import uvicorn
 from fastapi import FastAPI
 
-from regard.language_model import LanguageModel, load
+from regard.language_model import LanguageModel
+from regard.load_model import load
 from regard.server.app import create_app
 from regard.server.lens_thread import Lens
 from regard.server.network_options import NetworkOptions

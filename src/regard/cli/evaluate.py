@@ -65,7 +65,7 @@ def evaluate(
     from rich.progress import Progress
 
     from regard.evals.generation import grade_outputs, has_target
-    from regard.language_model import load
+    from regard.load_model import load
 
     recipe, overrides = split_recipe(recipe, context.args)
     if data is not None and recipe is not None:

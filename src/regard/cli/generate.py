@@ -89,7 +89,7 @@ def generate(
     from regard.adapt import quantize_int8
     from regard.engine.engine import Engine
     from regard.engine.request import derived_seed
-    from regard.language_model import load
+    from regard.load_model import load
 
     text = sys.stdin.read() if prompt == "-" else prompt
     llm = load(model, device, context=context, adapter=adapter)

@@ -20,7 +20,7 @@ def open_text_encoder(
     import torch
 
     from regard.checkpoint.model_folder import read_spec_and_table
-    from regard.language_model import load
+    from regard.load_model import load
     from regard.models.encoder import Encoder
     from regard.models.heads import Classification, Pooled, Pooler
     from regard.parts.input import Tokens

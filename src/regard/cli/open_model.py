@@ -58,7 +58,7 @@ def open_model(
     import torch
 
     from regard.engine.inputs import decoder_of
-    from regard.language_model import load
+    from regard.load_model import load
 
     llm = load(name, device, None if dtype == "auto" else getattr(torch, dtype), context, adapter=adapter)
     decoder_of(llm.model)  # raises ValueError if there is none

@@ -49,7 +49,7 @@ def predict(
         raise typer.BadParameter("give texts or image files, or a file with --data, but not both")
     if pair and (data is not None or len(inputs or []) % 2):
         raise typer.BadParameter("--pair needs an even number of texts, and no --data")
-    from regard.language_model import load
+    from regard.load_model import load
 
     llm = load(model, device, adapter=adapter)
     examples: list[Any] = list(inputs or []) if data is None else read_inputs(data)

@@ -54,7 +54,7 @@ def transcribe(
         raise typer.BadParameter(f"there is no file {missing[0]}")
     if output is not None and len({file.stem for file in files}) < len(files):
         raise typer.BadParameter("several files have the same name, so they cannot be written into one folder")
-    from regard.language_model import load
+    from regard.load_model import load
     from regard.speech.transcription import TranscriptionOptions, temperature_fallback
 
     task = "translate" if translate else "transcribe"

@@ -39,8 +39,8 @@ def decoder_of(model: nn.Module) -> DecoderModule:
     raise ValueError(f"this model is of kind {spec.kind} and does not generate text; use one with a decoder")
 
 
-def check_context(context: int, model: nn.Module) -> None:
-    """Raise ValueError if the model does not support this context."""
+def context_limit(model: nn.Module) -> int | None:
+    """The maximum number of tokens of a sequence, of an encoder-decoder the smaller maximum; None: unlimited."""
     match model:
         case EncoderDecoderModule(spec=spec):
             parts = (spec.source, spec.target)
@@ -50,12 +50,17 @@ def check_context(context: int, model: nn.Module) -> None:
             parts = (spec,)
         case _:
             parts = ()
+    limits = [part.context or part.position.max_positions for part in parts]
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def check_context(context: int, model: nn.Module) -> None:
+    """Raise ValueError if the model does not support this context."""
     if context < 1:
         raise ValueError(f"context={context} must be positive")
-    for part in parts:
-        limit = part.context or part.position.max_positions
-        if limit is not None and context > limit:
-            raise ValueError(f"context={context} exceeds the model's context of {limit} tokens; choose at most {limit}")
+    limit = context_limit(model)
+    if limit is not None and context > limit:
+        raise ValueError(f"context={context} exceeds the model's context of {limit} tokens; choose at most {limit}")
 
 
 def encoder_capacity(model: EncoderDecoderModule | None, requested: int | None) -> int:
