@@ -2,7 +2,7 @@
 
 import pytest
 
-from regard.server.response_schema import ChatCompletion, Completion
+from regard.server.response_bodies import ChatCompletion, Completion
 
 
 def test_models_are_listed(start_server):

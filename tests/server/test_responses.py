@@ -6,7 +6,7 @@ import json
 import openai
 import pytest
 
-from regard.server.responses_schema import ResponsesResponse
+from regard.server.responses_api_schema import ResponsesResponse
 from tests.server.conftest import REPLY
 
 

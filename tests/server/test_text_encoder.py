@@ -19,7 +19,7 @@ from regard.parts.feedforward import SwiGLU
 from regard.parts.input import Tokens
 from regard.server.app import create_app
 from regard.server.network_options import NetworkOptions
-from regard.server.response_schema import ResponseBody
+from regard.server.response_bodies import ResponseBody
 from regard.server.served_model import ServedModel, TextEncoder
 from regard.server.text_encoder import Embeddings, Ranking
 from regard.text.train import byte

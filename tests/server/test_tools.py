@@ -13,8 +13,8 @@ from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
 from regard.parts.feedforward import SwiGLU
 from regard.server.app import create_app
-from regard.server.response_schema import ChatCompletion
-from regard.server.responses_schema import ResponsesResponse
+from regard.server.response_bodies import ChatCompletion
+from regard.server.responses_api_schema import ResponsesResponse
 from regard.server.served_model import ServedModel
 from regard.text.tokenizer import Tokenizer
 from regard.text.train import byte

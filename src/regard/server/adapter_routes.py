@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from regard.server.errors import ApiError
 from regard.server.model_registry import ModelRegistry
-from regard.server.response_schema import Status
+from regard.server.response_bodies import Status
 from regard.server.served_model import ServedModel
 
 FOLDERS = re.compile(r"(?<![\w.])/(?:[^/\s:;,'\"]+/)+")  # of an absolute path in a message

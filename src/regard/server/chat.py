@@ -12,7 +12,7 @@ from regard.server.generation import GenerationTask, RouteOptions, TextDelta
 from regard.server.logprobs import chat_logprobs
 from regard.server.middleware import tenant_of
 from regard.server.model_registry import ModelRegistry
-from regard.server.response_schema import ChatCompletion, or_stream
+from regard.server.response_bodies import ChatCompletion, or_stream
 from regard.server.responses import data_events, event, respond
 from regard.server.served_model import ServedModel
 from regard.server.structured_output import outputs_of

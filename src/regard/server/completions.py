@@ -13,7 +13,7 @@ from regard.server.generation import Choice, GenerationTask, RouteOptions, TextD
 from regard.server.logprobs import completion_logprobs
 from regard.server.middleware import tenant_of
 from regard.server.model_registry import ModelRegistry
-from regard.server.response_schema import Completion, or_stream
+from regard.server.response_bodies import Completion, or_stream
 from regard.server.responses import data_events, event, format_tokens, respond
 from regard.server.schema import CompletionBody
 from regard.server.served_model import ServedModel

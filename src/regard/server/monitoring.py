@@ -10,7 +10,7 @@ from regard.engine.async_engine import EngineStopped
 from regard.server.errors import ApiError
 from regard.server.metrics import METRICS_TYPE, ModelMetrics, metrics_text
 from regard.server.model_registry import ModelRegistry
-from regard.server.response_schema import ModelCard, ModelList, Status
+from regard.server.response_bodies import ModelCard, ModelList, Status
 from regard.server.served_model import ServedModel
 
 

@@ -23,7 +23,7 @@ from regard.server.forwarding import USAGE, ForwardedRequest, forwarded
 from regard.server.metrics import METRICS_TYPE, merge_metrics
 from regard.server.network_options import NetworkOptions
 from regard.server.request_id import RequestId
-from regard.server.response_schema import Status
+from regard.server.response_bodies import Status
 from regard.server.responses import error_event, event, wait_for_disconnect
 
 log = logging.getLogger(__name__)

@@ -26,9 +26,9 @@ from regard.server.generation import GenerationTask, RouteOptions, TextDelta
 from regard.server.logprobs import chat_logprobs
 from regard.server.middleware import tenant_of
 from regard.server.model_registry import ModelRegistry
-from regard.server.response_schema import or_stream
+from regard.server.response_bodies import or_stream
 from regard.server.responses import error_event, event, format_tokens, respond
-from regard.server.responses_schema import ResponsesBody, ResponsesResponse
+from regard.server.responses_api_schema import ResponsesBody, ResponsesResponse
 from regard.server.schema import SamplingBody
 from regard.server.served_model import ServedModel
 from regard.server.structured_output import outputs_of

@@ -21,7 +21,7 @@ from regard.server.generation import GenerationTask, RouteOptions, engine_reques
 from regard.server.image_input import MAX_IMAGES, ImageReader, decode_images
 from regard.server.lens_thread import Lens, LensThread
 from regard.server.metrics import RequestMetrics
-from regard.server.responses_schema import ResponsesBody
+from regard.server.responses_api_schema import ResponsesBody
 from regard.server.schema import SamplingBody, StructuredOutputs
 from regard.server.structured_output import GrammarThread
 from regard.server.tool_calls import OfferedTools, offered_tools

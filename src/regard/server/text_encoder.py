@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 
 from regard.server.errors import ApiError
 from regard.server.model_registry import ModelRegistry
-from regard.server.response_schema import ResponseBody
+from regard.server.response_bodies import ResponseBody
 from regard.server.responses import CLIENT_CLOSED_REQUEST, run_until_disconnect
 from regard.server.schema import Name, RequestBody, Text, at_most
 from regard.server.served_model import ServedModel

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from regard.server.chat_schema import Messages
 from regard.server.errors import ApiError
 from regard.server.model_registry import ModelRegistry
-from regard.server.response_schema import ResponseBody
+from regard.server.response_bodies import ResponseBody
 from regard.server.schema import MAX_PROMPT, Id, Name, RequestBody, Text
 
 

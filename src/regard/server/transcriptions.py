@@ -16,7 +16,7 @@ from regard.engine.request import RequestOptions
 from regard.server.errors import ApiError
 from regard.server.middleware import tenant_of
 from regard.server.model_registry import ModelRegistry
-from regard.server.response_schema import ResponseBody, or_stream
+from regard.server.response_bodies import ResponseBody, or_stream
 from regard.server.responses import data_events, event, respond
 from regard.server.schema import Name
 from regard.server.served_model import ServedModel

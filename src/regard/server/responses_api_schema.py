@@ -7,7 +7,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from regard.server.chat_schema import MAX_MESSAGES, MAX_PARTS, Empty, Message, Metadata, TextPart, limit_parts
 from regard.server.image_input import DataUrl, ImagePart, ImageUrl
-from regard.server.response_schema import ResponseBody, TokenLogprobs
+from regard.server.response_bodies import ResponseBody, TokenLogprobs
 from regard.server.schema import MAX_LOGPROBS, Count, Name, RequestBody, SchedulingBody, Text, at_most
 from regard.server.structured_output import FlatJsonSchemaFormat, JsonObjectFormat, TextFormat, outputs_of
 from regard.server.tool_schema import (
