@@ -3,7 +3,9 @@
 import importlib.util
 import os
 import shutil
+import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from functools import wraps
 from inspect import signature
@@ -105,3 +107,22 @@ def resolve_device(name: str) -> str:
         available = ["auto", "cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
         raise ValueError(f"there is no device {name!r} here; choose one of {', '.join(available)}") from None
     return name
+
+
+def run_in_thread(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """The result of `function(*args, **kwargs)`, called in a thread that ends, and with it its OpenMP threads.
+
+    Each thread that calls torch on a CPU has OpenMP threads of its own, one per core, as long as it lives. If those of
+    all threads are more than the cores, GNU's OpenMP lets them sleep where they would spin otherwise, and the many
+    short parallel regions of a decode step take up to a third longer.
+    """
+    future: Future[R] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(function(*args, **kwargs))
+        except BaseException as error:  # raised again in the calling thread
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()  # a daemon: Ctrl-C need not wait for it
+    return future.result()

@@ -144,12 +144,17 @@ def open_engine(
 
 def warm_up(engine: "Engine | Adapters", console: "Console") -> None:
     """Prepare the decode steps before the first request arrives, with a bar."""
+    from functools import partial
+
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    from regard.compat import run_in_thread
 
     columns = (TextColumn("preparing decode steps"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("", total=None)
-        engine.warm_up(lambda done, total: progress.update(task, completed=done, total=total))
+        prepare = partial(engine.warm_up, lambda done, total: progress.update(task, completed=done, total=total))
+        run_in_thread(prepare) if next(engine.model.parameters()).device.type == "cpu" else prepare()
 
 
 def choose_compile(asked: bool | None, device: "torch.device") -> EngineChoice:

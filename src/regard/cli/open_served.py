@@ -42,19 +42,11 @@ def named_models(texts: list[str], name: str | None) -> list[NamedModel]:
 
 def open_served(models: list[NamedModel], console: "Console", options: "EngineOptions") -> "list[ServedModel]":
     """All weights are loaded before the engines divide the rest of the memory."""
-    from regard.adapt import quantize_int8
-    from regard.cli.open_encoder import open_text_encoder
     from regard.cli.open_engine import open_engine
-    from regard.cli.open_model import open_model
+    from regard.compat import run_in_thread
     from regard.server.served_model import ServedModel
 
-    adapter, device, context, dtype = options.adapter, options.device, options.context, options.dtype
-    loaded: list[tuple[LanguageModel, TextEncoder | None]] = []
-    for _, path in models:
-        encoder = open_text_encoder(path, device, context, adapter, dtype)
-        loaded.append(encoder or (open_model(path, device, context, adapter, dtype), None))
-        if options.quantize:
-            quantize_int8(loaded[-1][0].model)
+    loaded = run_in_thread(lambda: [load_weights(path, options) for _, path in models])
     engines = sum(encoder is None for _, encoder in loaded)
     served: list[ServedModel] = []
     for (name, path), (llm, encoder) in zip(models, loaded, strict=True):
@@ -67,6 +59,18 @@ def open_served(models: list[NamedModel], console: "Console", options: "EngineOp
         open_engine(llm, console, options, index, engines, path)
         served.append(generating_model(name, path, llm, inspected=options.tensor_parallel == 1))
     return served
+
+
+def load_weights(path: Path, options: "EngineOptions") -> "tuple[LanguageModel, TextEncoder | None]":
+    from regard.adapt import quantize_int8
+    from regard.cli.open_encoder import open_text_encoder
+    from regard.cli.open_model import open_model
+
+    arguments = path, options.device, options.context, options.adapter, options.dtype
+    loaded = open_text_encoder(*arguments) or (open_model(*arguments), None)
+    if options.quantize:
+        quantize_int8(loaded[0].model)
+    return loaded
 
 
 def generating_model(name: str, path: Path, llm: "LanguageModel", inspected: bool = True) -> "ServedModel":

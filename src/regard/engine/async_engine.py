@@ -1,11 +1,11 @@
 """The synchronous engine in a separate thread, used from asyncio.
 
 The engine is not thread-safe, so every call to it (submit, cancel, step, metrics) runs in this thread, between two
-steps. Tokens return with `loop.call_soon_threadsafe`. Other threads may use the engine too, and step it, if they hold
-the same lock.
+steps. The tokens of a step return with one `loop.call_soon_threadsafe`. Other threads may use the engine too, and step
+it, if they hold the same lock.
 
-    asyncio ── inbox (deque + condition) ──▶ thread: calls, step, calls, step …; sleeps while idle
-    asyncio ◀── RequestHandle.deliver ────── thread
+    asyncio ── inbox (deque + condition) ─────▶ thread: calls, step, calls, step …; sleeps while idle
+    asyncio ◀── (RequestHandle, Token) … ────── thread
 """
 
 import asyncio
@@ -66,15 +66,35 @@ class RequestHandle:
         self.request: Request | None = None
         self.created, self.started = time.monotonic(), None  # started: when the first step began that computed it
         self.delivered = 0  # tokens; used only in the engine's thread
-        self._on_token, self._loop = on_token, asyncio.get_running_loop()
+        self.on_token, self.loop = on_token, asyncio.get_running_loop()
 
-    def deliver(self, token: Token | Failure) -> None:
-        call_in_loop(self._loop, self._on_token, token)
+    def take_new(self, request: Request) -> list[Token | Failure]:
+        """The tokens that were not delivered yet, and the failure of a failed request."""
+        new: list[Token | Failure] = [*request.new[self.delivered :]]
+        self.delivered += len(new)
+        if request.finish == "timeout":
+            new.append(DeadlinePassed(DEADLINE_PASSED))
+        elif request.finish in ("error", "cancelled"):
+            log.error("a request failed: %s", request.error or request.finish)
+            new.append(Failure(ENGINE_FAILED))
+        return new
 
-    def deliver_new(self, request: Request) -> None:
-        while self.delivered < len(request.new):
-            self.deliver(request.new[self.delivered])
-            self.delivered += 1
+
+Event = tuple[RequestHandle, Token | Failure]
+
+
+def deliver(events: list[Event]) -> None:
+    """Called once per step in each event loop: a call per token would cost a system call per token."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[Event]] = {}
+    for event in events:
+        by_loop.setdefault(event[0].loop, []).append(event)
+    for loop, its_events in by_loop.items():
+        call_in_loop(loop, call_handles, its_events)
+
+
+def call_handles(events: list[Event]) -> None:
+    for handle, event in events:
+        handle.on_token(event)
 
 
 class AsyncEngine:
@@ -135,11 +155,13 @@ class AsyncEngine:
     def cancel(self, handle: RequestHandle) -> None:
         """Cancel a request; no effect if it is finished or was never submitted."""
         self._post(lambda: self._cancel(handle))
+        self._notify()
 
     def cancel_all(self, reason: str) -> None:
         """Let all requests fail, and refuse later ones."""
         self._refusal = reason
         self._post(lambda: self._fail_all(ShuttingDown(reason)))
+        self._notify()
 
     async def call(self, function: Callable, *args: Any) -> Any:
         """The result of `function(*args)`, called in the engine's thread between two steps."""
@@ -165,6 +187,7 @@ class AsyncEngine:
 
         if not self._post(run_in_thread):
             raise EngineStopped(SHUTTING_DOWN)
+        loop.call_soon(self._notify)  # after the callbacks that are ready: requests that arrive together start together
         return await future
 
     def _post(self, call: Callable[[], None]) -> bool:
@@ -172,8 +195,11 @@ class AsyncEngine:
         with self._wake:
             if not self._closed:
                 self._inbox.append(call)
-                self._wake.notify()
             return not self._closed
+
+    def _notify(self) -> None:
+        with self._wake:
+            self._wake.notify()
 
     # Called in the engine's thread
 
@@ -206,17 +232,14 @@ class AsyncEngine:
         except Exception:  # the running requests fail; the server continues with later ones
             log.exception("a step of the engine failed; its %d running requests fail", len(self._running))
             return self._fail_all(Failure(ENGINE_FAILED))
+        events: list[Event] = []
         for request, handle in list(self._running.items()):
             if handle.started is None and (request.cached or request.new):
                 handle.started = begin
-            handle.deliver_new(request)  # also the tokens of steps in other threads
-            if request.finish == "timeout":
-                handle.deliver(DeadlinePassed(DEADLINE_PASSED))
-            elif request.finish in ("error", "cancelled"):
-                log.error("a request failed: %s", request.error or request.finish)
-                handle.deliver(Failure(ENGINE_FAILED))
+            events += [(handle, event) for event in handle.take_new(request)]  # also those of steps in other threads
             if request.finish is not None:
                 del self._running[request]
+        deliver(events)
 
     def _submit(self, handles: list[RequestHandle]) -> None:
         self._taken += len(handles)
@@ -236,6 +259,7 @@ class AsyncEngine:
             self.engine.cancel(handle.request)
 
     def _fail_all(self, failure: Failure) -> None:
-        for handle in list(self._running.values()):
-            handle.deliver(failure)
+        handles = list(self._running.values())
+        for handle in handles:
             self._cancel(handle)
+        deliver([(handle, failure) for handle in handles])

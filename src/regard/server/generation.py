@@ -163,6 +163,8 @@ class GenerationTask:
                 raise request_failed(event)
             if (delta := choice.push(event)) is not None:
                 yield delta
+                if not self.events.empty():  # otherwise the next `get` waits
+                    await asyncio.sleep(0)  # lets the event loop handle a disconnect
             if choice.finish:
                 unfinished.remove(index)
                 self.engine.cancel(choice.handle)

@@ -97,7 +97,6 @@ async def data_events(chunks: AsyncIterator[str]) -> AsyncIterator[str]:
     try:
         async for chunk in chunks:
             yield chunk
-            await asyncio.sleep(0)  # lets the event loop handle a disconnect while the queue is full
     except ApiError as error:
         yield event(error.body())
     yield "data: [DONE]\n\n"

@@ -12,7 +12,6 @@ and at the end of the output response.function_call_arguments.done, response.out
 The last one is `response.incomplete` if the limit of tokens ended the text, and `error` if the generation failed.
 """
 
-import asyncio
 import secrets
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -98,7 +97,6 @@ class ResponsesFormat:
         try:
             async for data in self.stream():
                 yield self.event(data)
-                await asyncio.sleep(0)  # lets the event loop handle a disconnect while the queue is full
             tokens = self.generation.choices[0].token_count
             for encoded in await format_tokens(tokens, lambda: [self.event(data) for data in self.last_events()]):
                 yield encoded

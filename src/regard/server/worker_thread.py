@@ -1,8 +1,12 @@
-"""One thread for the work of a kind of requests beside the engine's, with a bounded number of requests."""
+"""One thread for the work of a kind of requests beside the engine's, with a bounded number of requests.
+
+It ends when no work is left: its OpenMP threads, which end with it, would slow down the engine (`run_in_thread`).
+"""
 
 import asyncio
+import threading
 from collections.abc import Callable, Generator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,7 +18,11 @@ MAX_REQUESTS = 8  # that run or wait
 class WorkerThread:
     def __init__(self, name: str, limit: int = MAX_REQUESTS):
         self.name, self.limit, self.requests = name, limit, 0
-        self._thread = ThreadPoolExecutor(1, f"regard-{name}")
+        self._jobs, self._lock = 0, threading.Lock()
+        self._thread = self._new_thread()
+
+    def _new_thread(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(1, f"regard-{self.name}")  # starts with the first job
 
     def stop(self) -> None:
         self._thread.shutdown(cancel_futures=True)
@@ -33,4 +41,15 @@ class WorkerThread:
 
     async def run(self, function: Callable, *args: Any) -> Any:
         """The result of `function(*args)`, a part of the work of a request; requests take turns."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
+        with self._lock:
+            job = self._thread.submit(function, *args)
+            self._jobs += 1
+        job.add_done_callback(self._finish)
+        return await asyncio.wrap_future(job)
+
+    def _finish(self, job: Future) -> None:
+        with self._lock:
+            self._jobs -= 1
+            if self._jobs == 0:
+                self._thread.shutdown(wait=False)
+                self._thread = self._new_thread()

@@ -12,7 +12,7 @@ from typing import Protocol
 from regard.text.tokenizer import CLEAN_UP, Tokenizer, clean_up_tokenization
 
 REPLACEMENT = "\ufffd"  # decoded from bytes that are not, or not yet, a character
-CONTEXT = 8  # ids
+CONTEXT = 8  # ids; it may grow to twice as many before it is shortened, which costs another call of `decode`
 CLEAN_UP_REACH = max(map(len, CLEAN_UP)) - 1  # characters that a replacement matches after its space
 
 
@@ -28,7 +28,7 @@ class Detokenizer:
         self.matched_stop: str | None = None
         context = list(prompt_ids[-CONTEXT:])
         complete = not self._decode(context).endswith(REPLACEMENT)
-        self._context = context if complete else []  # ids whose text was released
+        self._set_context(context if complete else [])
         self._pending: list[int] = []  # ids whose text ends in an incomplete character
         self._released = 0  # characters of the pending ids' text that were released already
         self._raw = ""  # text before clean-up
@@ -43,7 +43,10 @@ class Detokenizer:
         complete = text.rstrip(REPLACEMENT)  # byte fallback decodes to one per incomplete byte
         new, self._released = complete[self._released :], len(complete)
         if complete == text:
-            self._context, self._pending, self._released = (self._context + self._pending)[-CONTEXT:], [], 0
+            self._context, self._context_length = self._context + self._pending, self._context_length + len(text)
+            self._pending, self._released = [], 0
+            if len(self._context) > 2 * CONTEXT:
+                self._set_context(self._context[-CONTEXT:])
         return self._cut_at_stop(self._clean_up(new))
 
     def finish(self) -> str:
@@ -58,8 +61,12 @@ class Detokenizer:
     def _decode(self, ids: list[int]) -> str:
         return self.tokenizer.decode(ids, clean_up=False)
 
+    def _set_context(self, ids: list[int]) -> None:
+        """ids: the last ones whose text was released."""
+        self._context, self._context_length = ids, len(self._decode(ids))
+
     def _pending_text(self) -> str:
-        return self._decode(self._context + self._pending)[len(self._decode(self._context)) :]
+        return self._decode(self._context + self._pending)[self._context_length :]
 
     def _clean_up(self, text: str, last: bool = False) -> str:
         if not self.tokenizer.clean_up_tokenization_spaces:
