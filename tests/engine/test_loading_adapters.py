@@ -87,7 +87,7 @@ def out_of_memory(*args, **kwargs):
     raise torch.OutOfMemoryError("no memory is left")
 
 
-@pytest.mark.parametrize("failing", ["the memory of layers", "the copy on the host", "compile"])
+@pytest.mark.parametrize("failing", ["the memory of layers", "the copy on the host", "the runner"])
 def test_an_adapter_that_fails_to_load_changes_nothing(tiny, failing: str, monkeypatch) -> None:
     model, ids = tiny(), prompt(6)
     engine = open_engine(model)
@@ -110,8 +110,7 @@ def test_an_adapter_that_fails_to_load_changes_nothing(tiny, failing: str, monke
         elif failing == "the copy on the host":
             patched.setattr(engine_adapters, "on_host", out_of_memory)
         else:
-            patched.setattr(loras, "compile", True)
-            patched.setattr(engine_adapters.AdaptedRunner, "compile", out_of_memory)
+            patched.setattr(loras, "open_runner", out_of_memory)
         with pytest.raises(torch.OutOfMemoryError):
             engine.load_adapter("b", larger)
     assert state() == before

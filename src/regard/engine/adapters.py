@@ -20,7 +20,7 @@ from regard.adapt.targets import AdapterError
 from regard.engine.decode_graphs import DecodeGraphs
 from regard.engine.inputs import decoder_of
 from regard.engine.request import Adapter, Request
-from regard.engine.runner import Runner, Step
+from regard.engine.runner import Runner
 from regard.engine.scheduler import ScheduledBatch
 from regard.families import weight_table
 from regard.models.encoder_decoder import EncoderDecoderModule
@@ -40,14 +40,33 @@ class Adapters:
         self.slot_of: dict[Adapter, int] = {}  # the least recently used first
         self.versions = count(1)
         self.adapted: AdaptedModel | None = None
-        self.runner: AdaptedRunner | None = None
+        self.runner: Runner | None = None  # of the adapted model
+        self.has_warned = False  # that this runner is slow
 
     def load(self, name: str, weights: LoraWeights) -> None:
         """Raises AdapterError if the adapter does not fit the model, or the limit is reached.
 
         After this or any other error, such as too little memory, the loaded adapters are as before.
         """
-        check_name(name)
+        self.check_new(name, weights)
+        adapted = self.adapted or self.copy_model()
+        adapted.check(weights)
+        weights = on_host(weights)
+        undo = adapted.prepare(weights)
+        if undo is not None or self.runner is None:
+            try:
+                self.runner, self.has_warned = self.open_runner(adapted), False
+            except BaseException:
+                if undo is not None:
+                    undo()
+                raise
+        self.adapted = adapted
+        self.loaded[name] = Adapter(name, weights, next(self.versions))
+
+    def check_new(self, name: str, weights: LoraWeights) -> None:
+        """Raise AdapterError if the engine can load no adapter of this name and rank."""
+        if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME or not name.isprintable():
+            raise AdapterError(f"{name!r:.80} is not a name for an adapter; use 1 to {MAX_NAME} printable characters")
         if self.max_cpu_loras == 0:
             raise AdapterError("this engine loads no adapters (max_cpu_loras=0); load the model with it (--adapter)")
         if self.base.batch_invariant:
@@ -60,21 +79,20 @@ class Adapters:
             )
         if weights.rank > MAX_RANK:
             raise AdapterError(f"the adapter has rank {weights.rank}, and at most {MAX_RANK} can be mixed; merge it")
-        adapted, runner = self.adapted or self.copy_model(), self.runner
-        adapted.check(weights)
-        weights = on_host(weights)
-        undo = adapted.prepare(weights)
-        if undo is not None or runner is None:
-            try:
-                runner = AdaptedRunner(adapted, self.base)
-                if self.compile:
-                    runner.compile()
-            except BaseException:
-                if undo is not None:
-                    undo()
-                raise
-        self.adapted, self.runner = adapted, runner
-        self.loaded[name] = Adapter(name, weights, next(self.versions))
+
+    def open_runner(self, adapted: AdaptedModel) -> Runner:
+        """A runner of the adapted model. A CPU compiles its step in `warm_up` only: here requests would wait for it."""
+        encoder_decoder = adapted.model if isinstance(adapted.model, EncoderDecoderModule) else None
+        runner = Runner(decoder_of(adapted.model), encoder_decoder, self.base.store, before_forward=self.write_slots)
+        runner.last = self.base.last  # a request may be in batches of both runners
+        if self.compile and runner.device.type == "cuda":
+            warnings.warn(
+                "requests with adapters are decoded by CUDA graphs of the ordinary layers: the fused ones, which "
+                "requests without adapters use, have no place for the products of adapters",
+                stacklevel=4,
+            )
+            runner.graphs = DecodeGraphs(runner.decode_step, runner.store.rows, runner.device)
+        return runner
 
     def read(self, folder: str | Path, source_family: str | None = None) -> LoraWeights:
         """The adapter of a folder. source_family: of the model in `transformers`, whose names the adapter may have."""
@@ -83,10 +101,13 @@ class Adapters:
 
     def warm_up(self, progress: Callable[[int, int], None] = lambda done, total: None) -> None:
         """As `Engine.warm_up`, for batches with adapters. On a CPU it compiles their decode step, which takes long."""
-        if self.runner is not None:
-            if self.compile and self.base.compiled is not None and self.runner.compiled is None:
-                self.runner.compile_on_cpu()
-            self.runner.warm_up(progress)
+        if self.runner is None or self.adapted is None:
+            return
+        self.adapted.rows.write_decode([], [])
+        if self.compile and self.base.compiled is not None and self.runner.compiled is None:
+            self.has_warned = True  # if it is impossible, another warning gives the reason
+            self.runner.compile()
+        self.runner.warm_up(progress)
 
     def unload(self, name: str) -> None:
         del self.loaded[self.find(name).name]
@@ -109,9 +130,31 @@ class Adapters:
 
     def forward(self, batch: ScheduledBatch, running: Iterable[Request]) -> Tensor:
         """As `Runner.forward`, for a batch in which some requests have an adapter."""
-        self.fill_slots(adapters_of(request for request, _ in batch), adapters_of(running))
         assert self.runner is not None
-        return self.runner.forward_with_slots(batch, self.slot_of)
+        self.warn_if_slow(self.runner)
+        self.fill_slots(adapters_of(request for request, _ in batch), adapters_of(running))
+        return self.runner.forward(batch)
+
+    def write_slots(self, batch: ScheduledBatch, prepared: bool) -> None:
+        """Write the adapter slot of every row, before a forward of the runner."""
+        assert self.adapted is not None
+        slots = [-1 if request.adapter is None else self.slot_of[request.adapter] for request, _ in batch]
+        if prepared:
+            self.adapted.rows.write_decode([request.row or 0 for request, _ in batch], slots)
+        else:
+            self.adapted.rows.write(slots)
+
+    def warn_if_slow(self, runner: Runner) -> None:
+        """Once, with the first request that has an adapter: the ones without are decoded by a compiled step."""
+        is_slow = runner.device.type == "cpu" and self.base.compiled is not None and runner.compiled is None
+        if is_slow and not self.has_warned:
+            self.has_warned = True
+            warnings.warn(
+                "requests with adapters are decoded eagerly: an adapter was loaded, the first one or one with other "
+                "layers or a higher rank than before, after the decode step was compiled. Give the adapters at the "
+                "start (regard serve --lora-modules), or call Engine.warm_up after loading them",
+                stacklevel=2,
+            )
 
     def decoder_with(self, adapter: Adapter, running: Iterable[Request]) -> nn.Module:
         """The decoder, in which all tokens have this adapter until the next forward."""
@@ -142,72 +185,6 @@ class Adapters:
         return self.slot_of.pop((idle or others)[0])
 
 
-class AdaptedRunner(Runner):
-    """A runner of the adapted model, which gets the adapter slot of every row before a forward."""
-
-    def __init__(self, adapted: AdaptedModel, base: Runner):
-        model = adapted.model
-        encoder_decoder = model if isinstance(model, EncoderDecoderModule) else None
-        super().__init__(decoder_of(model), encoder_decoder, base.store)
-        self.last = base.last  # a request may be in batches of both runners
-        self.base, self.rows = base, adapted.rows
-        self.slot_of: dict[Adapter, int] = {}
-        self.has_warned = False
-
-    def compile(self) -> None:
-        """Prepare CUDA graphs. A CPU compiles the step in `Adapters.warm_up` only: here requests would wait for it."""
-        if self.device.type != "cuda":
-            return
-        warnings.warn(
-            "requests with adapters are decoded by CUDA graphs of the ordinary layers: the fused ones, which requests "
-            "without adapters use, have no place for the products of adapters",
-            stacklevel=4,
-        )
-        self.graphs = DecodeGraphs(self.decode_step, self.store.rows, self.device)
-
-    def compile_on_cpu(self) -> None:
-        self.has_warned = True  # if it is impossible, another warning gives the reason
-        self.rows.write_decode([], [])
-        super().compile()
-
-    def warn_if_slow(self) -> None:
-        """Once, with the first request that has an adapter: the ones without are decoded by a compiled step."""
-        is_slow = self.device.type == "cpu" and self.base.compiled is not None and self.compiled is None
-        if is_slow and not self.has_warned:
-            self.has_warned = True
-            warnings.warn(
-                "requests with adapters are decoded eagerly: an adapter was loaded, the first one or one with other "
-                "layers or a higher rank than before, after the decode step was compiled. Give the adapters at the "
-                "start (regard serve --lora-modules), or call Engine.warm_up after loading them",
-                stacklevel=2,
-            )
-
-    def warm_up(self, progress: Callable[[int, int], None] = lambda done, total: None) -> None:
-        self.rows.write_decode([], [])
-        super().warm_up(progress)
-
-    def forward_with_slots(self, batch: ScheduledBatch, slot_of: dict[Adapter, int]) -> Tensor:
-        self.warn_if_slow()
-        batch.sort(key=lambda pair: pair[0].row)
-        self.slot_of = slot_of
-        self.rows.write(self.adapter_slots(batch))
-        return self.forward(batch)
-
-    def adapter_slots(self, batch: ScheduledBatch) -> list[int]:
-        return [-1 if request.adapter is None else self.slot_of[request.adapter] for request, _ in batch]
-
-    def decode(self, batch: ScheduledBatch, step: Step) -> Tensor:
-        self.rows.write_decode([request.row or 0 for request, _ in batch], self.adapter_slots(batch))
-        return super().decode(batch, step)
-
-    def replay(self, batch: ScheduledBatch, graphs: DecodeGraphs) -> Tensor | None:
-        self.rows.write_decode([request.row or 0 for request, _ in batch], self.adapter_slots(batch))
-        logits = super().replay(batch, graphs)
-        if logits is None:
-            self.rows.write(self.adapter_slots(batch))  # the batch runs eagerly
-        return logits
-
-
 def adapters_of(requests: Iterable[Request]) -> dict[Adapter, None]:
     """The adapters of requests, each once, in their order."""
     return {request.adapter: None for request in requests if request.adapter is not None}
@@ -219,8 +196,3 @@ def on_host(weights: LoraWeights) -> LoraWeights:
 
     layers = {path: LayerMatrices(copy(a), copy(b)) for path, (a, b) in weights.layers.items()}
     return LoraWeights(layers, weights.rank, weights.scale)
-
-
-def check_name(name: str) -> None:
-    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME or not name.isprintable():
-        raise AdapterError(f"{name!r:.80} is not a name for an adapter; use 1 to {MAX_NAME} printable characters")

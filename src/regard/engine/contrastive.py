@@ -16,13 +16,12 @@ from torch import Tensor
 
 from regard.engine.logits_processors import process
 from regard.engine.request import GenerationError, Request, Token
+from regard.engine.runner import eager_span
 from regard.engine.sampling import log_softmax, penalize_rows
 from regard.engine.scheduler import Scheduler
 from regard.engine.search_rows import SearchRows, check_search
 from regard.engine.searches import SearchSteps
 from regard.layout import TokenLayout
-
-SPAN = 64  # slots are read in multiples of this
 
 
 @dataclass(frozen=True)
@@ -98,7 +97,7 @@ class ContrastiveSearch:
         ids = torch.tensor(tokens, device=self.device)
         positions = torch.arange(start, start + ids.shape[1], device=self.device).expand_as(ids)
         layout = TokenLayout(positions, rows=torch.tensor(rows, device=self.device))
-        span = min(-(-(start + ids.shape[1]) // SPAN) * SPAN, self.store.capacity)
+        span = eager_span(start + ids.shape[1], self.store)
         self.store.upload()
         return self.model().hidden(ids, layout, self.store.begin_forward(layout, span, check=False))
 

@@ -34,7 +34,7 @@ CPU_COMPILE_OPTIONS: dict[str, Any] = {
     "cpp.max_horizontal_fusion_size": 2,
     "size_asserts": False,
 }
-SPAN = 64  # slots are read in multiples of this, so that shapes rarely change
+SPAN = 64  # slots
 
 
 class Runner:
@@ -44,11 +44,14 @@ class Runner:
         encoder_decoder: EncoderDecoderModule | None,
         store: Store,
         batch_invariant: bool = False,
+        before_forward: Callable[[ScheduledBatch, bool], None] = lambda batch, prepared: None,
     ):
+        """before_forward(batch, prepared). prepared: a decode step over the first rows of the store."""
         if batch_invariant and not isinstance(store, Paged):
             raise ValueError(f"batch_invariant needs the paged store, not {type(store).__name__}; leave the store out")
         self.model = make_batch_invariant(model) if batch_invariant else model
         self.encoder_decoder, self.store, self.batch_invariant = encoder_decoder, store, batch_invariant
+        self.before_forward = before_forward
         self.device = model.embedding.weight.device
         self.last = torch.zeros(store.rows, dtype=torch.int64, device=self.device)  # the last sampled id of each row
         self.compiled: Step | None = None
@@ -101,11 +104,14 @@ class Runner:
         batch.sort(key=lambda pair: pair[0].row)
         reads_source = any(request.pending_source for request, _ in batch)
         embeds = any(request.embeddings is not None and request.cached < len(request.ids) for request, _ in batch)
-        if all(request.pending == 1 for request, _ in batch) and not (reads_source or embeds):
+        prepared = self.graphs is not None or self.compiled is not None
+        if prepared and all(request.pending == 1 for request, _ in batch) and not (reads_source or embeds):
+            self.before_forward(batch, True)
             if self.graphs is not None and (logits := self.replay(batch, self.graphs)) is not None:
                 return logits
             if self.compiled is not None:
                 return self.decode(batch, self.compiled)
+        self.before_forward(batch, False)
         tokens, layout, span = batch_inputs(batch, self.store, self.device)
         if any(request.unread for request, _ in batch):
             last = self.last[: len(batch)] if layout.rows is None else self.last[layout.rows]
@@ -228,7 +234,12 @@ def batch_inputs(batch: ScheduledBatch, store: Store, device: torch.device) -> t
         valid=None if valid is None else to_device(torch.tensor(valid), device),
         rows=None if rows == list(range(len(rows))) else to_device(torch.tensor(rows), device),
     )
-    return tokens, layout, min(-(-slots // SPAN) * SPAN, store.capacity)
+    return tokens, layout, eager_span(slots, store)
+
+
+def eager_span(slots: int, store: Store) -> int:
+    """How many slots of each row an eager forward reads: a multiple of SPAN, so that shapes rarely change."""
+    return min(-(-slots // SPAN) * SPAN, store.capacity)
 
 
 def pad_row(row: list[int], length: int) -> list[int]:
