@@ -48,7 +48,7 @@ class DecodeAttention(nn.Module):
         self.before = body.mask.size - 1 if isinstance(body.mask, Window) else -1
 
     def forward(self, x: Tensor, layout: TokenLayout, state: State) -> tuple[Tensor, Losses]:
-        pages = state.pages(layout, "k", "v") if hasattr(state, "pages") else None
+        pages = state.pages(layout, "k", "v")
         if pages is None or layout.inputs.bias is not None:
             return self.sublayer(x, layout, state)
         body: Any = self.sublayer.body
@@ -255,11 +255,10 @@ def is_plain_norm(norm: nn.Module) -> bool:
 
 
 def is_plain_linear(module: nn.Module) -> bool:
-    if type(module) is not nn.Linear or module.out_features < 16:
+    if type(module) is not nn.Linear:
         return False
-    return (
-        16 <= module.in_features <= MAX_COLUMNS and module.in_features % 8 == 0
-    )  # rows begin at multiples of 16 bytes
+    aligned = module.in_features % 8 == 0  # rows begin at multiples of 16 bytes
+    return aligned and 16 <= module.in_features <= MAX_COLUMNS and module.out_features >= 16
 
 
 def linear(

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from regard.kernels.attention.arguments import Pages
 from regard.layout import TokenLayout
 
 
@@ -80,6 +81,10 @@ class TokenState(Protocol):
         """Append arrays (B, heads, L, dim); return all cached (B, heads, S, dim), and the layout with their keys."""
         ...
 
+    def pages(self, layout: TokenLayout, *names: str) -> list[Pages] | None:
+        """These arrays in place, for a kernel that appends the new tokens by itself; None: they are not in pages."""
+        ...
+
 
 class FixedState(Protocol):
     def read(self, layout: TokenLayout, **empty: Tensor) -> tuple[Tensor, ...]:
@@ -106,6 +111,9 @@ State = Any  # a TokenState, FixedState or SourceState, by the kind of memory th
 class Stateless:
     def extend(self, layout: TokenLayout, **arrays: Tensor) -> tuple:
         return (*arrays.values(), layout)
+
+    def pages(self, layout: TokenLayout, *names: str) -> None:
+        return None
 
     def read(self, layout: TokenLayout, **empty: Tensor) -> tuple[Tensor, ...]:
         return tuple(empty.values())

@@ -133,6 +133,9 @@ class ContiguousState(NamedTuple):
     storage: ContiguousStorage
     placement: Placement
 
+    def pages(self, layout: TokenLayout, *names: str) -> None:
+        return None
+
     def extend(self, layout: TokenLayout, **arrays: Tensor) -> tuple:
         rows, slots, span, keys = self.placement
         cached = []

@@ -299,7 +299,6 @@ class PagedState(NamedTuple):
     placement: PagedPlacement
 
     def pages(self, layout: TokenLayout, *names: str) -> list[Pages]:
-        """These arrays in place, for a kernel that appends the new tokens by itself."""
         return [Pages(self.storage.arrays[name], self.placement.blocks, self.storage.block) for name in names]
 
     def key_layout(self, layout: TokenLayout) -> TokenLayout:

@@ -256,7 +256,7 @@ class CombinedState:
 
     def __init__(self, *states: State):
         for state in states:
-            for method in ("extend", "read", "write", "read_source"):
+            for method in ("extend", "pages", "read", "write", "read_source"):
                 if hasattr(state, method):
                     setattr(self, method, getattr(state, method))
 
