@@ -12,7 +12,7 @@ reads the weights as fast then.
 """
 
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -208,18 +208,25 @@ def launch(
         return multiply_many(x, weight, bias, residual, activation)
     tiles = tiles or choose_tiles(tokens, outputs, columns, activation is not None, multiprocessors(x.device))
     out = x.new_empty(tokens, outputs)
-    groups = -(-outputs // tiles.outputs)
-    options = {
-        "BIAS": bias is not None, "RESIDUAL": residual is not None, "ACTIVATION": activation,
-        "BLOCK_N": tiles.outputs, "BLOCK_K": tiles.columns, "num_warps": tiles.warps, "num_stages": tiles.stages,
-    }  # fmt: skip
-    if tokens == 1:
-        multiply_vector[(min(groups, tiles.programs),)](
-            x, weight, norm, bias, residual, out, outputs, columns, eps,
-            NORM=norm is not None, EVEN=tiles.columns == columns, **options,
-        )  # fmt: skip
+    options = {"BIAS": bias is not None, "RESIDUAL": residual is not None, "ACTIVATION": activation}
+    if tokens != 1:
+        launch_rows(x, weight, bias, residual, out, tiles, options)
         return out
-    block_m = max(16, next_power_of_2(tokens))
+    multiply_vector[(min(-(-outputs // tiles.outputs), tiles.programs),)](
+        x, weight, norm, bias, residual, out, outputs, columns, eps,
+        NORM=norm is not None, EVEN=tiles.columns == columns, BLOCK_N=tiles.outputs, BLOCK_K=tiles.columns,
+        num_warps=tiles.warps, num_stages=tiles.stages, **options,
+    )  # fmt: skip
+    return out
+
+
+def launch_rows(
+    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, out: Tensor, tiles: Tiles,
+    options: dict[str, Any],
+) -> None:  # fmt: skip
+    """Write the outputs of up to MAX_TOKENS tokens into `out`. options: BIAS, RESIDUAL, ACTIVATION, compiler flags."""
+    tokens, outputs = out.shape
+    block_m, groups = max(16, next_power_of_2(tokens)), -(-outputs // tiles.outputs)
     partial = counters = None
     if tiles.splits > 1:
         partial = x.new_empty(groups * tiles.splits * 2 * block_m * tiles.outputs, dtype=torch.float32)
@@ -227,10 +234,10 @@ def launch(
     multiply_rows[groups, tiles.splits](
         TensorDescriptor.from_tensor(x, [block_m, tiles.columns]),
         TensorDescriptor.from_tensor(weight, [tiles.outputs, tiles.columns]),
-        bias, residual, partial, counters, out, tokens, outputs, columns,
-        BLOCK_M=block_m, SPLITS=tiles.splits, **options,
+        bias, residual, partial, counters, out, tokens, outputs, x.shape[1],
+        BLOCK_M=block_m, BLOCK_N=tiles.outputs, BLOCK_K=tiles.columns, SPLITS=tiles.splits,
+        num_warps=tiles.warps, num_stages=tiles.stages, **options,
     )  # fmt: skip
-    return out
 
 
 def multiply_many(

@@ -20,10 +20,9 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from regard.kernels.triton_decode_linear import (
     MAX_TOKENS,
     Tiles,
-    arrival_counters,
     choose_tiles,
     finish,
-    multiply_rows,
+    launch_rows,
     multiprocessors,
     next_power_of_2,
     normalize,
@@ -119,18 +118,7 @@ def invariant_linear(
             num_warps=block_n // 16, num_stages=4, **options,
         )  # fmt: skip
         return out
-    block_m, groups = max(16, next_power_of_2(tokens)), -(-outputs // tiles.outputs)
-    partial = counters = None
-    if tiles.splits > 1:
-        partial = x.new_empty(groups * tiles.splits * 2 * block_m * tiles.outputs, dtype=torch.float32)
-        counters = arrival_counters(x.device)
-    multiply_rows[groups, tiles.splits](
-        TensorDescriptor.from_tensor(x, [block_m, tiles.columns]),
-        TensorDescriptor.from_tensor(weight, [tiles.outputs, tiles.columns]),
-        bias, residual, partial, counters, out, tokens, outputs, columns,
-        BLOCK_M=block_m, BLOCK_N=tiles.outputs, BLOCK_K=tiles.columns, SPLITS=tiles.splits,
-        num_warps=tiles.warps, num_stages=tiles.stages, **options,
-    )  # fmt: skip
+    launch_rows(x, weight, bias, residual, out, tiles, options)
     return out
 
 
