@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from regard.cli.open_engine import BatchInvariantOption, QuantizeOption
+from regard.cli.open_engine import BatchInvariantOption, EngineOptions, QuantizeOption
 from regard.cli.open_model import AdapterOption, ContextOption, DeviceOption, ModelArgument
 from regard.cli.tensor_parallel import TensorParallelOption
 from regard.find_model import find_model
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from regard.engine.grammar import Grammar
     from regard.engine.request import Token
     from regard.language_model import LanguageModel
@@ -78,30 +80,19 @@ def generate(
       regard generate models/llava --image cat.png --prompt "USER: <image> What is it? ASSISTANT:"
     """
     find_model(model)  # before torch is imported: a mistyped name is refused at once
+    engine = EngineOptions(
+        device, context, adapter, rows=n, tensor_parallel=tensor_parallel, batch_invariant=batch_invariant,
+        quantize=quantize,
+    )  # fmt: skip
+    check_combination(engine)
     if logprobs and not as_json:
         raise ValueError("--logprobs are printed with --json only; add it, or leave them out")
     if sum(given is not None for given in (schema, regex, choice)) > 1:
         raise ValueError("--schema, --regex and --choice exclude each other; give one of them")
-    if batch_invariant and quantize:
-        raise ValueError("--batch-invariant does not support --quantize; leave one of them out")
-    if (batch_invariant or quantize) and tensor_parallel > 1:
-        raise ValueError("--batch-invariant and --quantize do not support --tensor-parallel; leave it out")
-    from regard.adapt import quantize_int8
-    from regard.engine.engine import Engine
     from regard.engine.request import derived_seed
-    from regard.load_model import load
 
     text = sys.stdin.read() if prompt == "-" else prompt
-    llm = load(model, device, context=context, adapter=adapter)
-    llm.rows = n  # the engine reserves memory for these
-    if quantize:
-        quantize_int8(llm.model)
-    if tensor_parallel > 1:
-        from regard.cli.tensor_parallel import end_later, open_parallel_engine
-
-        open_parallel_engine(model, llm, tensor_parallel, adapter, "auto", end_later, rows=n, capacity=context)
-    elif batch_invariant:
-        llm.engine = Engine(llm.model, rows=n, capacity=context, batch_invariant=True)
+    llm = open_model_with_engine(model, engine)
     options: dict[str, Any] = {
         "max_new": max_new, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
         "repetition_penalty": repetition_penalty, "top_logprobs": logprobs,
@@ -115,13 +106,44 @@ def generate(
     for index, output in enumerate(outputs):
         if as_json:
             print(json.dumps(as_object(llm, list(output), logprobs)), flush=True)
-            continue
-        print("\n" if index else "", end="")
-        if llm.continues_prompt:
-            print(text, end="", flush=True)
-        for _, delta in output:
-            print(delta, end="", flush=True)
-        print()
+        else:
+            print("\n" if index else "", end="")
+            print_text(text if llm.continues_prompt else "", output)
+
+
+def check_combination(options: EngineOptions) -> None:
+    """Raise ValueError for options that exclude each other."""
+    if options.batch_invariant and options.quantize:
+        raise ValueError("--batch-invariant does not support --quantize; leave one of them out")
+    if (options.batch_invariant or options.quantize) and options.tensor_parallel > 1:
+        raise ValueError("--batch-invariant and --quantize do not support --tensor-parallel; leave it out")
+
+
+def open_model_with_engine(model: Path, options: EngineOptions) -> "LanguageModel":
+    from regard.adapt import quantize_int8
+    from regard.engine.engine import Engine
+    from regard.load_model import load
+
+    rows, context, ranks = options.rows, options.context, options.tensor_parallel
+    llm = load(model, options.device, context=context, adapter=options.adapter)
+    llm.rows = rows  # the engine reserves memory for these
+    if options.quantize:
+        quantize_int8(llm.model)
+    if ranks > 1:
+        from regard.cli.tensor_parallel import end_later, open_parallel_engine
+
+        open_parallel_engine(model, llm, ranks, options.adapter, "auto", end_later, rows=rows, capacity=context)
+    elif options.batch_invariant:
+        llm.engine = Engine(llm.model, rows=rows, capacity=context, batch_invariant=True)
+    return llm
+
+
+def print_text(prompt: str, output: "Iterator[tuple[Token, str]]") -> None:
+    """Print the prompt, then each piece of text as soon as it is generated."""
+    print(prompt, end="", flush=True)
+    for _, delta in output:
+        print(delta, end="", flush=True)
+    print()
 
 
 def grammar(llm: "LanguageModel", schema: Path | None, regex: str | None, choice: list[str] | None) -> "Grammar | None":

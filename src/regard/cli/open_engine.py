@@ -53,6 +53,9 @@ class EngineChoice(NamedTuple):
     reason: str
 
 
+RUNS_EAGERLY = EngineChoice("compile", "off", "--tensor-parallel: the steps of several processes run eagerly")
+
+
 class EngineOptions(NamedTuple):
     """The options of a command, for each of its models. None: chosen here."""
 
@@ -85,61 +88,64 @@ def open_engine(
     """
     from regard.engine.engine import Engine
     from regard.engine.inputs import decoder_of
-    from regard.engine.memory import SHARES, bytes_of, divided_share
+    from regard.engine.memory import divided_share
 
-    context, rows, memory = options.context, options.rows, options.memory
-    decoder = decoder_of(llm.model)
-    weight = decoder.embedding.weight
+    device = decoder_of(llm.model).embedding.weight.device
     parallel = options.tensor_parallel > 1
-    compiles = choose_compile(False if parallel else options.compile, weight.device)
-    if parallel:
-        compiles = EngineChoice("compile", "off", "--tensor-parallel: the steps of several processes run eagerly")
+    compiles = RUNS_EAGERLY if parallel else choose_compile(options.compile, device)
     if compiles.value == "on":
         console.print("compiling the decode step …", highlight=False)
-    part = divided_share(memory, index, engines, weight.device) if engines > 1 else memory
+    memory = divided_share(options.memory, index, engines, device) if engines > 1 else options.memory
     if parallel:
         from regard.cli.tensor_parallel import open_parallel_engine, stop_server
 
         assert path is not None, "the other processes load the model too"
         open_parallel_engine(
-            path, llm, options.tensor_parallel, options.adapter, options.dtype, stop_server, rows=rows,
-            capacity=context, memory=part, queue=options.queue,
+            path, llm, options.tensor_parallel, options.adapter, options.dtype, stop_server, rows=options.rows,
+            capacity=options.context, memory=memory, queue=options.queue,
         )  # fmt: skip
-        engine = llm.engine
     else:
-        engine = Engine(
-            llm.model, rows=rows, capacity=context, source_capacity=context, memory=part, queue=options.queue,
-            compile=compiles.value == "on", max_cpu_loras=options.max_cpu_loras,
+        llm.engine = Engine(
+            llm.model, rows=options.rows, capacity=options.context, source_capacity=options.context, memory=memory,
+            queue=options.queue, compile=compiles.value == "on", max_cpu_loras=options.max_cpu_loras,
             max_loras=options.max_loras, batch_invariant=options.batch_invariant,
         )  # fmt: skip
-    llm.engine, llm.rows = engine, engine.store.rows
-    warm_up(engine, console)
-    if compiles.value == "on" and engine.runner.compiled is None and engine.runner.graphs is None:
+        llm.rows = llm.engine.store.rows
+    warm_up(llm.engine, console)
+    if compiles.value == "on" and llm.engine.runner.compiled is None and llm.engine.runner.graphs is None:
         compiles = EngineChoice("compile", "off", "torch cannot compile this model; its warning says why")
-    stored = "as stored, on a CPU at least float32" if options.dtype == "auto" else "--dtype"
-    available = "the memory" if weight.device.type == "cpu" else "the free memory of the GPU"
-    share = f"--memory {memory}" if memory else f"at most {SHARES.get(weight.device.type, 0.25)} of {available}"
-    if engines > 1:
-        share += f", for {engines} models in equal parts"
-    reason = "the model's" if context is None else "--context"
-    if engine.capacity < (context or decoder.spec.context or 0):
-        reason = "what the store holds"
-    choices = [
-        EngineChoice(
-            "device", str(weight.device), "the GPU if there is one" if options.device == "auto" else "--device"
-        ),
-        EngineChoice("dtype", str(weight.dtype).removeprefix("torch."), stored),
+    for name, value, reason in engine_choices(llm, options, compiles, engines):
+        console.print(f"  {name:<8} {value}  [dim]({reason})[/]", highlight=False)
+
+
+def engine_choices(
+    llm: "LanguageModel", options: EngineOptions, compiles: EngineChoice, engines: int
+) -> list[EngineChoice]:
+    """The settings of the model's engine, and the option or the rule that has set each."""
+    from regard.engine.inputs import decoder_of
+    from regard.engine.memory import bytes_of
+
+    engine, decoder = llm.engine, decoder_of(llm.model)
+    weight = decoder.embedding.weight
+    device = "the GPU if there is one" if options.device == "auto" else "--device"
+    dtype = "as stored, on a CPU at least float32" if options.dtype == "auto" else "--dtype"
+    context = "the model's" if options.context is None else "--context"
+    if engine.capacity < (options.context or decoder.spec.context or 0):
+        context = "what the store holds"
+    rows = "what this device decodes at once" if options.rows is None else "--rows"
+    size, ranks = store_size(engine.store.metrics(), bytes_of(engine.store)), options.tensor_parallel
+    return [
+        EngineChoice("device", str(weight.device), device),
+        EngineChoice("dtype", str(weight.dtype).removeprefix("torch."), dtype),
         *([EngineChoice("weights", options.quantize, "--quantize")] if options.quantize else []),
-        EngineChoice("context", f"{engine.capacity} tokens", reason),
-        EngineChoice("rows", str(engine.store.rows), "what this device decodes at once" if rows is None else "--rows"),
-        EngineChoice("store", store_size(engine.store.metrics(), bytes_of(engine.store)), share),
-        *([EngineChoice("ranks", str(options.tensor_parallel), "--tensor-parallel")] if parallel else []),
+        EngineChoice("context", f"{engine.capacity} tokens", context),
+        EngineChoice("rows", str(engine.store.rows), rows),
+        EngineChoice("store", size, memory_rule(options.memory, weight.device, engines)),
+        *([EngineChoice("ranks", str(ranks), "--tensor-parallel")] if ranks > 1 else []),
         EngineChoice("queue", str(engine.queue), "more requests are refused with 429"),
         compiles,
         *([EngineChoice("batch", "invariant", "--batch-invariant")] if options.batch_invariant else []),
     ]
-    for name, value, reason in choices:
-        console.print(f"  {name:<8} {value}  [dim]({reason})[/]", highlight=False)
 
 
 def warm_up(engine: "Engine | Adapters", console: "Console") -> None:
@@ -168,6 +174,14 @@ def choose_compile(asked: bool | None, device: "torch.device") -> EngineChoice:
     if reason is not None:
         return EngineChoice("compile", "off", reason)
     return EngineChoice("compile", "on", "--compile" if asked else "this device decodes faster with it")
+
+
+def memory_rule(memory: float | None, device: "torch.device", engines: int) -> str:
+    from regard.engine.memory import SHARES
+
+    available = "the memory" if device.type == "cpu" else "the free memory of the GPU"
+    rule = f"--memory {memory}" if memory else f"at most {SHARES.get(device.type, 0.25)} of {available}"
+    return rule if engines == 1 else f"{rule}, for {engines} models in equal parts"
 
 
 def store_size(metrics: dict[str, int], size: int) -> str:

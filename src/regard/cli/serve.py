@@ -1,6 +1,8 @@
 """`regard serve`: an OpenAI-compatible API for models, with a web page to chat with them and inspect them."""
 
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from regard.cli.open_engine import (
     BatchInvariantOption,
@@ -32,6 +34,9 @@ from regard.cli.serve_options import (
     split_keys,
 )
 from regard.cli.tensor_parallel import TensorParallelOption
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 def serve(
@@ -96,10 +101,7 @@ def serve(
         batch_invariant=batch_invariant, quantize=quantize,
     )  # fmt: skip
     check_combination(named, options, loras, lora_folder, replicas)
-    try:
-        import uvicorn  # noqa: F401
-    except ModuleNotFoundError:
-        raise ValueError("serving needs more packages: pip install 'regard[serve]'") from None
+    require_server()
     from rich.console import Console
 
     from regard.server.network_options import NetworkOptions
@@ -110,11 +112,7 @@ def serve(
         allow_origins=tuple(allow_origin or ()), access_log=access_log, max_body=max_body,
     )  # fmt: skip
     console = Console(stderr=True, soft_wrap=True)
-
-    def announce(url: str) -> None:
-        listed = ", ".join(f"[bold]{model.name}[/]" for model in named)
-        console.print(f"serving {listed} on {url}  (Ctrl-C to stop)", highlight=False)
-
+    announce = partial(print_address, console, named)
     if replicas is not None:
         from regard.cli.serve_replicas import run_replicas
 
@@ -122,6 +120,19 @@ def serve(
     served = open_served(named, console, options)
     load_adapters(served[0], loras, console)
     run(served, network, adapters=lora_folder, on_ready=announce)
+
+
+def require_server() -> None:
+    """Raise ValueError if the packages of the server are not installed."""
+    try:
+        import uvicorn  # noqa: F401
+    except ModuleNotFoundError:
+        raise ValueError("serving needs more packages: pip install 'regard[serve]'") from None
+
+
+def print_address(console: "Console", models: list[NamedModel], url: str) -> None:
+    listed = ", ".join(f"[bold]{model.name}[/]" for model in models)
+    console.print(f"serving {listed} on {url}  (Ctrl-C to stop)", highlight=False)
 
 
 def check_combination(
