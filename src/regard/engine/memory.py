@@ -39,10 +39,9 @@ def open_store(
         one = bytes_of(Contiguous(states, 1, capacity, dtype, "meta", source))
         return Contiguous(states, rows or clamp(budget // max(one, 1), most), capacity, dtype, device, source)
     sample = Paged(states, 1, capacity, dtype, "meta", source, blocks=1)
-    per_block = (
-        sum(array.nbytes for storage in sample.per_token for array in storage.arrays.values()) // 2
-    )  # and block 0
-    per_row = (1 + STATES) * (bytes_of(sample) - 2 * per_block)
+    two_blocks = sum(array.nbytes for storage in sample.per_token for array in storage.arrays.values())
+    per_block = two_blocks // 2  # one block, and block 0
+    per_row = (1 + STATES) * (bytes_of(sample) - two_blocks)
     rows = rows or clamp(budget // 2 // max(per_row, 1), most)
     blocks = clamp((budget - rows * per_row) // max(per_block, 1), 2 * rows * -(-capacity // BLOCK))
     return Paged(states, rows, capacity, dtype, device, source, blocks=blocks, states=STATES * rows)

@@ -130,9 +130,7 @@ def choose(logits: Tensor, requests: Sequence[Request]) -> Tensor:
     random = [i for i, r in enumerate(requests) if r.sampling.temperature > 0]
     if random:
         filtered = apply_filters(logits[random], [requests[i].sampling for i in random])
-        ids[random] = draw(
-            filtered, [uniform(requests[i].seed, len(requests[i].new) + requests[i].unread) for i in random]
-        )
+        ids[random] = draw(filtered, [random_number(requests[i]) for i in random])
     for i, request in enumerate(requests):
         if request.forced_id is not None:
             ids[i] = request.forced_id
@@ -165,9 +163,7 @@ def cutoff(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
     best = logits.topk(int(count.max())).values  # (B, n)
     best = best.masked_fill(torch.arange(best.shape[-1], device=best.device) >= count, -torch.inf)
     p = (best - total.where(top_k == 0, best.logsumexp(-1, keepdim=True))).exp()
-    nucleus = (p.cumsum(-1) - p < top_p).sum(
-        -1, keepdim=True
-    )  # (B, 1) the smallest number of tokens that reaches top_p
+    nucleus = (p.cumsum(-1) - p < top_p).sum(-1, keepdim=True)  # (B, 1) the fewest tokens that reach top_p
     return best.gather(-1, nucleus.where(top_p < 1, count).clamp(min=1).minimum(count) - 1)
 
 
