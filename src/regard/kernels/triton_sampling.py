@@ -41,6 +41,15 @@ def load_block(logits, start, vocab, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def row_max(logits, vocab, BLOCK: tl.constexpr):
+    best = tl.full([BLOCK], -float("inf"), tl.float32)
+    for start in range(0, vocab, BLOCK):
+        _, x = load_block(logits, start, vocab, BLOCK)
+        best = tl.maximum(best, x)
+    return tl.max(best, 0)
+
+
+@triton.jit
 def kept_amounts(logits, vocab, largest, scale, first, second, third, COUNT: tl.constexpr, BLOCK: tl.constexpr):
     """The number, or the mass, of the logits that are at least each of three cuts; a count needs cuts above -inf."""
     one = tl.zeros([BLOCK], tl.float32)  # exact for counts: a row has fewer than 2^24 · BLOCK tokens
@@ -125,11 +134,7 @@ def sample_row(
     logits += row * stride
     settings += row * SETTINGS
 
-    best = tl.full([BLOCK], -float("inf"), tl.float32)
-    for start in range(0, vocab, BLOCK):
-        _, x = load_block(logits, start, vocab, BLOCK)
-        best = tl.maximum(best, x)
-    largest = tl.max(best, 0)
+    largest = row_max(logits, vocab, BLOCK)
     sums = tl.zeros([BLOCK], tl.float32)
     first = tl.full([BLOCK], 2147483647, tl.int32)
     for start in range(0, vocab, BLOCK):
@@ -182,11 +187,7 @@ def sample_rows(logits: Tensor, settings: Tensor, block: int = 8192, warps: int 
 def log_softmax_row(logits, out, vocab, stride, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride
-    best = tl.full([BLOCK], -float("inf"), tl.float32)
-    for start in range(0, vocab, BLOCK):
-        _, x = load_block(logits, start, vocab, BLOCK)
-        best = tl.maximum(best, x)
-    largest = tl.max(best, 0)
+    largest = row_max(logits, vocab, BLOCK)
     sums = tl.zeros([BLOCK], tl.float32)
     for start in range(0, vocab, BLOCK):
         _, x = load_block(logits, start, vocab, BLOCK)
