@@ -83,7 +83,7 @@ class DecodeAttention(nn.Module):
 
     def angles(self, x: Tensor, layout: TokenLayout) -> tuple[Tensor, Tensor] | None:
         """Cosines and sines (B, L, E / 2) of the rotation."""
-        position: Any = getattr(self.sublayer.body, "position", None)
+        position: Any = self.sublayer.body.position
         if not isinstance(position, RopeModule):
             return None
         cos, sin = layout.derived(rotations, position.spec, position.dim, x.dtype)  # (B or 1, 1, L, E / 2)

@@ -189,11 +189,14 @@ class BeamSearch:
             self.rows.release(request.row)
         taken: set[Request] = set()
         for group, kept in continuations:
-            running = [self.child(group.running[c.parent], c.id, group.running[c.parent] in taken, taken) for c in kept]
+            running = [self.child(group.running[c.parent], c.id, taken) for c in kept]
             group.running, group.scores = running, [c.score for c in kept]
 
-    def child(self, parent: Request, id: int, fork: bool, taken: set[Request]) -> Request:
-        """The parent's sequence with one more token; the first child takes the parent's row, others a copy."""
+    def child(self, parent: Request, id: int, taken: set[Request]) -> Request:
+        """The parent's sequence with one more token; the first child takes the parent's row, others a copy.
+
+        taken: the parents whose row a child has.
+        """
         child = Request(
             parent.ids, parent.sampling, parent.source, parent.embeddings, salt=parent.salt, adapter=parent.adapter,
             new=list(parent.new),
@@ -203,8 +206,8 @@ class BeamSearch:
             child.history = TokenHistory(parent.ids, self.vocab, parent.history.prompt.device)
             child.history.counts = parent.history.counts.clone()
         child.add(Token(id, 0.0, (), None))
-        taken.add(parent)
-        if fork:
+        if parent in taken:
             assert parent.row is not None
             child.row = self.rows.fork(self.rows.store.snapshot(parent.row))
+        taken.add(parent)
         return child

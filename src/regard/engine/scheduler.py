@@ -104,8 +104,9 @@ class Scheduler:
         queued = (other for other in (*self.running, *self.waiting) if not other.new)
         alike = (request.ids, request.prompt_keys, request.tenant, request.priority)
         leader = next((r for r in queued if (r.ids, r.prompt_keys, r.tenant, r.priority) == alike), None)
-        namespace = None if leader is None else self.namespace(request)
-        return leader if leader is not None and namespace == self.namespace(leader) is not None else None
+        if leader is None or (namespace := self.namespace(request)) is None:
+            return None
+        return leader if namespace == self.namespace(leader) else None
 
     def decode_batch(self) -> ScheduledBatch:
         return isolate([(r, 1) for r in self.running if r.pending == 1 and not r.pending_source and not r.full])

@@ -18,7 +18,7 @@ from regard.engine.stores.rows import RowTable, Storage, Storages, row_indices, 
 from regard.layout import Source, TokenLayout
 from regard.parts.state import FixedSize, Memory, PerSource, PerToken, declarations
 
-SPAN = 64  # initial number of source slots that are read; it grows with the longest source
+SOURCE_SPAN = 64  # initial number of source slots that are read; it grows with the longest source
 
 
 def build_storages(
@@ -109,7 +109,7 @@ class SourceStorage:
         self.valid = torch.zeros(len(rows), length, dtype=torch.bool, device=rows.device)  # False past a source's end
         self.positions = torch.arange(length, device=rows.device)
         self.rows = rows
-        self.span = min(SPAN, length)  # slots that are read: at least the longest source so far
+        self.span = min(SOURCE_SPAN, length)  # slots that are read: at least the longest source so far
         rows.sources.append(self)
 
     def bind(self, layout: TokenLayout, placement: None) -> "SourceStorage":
