@@ -18,6 +18,7 @@ class FakeEngine:
     """Generates `reply` once, or without end if `repeat`. A step fails if the prompt contains the id `poison`."""
 
     capacity = 4096
+    adapters = ()
 
     def __init__(self, tokenizer: Tokenizer, reply: str, repeat: bool = False, queue: int = 8, poison: int = -1):
         self.script = tokenizer.encode(reply)

@@ -102,15 +102,13 @@ def described(prediction: "Prediction") -> str:
 
 
 def print_json(example: Any, prediction: "Prediction | list[Prediction]") -> None:
-    fields = (
-        example if isinstance(example, dict) else {"input": example if isinstance(example, tuple) else str(example)}
-    )
+    given = example if isinstance(example, dict | tuple) else str(example)
     if isinstance(prediction, list):
         pairs = zip(words_of(example), prediction, strict=False)
         found: dict[str, Any] = {"words": [{"word": word, **values_of(label)} for word, label in pairs]}
     else:
         found = values_of(prediction)
-    print(json.dumps({"input": fields.get("input", fields), **found}, default=str))
+    print(json.dumps({"input": given, **found}, default=str))
 
 
 def values_of(prediction: "Prediction") -> dict[str, Any]:

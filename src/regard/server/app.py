@@ -105,11 +105,10 @@ def guards(network: NetworkOptions, max_body: int) -> list[Middleware]:
 
 def cross_origin(origins: tuple[str, ...]) -> Middleware:
     """Answers the preflight requests of browsers, which have no key, and names the origin in responses."""
-    exposed = ["retry-after", HEADER]
     return Middleware(
         CORSMiddleware,
         allow_origins=origins,
         allow_methods=["GET", "POST"],
         allow_headers=["*"],
-        expose_headers=exposed,
+        expose_headers=["retry-after", HEADER],
     )

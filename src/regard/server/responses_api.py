@@ -177,7 +177,7 @@ class ResponsesFormat:
         }  # fmt: skip
 
     def response(self, status: str, output: list[dict]) -> dict:
-        request, usage, choice = self.request, self.generation.usage(), self.request.tool_choice
+        request, choice = self.request, self.request.tool_choice
         asked = None if request.text is None else request.text.format
         format = {"type": "text"} if asked is None else asked.model_dump(by_alias=True)
         return {
@@ -202,16 +202,18 @@ class ResponsesFormat:
             "top_logprobs": request.top_logprobs or 0,
             "top_p": 1.0 if request.top_p is None else request.top_p,
             "truncation": "disabled",
-            "usage": None
-            if status == "in_progress"
-            else {
-                "input_tokens": usage["prompt_tokens"],
-                "input_tokens_details": usage["prompt_tokens_details"],
-                "output_tokens": usage["completion_tokens"],
-                "output_tokens_details": {"reasoning_tokens": 0},
-                "total_tokens": usage["total_tokens"],
-            },
+            "usage": None if status == "in_progress" else self.usage(),
             "user": request.user,
+        }
+
+    def usage(self) -> dict:
+        usage = self.generation.usage()
+        return {
+            "input_tokens": usage["prompt_tokens"],
+            "input_tokens_details": usage["prompt_tokens_details"],
+            "output_tokens": usage["completion_tokens"],
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": usage["total_tokens"],
         }
 
 

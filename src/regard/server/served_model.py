@@ -110,7 +110,7 @@ class ServedModel:
     @property
     def adapters(self) -> tuple[str, ...]:
         """The names of the loaded adapters, which are names of models in the API."""
-        return () if self.engine is None else getattr(self.engine.engine, "adapters", ())
+        return () if self.engine is None else self.engine.engine.adapters
 
     def with_adapter(self, name: str) -> "ServedModel":
         """The model with this adapter, under its name; everything else is shared."""

@@ -91,7 +91,7 @@ def parsed_arguments(arguments: str) -> str:
     try:
         value = json.loads(arguments or "{}")
     except (ValueError, RecursionError):
-        raise ValueError("the arguments of a tool call must be a JSON object in a string") from None
+        value = None
     if not isinstance(value, dict):
         raise ValueError("the arguments of a tool call must be a JSON object in a string")
     limit_depth(value)
