@@ -7,19 +7,21 @@ cross-encoder, or else the cosine of the embeddings of query and document. A thr
 import base64
 import json
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
 from pydantic import Field, model_validator
 from starlette.responses import JSONResponse, Response
+from torch import Tensor
 
 from regard.server.errors import ApiError
 from regard.server.model_registry import ModelRegistry
 from regard.server.response_bodies import ResponseBody
 from regard.server.responses import CLIENT_CLOSED_REQUEST, run_until_disconnect
 from regard.server.schema import Name, RequestBody, Text, at_most
-from regard.server.served_model import ServedModel
+from regard.server.served_model import ServedModel, TextEncoder
 
 MAX_TEXTS = 2048  # OpenAI's
 BATCH = 32  # texts per part of the work
@@ -119,6 +121,36 @@ async def count_tokens(served: ServedModel, texts: list[str], context: int | Non
     return total
 
 
+def embed_as_json(embed: Callable[[Sequence[str]], Tensor], body: EmbeddingBody, texts: list[str]) -> list[str]:
+    """The embedding of each text in the format of the request. 400 if it asks for other dimensions."""
+    vectors = embed(texts).float().cpu()
+    if body.dimensions not in (None, vectors.shape[-1]):
+        rule = f"dimensions={body.dimensions}, but the vectors of this model have {vectors.shape[-1]}; omit it"
+        raise ApiError(400, rule, code="invalid_value", param="dimensions")
+    if body.encoding_format == "base64":
+        rows = (base64.b64encode(vector.numpy().astype("<f4").tobytes()).decode() for vector in vectors)
+    else:
+        rows = (vector.tolist() for vector in vectors)
+    # One at a time: the encoder holds the interpreter's lock, and millions of numbers take it a second.
+    return [json.dumps(row, separators=(",", ":"), allow_nan=False) for row in rows]
+
+
+async def relevance(
+    served: ServedModel, encoder: TextEncoder, request: Request, body: RerankBody
+) -> tuple[list[float] | None, int]:
+    """The score of each document, None if the client disconnected, and the number of tokens."""
+    texts, query_tokens = body.texts, await count_tokens(served, [body.query], encoder.context)
+    if encoder.score is not None:
+        context = None if encoder.context is None else encoder.context - query_tokens
+        tokens = await count_tokens(served, texts, context) + query_tokens * len(texts)
+        return await compute(served, request, encoder.score, [(body.query, text) for text in texts]), tokens
+    embed = encoder.embed
+    assert embed is not None, "a text encoder has embed or score"
+    tokens = await count_tokens(served, texts, encoder.context) + query_tokens
+    vectors = await compute(served, request, lambda batch: list(embed(batch).float()), [body.query, *texts])
+    return None if vectors is None else [float(vectors[0] @ vector) for vector in vectors[1:]], tokens
+
+
 def router(models: ModelRegistry) -> APIRouter:
     routes = APIRouter(prefix="/v1")
 
@@ -131,21 +163,7 @@ def router(models: ModelRegistry) -> APIRouter:
         texts = [body.input] if isinstance(body.input, str) else body.input
         tokens = await count_tokens(served, texts, encoder.context)
         request.state.body, request.state.usage = body, {"prompt_tokens": tokens}  # for traces and the access log
-        embed, as_base64 = encoder.embed, body.encoding_format == "base64"
-
-        def work(batch: list[str]) -> list[str]:
-            vectors = embed(batch).float().cpu()
-            if body.dimensions not in (None, vectors.shape[-1]):
-                rule = f"dimensions={body.dimensions}, but the vectors of this model have {vectors.shape[-1]}; omit it"
-                raise ApiError(400, rule, code="invalid_value", param="dimensions")
-            if as_base64:
-                rows = (base64.b64encode(vector.numpy().astype("<f4").tobytes()).decode() for vector in vectors)
-            else:
-                rows = (vector.tolist() for vector in vectors)
-            # One at a time: the encoder holds the interpreter's lock, and millions of numbers take it a second.
-            return [json.dumps(row, separators=(",", ":"), allow_nan=False) for row in rows]
-
-        vectors = await compute(served, request, work, texts)
+        vectors = await compute(served, request, partial(embed_as_json, encoder.embed, body), texts)
         if vectors is None:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         data = [f'{{"object":"embedding","index":{i},"embedding":{vector}}}' for i, vector in enumerate(vectors)]
@@ -159,21 +177,11 @@ def router(models: ModelRegistry) -> APIRouter:
         encoder = served.encoder
         if encoder is None:
             raise ApiError(404, "this model cannot rank documents; serve an encoder", code="no_embeddings")
-        texts = body.texts
-        query_tokens = await count_tokens(served, [body.query], encoder.context)
-        if (score := encoder.score) is not None:
-            context = None if encoder.context is None else encoder.context - query_tokens
-            tokens = await count_tokens(served, texts, context) + query_tokens * len(texts)
-            scores = await compute(served, request, score, [(body.query, text) for text in texts])
-        else:
-            embed = encoder.embed
-            assert embed is not None, "a text encoder has embed or score"
-            tokens = await count_tokens(served, texts, encoder.context) + query_tokens
-            vectors = await compute(served, request, lambda batch: list(embed(batch).float()), [body.query, *texts])
-            scores = None if vectors is None else [float(vectors[0] @ vector) for vector in vectors[1:]]
+        scores, tokens = await relevance(served, encoder, request, body)
         request.state.usage = {"prompt_tokens": tokens}  # for the access log
         if scores is None:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
+        texts = body.texts
         order = sorted(range(len(texts)), key=lambda i: (-scores[i], i))[: body.top_n]
         results = [
             {
