@@ -76,7 +76,7 @@ def byte_fallback_tokenizer():
     return Tokenizer(core)
 
 
-@pytest.mark.parametrize("text", ["€", "😀€", "a€ a😀a"])
+@pytest.mark.parametrize("text", ["€", "😀€", "a€ a😀a", "€" * 40, "é€😀" * 9, "a" * 15 + "€" * 9])
 def test_byte_fallback_releases_complete_characters(text):
     tokenizer = byte_fallback_tokenizer()
     ids = tokenizer.encode(text)
@@ -90,6 +90,7 @@ def test_a_continuation_keeps_the_space_before_its_first_word():
     prompt, new = tokenizer.encode("a a"), tokenizer.encode("a")
     assert "".join(run(tokenizer, new, prompt_ids=prompt)[0]) == " a"
     assert "".join(run(tokenizer, new)[0]) == "a"
+    assert "".join(run(tokenizer, new, prompt_ids=tokenizer.encode("€€€€"))[0]) == " a"
     ids = BYTE.encode("x🙂")  # the prompt ends inside a character
     assert "".join(run(BYTE, ids[3:], prompt_ids=ids[:3])[0]) == BYTE.decode(ids[3:])
 

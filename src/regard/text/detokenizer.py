@@ -13,6 +13,7 @@ from regard.text.tokenizer import CLEAN_UP, Tokenizer, clean_up_tokenization
 
 REPLACEMENT = "\ufffd"  # decoded from bytes that are not, or not yet, a character
 CONTEXT = 8  # ids; it may grow to twice as many before it is shortened, which costs another call of `decode`
+CHARACTER_BYTES = 4  # at most, in UTF-8
 CLEAN_UP_REACH = max(map(len, CLEAN_UP)) - 1  # characters that a replacement matches after its space
 
 
@@ -26,9 +27,9 @@ class Detokenizer:
             raise ValueError("a stop string is empty; remove it")
         self.tokenizer, self.stop_strings = tokenizer, tuple(stop_strings)
         self.matched_stop: str | None = None
-        context = list(prompt_ids[-CONTEXT:])
-        complete = not self._decode(context).endswith(REPLACEMENT)
-        self._set_context(context if complete else [])
+        self._set_context(list(prompt_ids[-CONTEXT:]))
+        if self._decode(self._context).endswith(REPLACEMENT):  # the prompt ends inside a character
+            self._set_context([])
         self._pending: list[int] = []  # ids whose text ends in an incomplete character
         self._released = 0  # characters of the pending ids' text that were released already
         self._raw = ""  # text before clean-up
@@ -62,8 +63,17 @@ class Detokenizer:
         return self.tokenizer.decode(ids, clean_up=False)
 
     def _set_context(self, ids: list[int]) -> None:
-        """ids: the last ones whose text was released."""
-        self._context, self._context_length = ids, len(self._decode(ids))
+        """ids: the last ones whose text was released.
+
+        The first ids may be the end of a character. They are left out, because byte fallback decodes each byte of a run
+        with an incomplete character to a REPLACEMENT, also those of the complete characters that follow.
+        """
+        text = self._decode(ids)
+        for _ in range(CHARACTER_BYTES - 1):
+            if text.startswith(REPLACEMENT):
+                ids = ids[1:]
+                text = self._decode(ids)
+        self._context, self._context_length = ids, len(text)
 
     def _pending_text(self) -> str:
         return self._decode(self._context + self._pending)[self._context_length :]
