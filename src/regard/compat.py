@@ -1,5 +1,6 @@
 """Differences between versions of torch and between machines."""
 
+import ctypes
 import importlib.util
 import os
 import shutil
@@ -16,6 +17,7 @@ import torch
 P = ParamSpec("P")
 R = TypeVar("R")
 
+EXIT_SECONDS = 5.0  # that Ctrl-C waits for the thread of run_in_thread
 HAS_TRITON = importlib.util.find_spec("triton") is not None  # published for Linux only
 # torch.compile supports grouped_mm in bfloat16 in all versions, in float32 only from 2.15.
 COMPILES_GROUPED_MM = torch.__version__ >= "2.15"
@@ -124,5 +126,11 @@ def run_in_thread(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -
         except BaseException as error:  # raised again in the calling thread
             future.set_exception(error)
 
-    threading.Thread(target=run, daemon=True).start()  # a daemon: Ctrl-C need not wait for it
-    return future.result()
+    thread = threading.Thread(target=run, daemon=True)  # a daemon: a second Ctrl-C need not wait for it
+    try:
+        thread.start()
+        return future.result()
+    except KeyboardInterrupt:  # while the interpreter exits, a thread inside torch would abort the process
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit))
+        thread.join(EXIT_SECONDS)
+        raise
