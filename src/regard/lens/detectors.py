@@ -1,0 +1,83 @@
+"""What the heads of a model do, measured on random tokens that are repeated once: t₁ … t_n t₁ … t_n.
+
+    previous token    weight on the token before                                    A[i, i-1]
+    first token       weight on the first token, of the later half of the queries   A[i, 0]      (an attention sink)
+    duplicate token   weight on the earlier occurrence of the same token            A[i, i-n]
+    induction         weight on the token after that occurrence                     A[i, i-n+1]  (Olsson et al. 2022)
+
+Random tokens have no other structure, so a head that follows meaning scores near the uniform baseline. For the first
+token that baseline is large in short texts: uniform causal attention has a mean of H_n / n over all n queries.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from regard.lens.maps import attention_maps
+
+KINDS = ("previous token", "first token", "duplicate token", "induction")
+
+
+class HeadScores(NamedTuple):
+    """Mean weights of the heads (H,) of each layer, None for a layer without a map, by kind; and those of uniform
+    causal attention."""
+
+    scores: dict[str, list[Tensor | None]]
+    uniform: dict[str, float]
+
+    def find(self, kind: str, threshold: float = 0.4) -> list[tuple[int, int, float]]:
+        """The heads (layer, head, score) of a kind whose score exceeds the threshold, the largest first."""
+        if kind not in self.scores:
+            raise ValueError(f"kind={kind!r} is unknown; choose one of {', '.join(map(repr, self.scores))}")
+        heads = [
+            (layer, head, score)
+            for layer, scores in enumerate(self.scores[kind])
+            if scores is not None
+            for head, score in enumerate(scores.tolist())
+            if score > threshold
+        ]
+        return sorted(heads, key=lambda found: -found[2])
+
+
+def score_heads(
+    model: nn.Module, vocab: int, length: int = 32, sequences: int = 4, seed: int = 0, start: Sequence[int] = ()
+) -> HeadScores:
+    """Scores of all heads over sequences of twice `length` random tokens.
+
+    vocab: tokens are drawn below this number. start: ids before them, such as the first token that a tokenizer adds.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    totals: dict[str, list[Tensor | None]] = {}
+    for _ in range(sequences):
+        drawn = torch.randperm(vocab, generator=generator)[:length]
+        if len(drawn) < length:
+            raise ValueError(f"length={length} different tokens are needed, and there are {vocab}; choose fewer")
+        ids = torch.cat([torch.tensor(list(start), dtype=torch.long), drawn, drawn])
+        maps = attention_maps(model, ids)
+        for kind, positions in kind_positions(len(start), length).items():
+            scores = [None if weights is None else weights[:, *positions].mean(-1) for weights in maps]
+            totals[kind] = [add(a, b) for a, b in zip(totals.get(kind, [None] * len(maps)), scores, strict=True)]
+    means = {kind: [None if s is None else s / sequences for s in scores] for kind, scores in totals.items()}
+    uniform = {
+        kind: float((1.0 / (queries + 1)).mean()) for kind, (queries, _) in kind_positions(len(start), length).items()
+    }
+    return HeadScores(means, uniform)
+
+
+def kind_positions(start: int, length: int) -> dict[str, tuple[Tensor, Tensor]]:
+    """Queries and keys whose weights make the score of each kind."""
+    total = start + 2 * length
+    every, second = torch.arange(1, total), torch.arange(start + length, total)
+    late = torch.arange(total // 2, total)
+    return {
+        "previous token": (every, every - 1),
+        "first token": (late, torch.zeros_like(late)),
+        "duplicate token": (second, second - length),
+        "induction": (second, second - length + 1),
+    }
+
+
+def add(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    return b if a is None or b is None else a + b
