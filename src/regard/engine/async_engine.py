@@ -80,19 +80,19 @@ class RequestHandle:
         return new
 
 
-Event = tuple[RequestHandle, Token | Failure]
+Delivery = tuple[RequestHandle, Token | Failure]
 
 
-def deliver(events: list[Event]) -> None:
+def deliver(events: list[Delivery]) -> None:
     """Called once per step in each event loop: a call per token would cost a system call per token."""
-    by_loop: dict[asyncio.AbstractEventLoop, list[Event]] = {}
+    by_loop: dict[asyncio.AbstractEventLoop, list[Delivery]] = {}
     for event in events:
         by_loop.setdefault(event[0].loop, []).append(event)
     for loop, its_events in by_loop.items():
         call_in_loop(loop, call_handles, its_events)
 
 
-def call_handles(events: list[Event]) -> None:
+def call_handles(events: list[Delivery]) -> None:
     for handle, event in events:
         handle.on_token(event)
 
@@ -232,7 +232,7 @@ class AsyncEngine:
         except Exception:  # the running requests fail; the server continues with later ones
             log.exception("a step of the engine failed; its %d running requests fail", len(self._running))
             return self._fail_all(Failure(ENGINE_FAILED))
-        events: list[Event] = []
+        events: list[Delivery] = []
         for request, handle in list(self._running.items()):
             if handle.started is None and (request.cached or request.new):
                 handle.started = begin
