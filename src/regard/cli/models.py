@@ -38,10 +38,9 @@ def models(
 
 def packaged_models() -> Iterator[dict[str, str | None]]:
     for name, model in PACKAGED.items():
-        remedy = None if model.path else model.install_command
         yield {
             "name": name,
             "what": model.description,
             "where": str(model.path) if model.path else None,
-            "remedy": remedy,
+            "remedy": None if model.path else model.install_command,
         }

@@ -2,8 +2,8 @@
 
 Validation is strict: a string is not converted to a number, NaN and infinity are refused, and an unknown field is an
 error. Names and defaults are OpenAI's; `top_k`, `min_p`, `typical_p`, `repetition_penalty`, `min_tokens` and
-`ignore_eos` are common additions. A field of
-OpenAI's API that is not supported accepts the values that ask for nothing, which clients send as defaults.
+`ignore_eos` are common additions. A field of OpenAI's API that is not supported accepts the values that ask for
+nothing, which clients send as defaults.
 
 A body may have a million items, and pydantic reports every violation, so validation of it could take seconds in the
 event loop. Therefore lists end at their first violation (`fail_fast`), and dictionaries are counted first (`at_most`).
