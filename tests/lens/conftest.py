@@ -1,6 +1,7 @@
 """Small models with every kind of attention, and token ids for them."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from regard.parts.linear_attention import LinearAttention
 from regard.parts.position.alibi import Alibi
 from regard.parts.position.base import NoPosition, Position
 from regard.parts.position.rope import Rope
+from tests.lens.their_hooks import CASES
 
 POSITIONS = {"none": NoPosition(), "rope": Rope(), "alibi": Alibi()}
 
@@ -42,3 +44,13 @@ def make_model() -> Callable[..., DecoderModule]:
 @pytest.fixture
 def ids() -> Tensor:
     return torch.randint(0, 31, (1, 12), generator=torch.Generator().manual_seed(2))
+
+
+@pytest.fixture(scope="session", params=CASES)
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A model of `transformers` and ours with the same weights."""
+    from tests.families.pairs import make_pair  # imports transformers, which takes seconds
+
+    pair = make_pair(CASES[request.param], tmp_path_factory.mktemp("theirs"))
+    pair.theirs.set_attn_implementation("eager")
+    return pair

@@ -123,6 +123,29 @@ def test_a_compiled_model_can_be_recorded_and_patched(make_model, ids):
     assert torch.equal(compiled(ids), expected)
 
 
+def test_a_pattern_skips_outputs_that_are_no_tensors(make_model, ids):
+    class Pair(torch.nn.Module):
+        def forward(self, x):
+            return {"x": x}
+
+    model = make_model()
+    model.pair = Pair()
+    model.register_forward_hook(lambda model, args, output: model.pair(output)["x"])
+    with record(model, "*") as recorded, patch(model, {"p?ir": torch.zeros_like}):
+        expected = model(ids)
+    assert "pair" not in recorded and {"norm", Z} < recorded.keys() and expected.count_nonzero()
+    with record(model, "pair"), pytest.raises(ValueError, match="pair returns a dict, not a tensor"):
+        model(ids)
+
+
+def test_activations_are_recorded_on_another_device(make_model, ids):
+    with record(model := make_model(), Z, device="meta") as recorded:
+        model(ids)
+    assert recorded[Z].device.type == "meta"
+    with pytest.raises(ValueError, match="grad=True"):
+        record(model, Z, grad=True, device="cpu").__enter__()
+
+
 @pytest.mark.slow
 def test_taps_compile_into_one_graph(make_model, ids):
     model = make_model()
@@ -145,5 +168,5 @@ def test_paged_keys_are_recorded_as_a_tensor(make_model, ids):
 def test_taps_are_not_in_the_state_dict(make_model):
     model = make_model()
     taps = [name for name, module in model.named_modules() if type(module).__name__ == "Tap"]
-    assert len(taps) == 1 + 2 * 4
+    assert len(taps) == 1 + 2 * 6 + 3  # the input; in two layers q, k, v, z, scores, pattern; in three the neurons
     assert not [key for key in model.state_dict() if any(key.startswith(f"{tap}.") for tap in taps)]

@@ -106,9 +106,14 @@ def test_weights_of_a_cached_step_equal_the_last_row_of_the_map(make_model, ids)
     assert (weights[0, :, 0] - attention_maps(model, ids[0])[0][:, -1]).abs().max() <= 1e-12
 
 
-def test_maps_of_a_batch_are_refused(make_model, ids):
-    with pytest.raises(ValueError, match=r"shape \(2, 12\)"):
-        attention_maps(make_model(), ids.expand(2, 12))
+def test_maps_of_a_batch_equal_those_of_its_rows(make_model, ids):
+    model, batch = make_model(), torch.cat([ids, ids.flip(1)])
+    found = attention_maps(model, batch)
+    assert found[0].shape == (2, 4, 12, 12) and found[1] is None
+    for row in (0, 1):
+        assert (found[2][row] - attention_maps(model, batch[row])[2]).abs().max() <= 1e-12
+    with pytest.raises(ValueError, match=r"shape \(1, 2, 12\) are neither"):
+        attention_maps(model, batch[None])
 
 
 def test_the_map_of_one_layer_equals_that_of_all_layers(make_model, ids, monkeypatch):

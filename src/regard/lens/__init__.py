@@ -4,7 +4,7 @@ All of it uses ordinary hooks on the model that trains and serves; there is no s
 """
 
 from regard.lens.detectors import HeadScores, score_heads
-from regard.lens.hooks import patch, record
+from regard.lens.hooks import names, patch, record, shapes
 from regard.lens.input_attribution import IntegratedGradients, gradient_times_input, integrated_gradients
 from regard.lens.maps import (
     attention_heads,
@@ -33,8 +33,10 @@ __all__ = [
     "gradient_times_input",
     "integrated_gradients",
     "named_attention_maps",
+    "names",
     "patch",
     "record",
     "row_entropy",
     "score_heads",
+    "shapes",
 ]

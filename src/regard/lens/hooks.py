@@ -1,4 +1,4 @@
-"""Record the outputs of modules, or replace them, while a `with` block runs.
+"""Record the outputs of modules, or replace them, while a `with` block runs; list their names and shapes.
 
     with record(model, "stack.blocks.*") as recorded:
         model(ids)
@@ -9,8 +9,10 @@
 
 Names are those of `model.named_modules()`; `*` matches any characters, dots too. Between blocks the residual stream is
 `stack.input`, `stack.blocks.0`, `stack.blocks.1` …; inside attention `…body.q` and `…body.k` are the queries and keys
-of the scores (rotated), `…body.v` the values, `…body.z` the output of each head. Activation patching (Vig et al. 2020;
-Meng et al. 2022) patches a tensor recorded in one run into another. Hooks run eagerly, also in a compiled model.
+of the scores (rotated), `…body.v` the values, `…body.scores` and `…body.pattern` the scores and weights (B, H, L, S),
+`…body.z` the output of each head; in a feed-forward layer `…body.neurons` are the hidden channels after the activation.
+Activation patching (Vig et al. 2020; Meng et al. 2022) patches a tensor recorded in one run into another. Hooks run
+eagerly, also in a compiled model. Where a hook reads scores or a pattern, attention is computed without a fast kernel.
 """
 
 import re
@@ -28,6 +30,7 @@ from regard.spec import suggest_name
 
 Hook = Callable[[str, Tensor], Tensor | None]  # (name, output) -> its replacement, or None to keep it
 Edit = Tensor | Callable[[Tensor], Tensor]
+CONTAINERS = nn.ModuleList | nn.ModuleDict  # they have no forward
 
 
 class Recorded(dict[str, Tensor]):
@@ -38,27 +41,72 @@ class Recorded(dict[str, Tensor]):
 
 
 @contextmanager
-def record(model: nn.Module, patterns: str | Sequence[str], grad: bool = False) -> Generator[Recorded]:
+def record(
+    model: nn.Module,
+    patterns: str | Sequence[str] = "*",
+    grad: bool = False,
+    device: torch.device | str | None = None,
+) -> Generator[Recorded]:
     """Keep the latest output of every module whose name matches one of the patterns.
 
-    Outputs are detached copies, which in-place writes (a store's keys change with the next token) do not affect; with
-    `grad` they are the tensors of the graph, so that gradients can be computed with respect to them.
+    Outputs are detached copies, which in-place writes (a store's keys change with the next token) do not affect, on
+    this `device` (None: that of the model). With `grad` they are the tensors of the graph, so that gradients can be
+    computed with respect to them. A pattern with `*` skips outputs that are no tensors.
     """
+    if grad and device is not None:
+        raise ValueError(
+            f"grad=True keeps the tensors of the graph, so device={device} cannot move them; leave one out"
+        )
     recorded = Recorded()
 
     def keep(name: str, output: Tensor) -> None:
         recorded.pop(name, None)
-        recorded[name] = output if grad else output.detach().clone()
+        recorded[name] = output if grad else output.detach().to(device or output.device, copy=True)
 
     patterns = [patterns] if isinstance(patterns, str) else patterns
-    names = dict.fromkeys(name for pattern in patterns for name in match(model, pattern))
-    with hooked(model, [(name, keep) for name in names]):
+    found = dict.fromkeys(name for pattern in patterns for name in names(model, pattern))
+    with hooked(model, [(name, keep) for name in found], patterns):
         yield recorded
+
+
+def names(model: nn.Module, pattern: str = "*") -> list[str]:
+    """The names that `record` and `patch` take: all modules inside the model that can be called; ValueError if none.
+
+    Which of them a forward calls, and the shapes of their outputs, depends on the input: see `shapes`.
+    """
+    modules = [name for name, module in model.named_modules() if name and not isinstance(module, CONTAINERS)]
+    found = [name for name in modules if fnmatchcase(name, pattern)]
+    if not found:
+        without_numbers = {re.sub(r"\d+", "*", name) for name in modules}
+        raise ValueError(f"no module is named {pattern!r}; {suggest_name(pattern, without_numbers)}")
+    return found
+
+
+def shapes(model: nn.Module, *inputs: Any, **options: Any) -> dict[str, tuple[int, ...]]:
+    """Run `model(*inputs, **options)` and return the shapes of all activations by name, in the order of computation."""
+    found: dict[str, tuple[int, ...]] = {}
+
+    def keep(name: str, output: Tensor) -> None:
+        found.pop(name, None)
+        found[name] = tuple(output.shape)
+
+    with torch.no_grad(), hooked(model, [(name, keep) for name in names(model)], ["*"]):
+        model(*inputs, **options)
+    return found
+
+
+def residual_names(model: nn.Module) -> list[str]:
+    """The names of the residual stream: the input of the stack, and the output of each block."""
+    blocks = getattr(getattr(model, "stack", None), "blocks", None)
+    if blocks is None:
+        raise ValueError(f"{type(model).__name__} has no single stack of layers; give a decoder or an encoder")
+    return ["stack.input", *(f"stack.blocks.{i}" for i in range(len(blocks)))]
 
 
 def patch(model: nn.Module, edits: Mapping[str, Edit]) -> AbstractContextManager[None]:
     """Replace outputs: by name or pattern, a tensor, or a function from the output to its replacement."""
-    return hooked(model, [(name, edit_hook(edit)) for pattern, edit in edits.items() for name in match(model, pattern)])
+    hooks = [(name, edit_hook(edit)) for pattern, edit in edits.items() for name in names(model, pattern)]
+    return hooked(model, hooks, list(edits))
 
 
 def edit_hook(edit: Edit) -> Hook:
@@ -79,22 +127,16 @@ def describe(x: Tensor) -> str:
     return f"{tuple(x.shape)} {x.dtype} on {x.device}"
 
 
-def match(model: nn.Module, pattern: str) -> list[str]:
-    """The module names that match; ValueError if there is none."""
-    names = [name for name, _ in model.named_modules() if name]
-    found = [name for name in names if fnmatchcase(name, pattern)]
-    if not found:
-        without_numbers = {re.sub(r"\d+", "*", name) for name in names}
-        raise ValueError(f"no module is named {pattern!r}; {suggest_name(pattern, without_numbers)}")
-    return found
-
-
 @contextmanager
-def hooked(model: nn.Module, hooks: list[tuple[str, Hook]]) -> Generator[None]:
-    """Attach hooks by module name, and remove them when the block ends, also by an exception."""
+def hooked(model: nn.Module, hooks: list[tuple[str, Hook]], patterns: Sequence[str]) -> Generator[None]:
+    """Attach hooks by module name, and remove them when the block ends, also by an exception.
+
+    A name that is itself one of the `patterns` must have a tensor as output; for others the hook is skipped.
+    """
     with eager_hooks() as stack:
         for name, hook in hooks:
-            handle = model.get_submodule(name).register_forward_hook(with_tensor(name, hook))
+            call = with_tensor(name, hook, required=name in patterns)
+            handle = model.get_submodule(name).register_forward_hook(call)
             stack.callback(handle.remove)
         yield
 
@@ -108,8 +150,8 @@ def eager_hooks() -> Generator[ExitStack]:
         yield stack
 
 
-def with_tensor(name: str, hook: Hook) -> Callable[..., Any]:
-    """A forward hook that calls `hook` with the tensor of the output."""
+def with_tensor(name: str, hook: Hook, required: bool) -> Callable[..., Any]:
+    """A forward hook that calls `hook` with the tensor of the output; a `required` tensor must exist."""
 
     def call(module: nn.Module, inputs: tuple, output: Any) -> Any:
         if isinstance(output, tuple) and output and isinstance(output[0], Tensor):  # a block: (x, losses)
@@ -117,6 +159,8 @@ def with_tensor(name: str, hook: Hook) -> Callable[..., Any]:
             return None if new is None else (new, *output[1:])
         output = gather_pages(output)
         if not isinstance(output, Tensor):
+            if not required:
+                return None
             raise ValueError(f"{name} returns a {type(output).__name__}, not a tensor; name a module inside it")
         return hook(name, output)
 

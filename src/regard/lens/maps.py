@@ -31,9 +31,9 @@ def attention_maps(
 ) -> list[Tensor | None]:
     """The weights (H, L, L) of each layer of a decoder or encoder, or of one layer; None for a layer without a map.
 
-    `ids` is one sequence (L,), or one input of another kind (an image) for an encoder that reads those. `layout` has
-    one row. Attention to a source is not included. Warns of attention layers without a map; raises ValueError if no
-    layer has one.
+    `ids` is one sequence (L,), a batch (B, L), whose weights are (B, H, L, L), or one input of another kind (an image)
+    for an encoder that reads those. Attention to a source is not included. Warns of attention layers without a map;
+    raises ValueError if no layer has one.
     """
     if not hasattr(model, "stack"):
         parts = ", ".join(f".{name}" for name, part in model.named_children() if hasattr(part, "stack"))
@@ -42,24 +42,27 @@ def attention_maps(
             f"or attention_maps of one of them: {parts or 'none found'}"
         )
     inputs = torch.as_tensor(ids, device=next(model.parameters()).device)
+    batched = False
     if not inputs.is_floating_point():
-        if inputs.dim() != 1:
-            raise ValueError(
-                f"attention maps need one sequence (L,), not ids of shape {tuple(inputs.shape)}; give one row"
-            )
-        layout = TokenLayout.whole(1, len(inputs), inputs.device) if layout is None else layout
+        if inputs.dim() not in (1, 2):
+            raise ValueError(f"ids of shape {tuple(inputs.shape)} are neither a sequence (L,) nor a batch (B, L)")
+        batched = inputs.dim() == 2
+    rows = inputs if batched else inputs.unsqueeze(0)
+    if layout is None and not inputs.is_floating_point():
+        layout = TokenLayout.whole(*rows.shape, rows.device)
     layers = layers_of(model) if layer is None else [layers_of(model)[layer]]
     names = [name for modules in layers for name in modules]
     maps = compute_maps(
         {name: module for modules in layers for name, module in modules.items()},
-        lambda: getattr(model, "hidden", model)(inputs.unsqueeze(0), layout),
+        lambda: getattr(model, "hidden", model)(rows, layout),
     )
     missing = [name for name in names if name not in maps]
     if missing and maps:
         reasons = {getattr(model.get_submodule(name), "no_attention_map", "it did not run") for name in missing}
         warnings.warn(f"no attention map of {', '.join(missing)}: {'; '.join(sorted(reasons))}", stacklevel=2)
-    found = [[maps[name][0] for name in modules if name in maps] for modules in layers]
-    return [torch.cat(heads) if heads else None for heads in found]
+    found = [[maps[name] for name in modules if name in maps] for modules in layers]
+    weights = [torch.cat(heads, 1) if heads else None for heads in found]  # (B, H, L, L)
+    return weights if batched else [None if layer is None else layer[0] for layer in weights]
 
 
 def named_attention_maps(model: nn.Module, *inputs: Any, **options: Any) -> dict[str, Tensor]:

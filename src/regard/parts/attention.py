@@ -27,7 +27,7 @@ from regard.parts.norm import Norm
 from regard.parts.position.base import NoPosition, Position
 from regard.parts.split_heads import divisors, head_dim_of, merge_heads, split_heads
 from regard.parts.state import STATELESS, Memory, PerToken, State
-from regard.parts.tap import Tap
+from regard.parts.tap import Tap, attend_with_taps
 from regard.spec import SpecError, require
 
 
@@ -142,6 +142,7 @@ class AttentionModule(nn.Module):
         self.sinks = nn.Parameter(torch.zeros(self.heads)) if spec.sinks else None
         self.gate = GATES[spec.gate](width, self.heads, head_dim)
         self.q, self.k, self.v, self.z = Tap(), Tap(), Tap(), Tap()
+        self.scores, self.pattern = Tap(), Tap()
         self.mask, self.softcap, self.dropout = spec.mask or Causal(), spec.softcap, spec.dropout
         self.scale = head_dim**-0.5 if spec.scale is None else spec.scale
         self.attend = backend("auto")
@@ -153,7 +154,7 @@ class AttentionModule(nn.Module):
         q, k = self.position.rotate(q, k, layout)
         k, v, layout = state.extend(layout, k=k, v=v)  # (B, K, S, E)
         q, k, v = self.q(q), self.k(k), self.v(v)
-        z = self.attend(q, k, v, layout, self.score_options(layout))  # (B, H, L, E)
+        z = attend_with_taps(self, q, k, v, layout, self.score_options(layout))  # (B, H, L, E)
         return self.o_proj(merge_heads(self.gate(self.z(z), x)))
 
     def score_options(self, layout: TokenLayout) -> ScoreOptions:

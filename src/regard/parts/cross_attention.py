@@ -17,6 +17,7 @@ from regard.parts.attention import Attention, AttentionModule
 from regard.parts.position.base import NoPosition
 from regard.parts.split_heads import merge_heads, split_heads
 from regard.parts.state import STATELESS, PerSource, State
+from regard.parts.tap import attend_with_taps
 from regard.spec import require
 
 
@@ -59,7 +60,7 @@ class CrossAttentionModule(AttentionModule):
         q = self.clip(self.q_norm(split_heads(self.q_proj(x), self.heads)))  # (B, H, L, E)
         k, v, layout = state.read_source(layout, self.keys_and_values)  # (B, K, S, E)
         q, k, v = self.q(q), self.k(k), self.v(v)
-        z = self.attend(q, k, v, layout, self.score_options(layout))  # (B, H, L, E)
+        z = attend_with_taps(self, q, k, v, layout, self.score_options(layout))  # (B, H, L, E)
         return self.o_proj(merge_heads(self.gate(self.z(z), x)))
 
     def attention_map(self, taps: Mapping[str, Tensor], layout: TokenLayout, heads: slice = slice(None)) -> Tensor:

@@ -21,6 +21,7 @@ from regard.kernels.gelu import gelu, gelu_tanh
 from regard.layout import TokenLayout
 from regard.parts.body import Body
 from regard.parts.state import STATELESS, State
+from regard.parts.tap import Tap
 from regard.spec import require
 
 Activation = Literal["relu", "relu2", "gelu", "gelu_tanh", "quick_gelu", "silu", "sigmoid", "tanh", "identity"]
@@ -120,12 +121,13 @@ class FeedForwardModule(nn.Module):
         self.up_proj = linear(width, hidden, bias=spec.bias)
         self.down_proj = linear(hidden, width, bias=spec.bias)
         self.activation, self.dropout = ACTIVATIONS[spec.activation], spec.dropout
+        self.neurons = Tap()
 
     def forward(
         self, x: Tensor, layout: TokenLayout | None = None, state: State = STATELESS, ends: tuple[Tensor, ...] = ()
     ) -> Tensor:
         """x (…, D) -> (…, D). Only experts pass `ends`, the end of each expert's rows in x, for grouped projections."""
-        h = self.activation(self.up_proj(x, *ends))  # (…, F)
+        h = self.neurons(self.activation(self.up_proj(x, *ends)))  # (…, F)
         return self.down_proj(F.dropout(h, self.dropout, self.training), *ends)  # (…, D)
 
 
@@ -137,6 +139,7 @@ class GatedModule(nn.Module):
         self.up_proj = linear(width, hidden, bias=spec.bias)
         self.down_proj = linear(hidden, width, bias=spec.bias)
         self.activation, self.dropout = ACTIVATIONS[spec.activation], spec.dropout
+        self.neurons = Tap()
         self.limit, self.offset = spec.limit, spec.offset
 
     def forward(
@@ -145,5 +148,5 @@ class GatedModule(nn.Module):
         gate, up = self.gate_proj(x, *ends), self.up_proj(x, *ends)  # (…, F)
         if self.limit is not None:
             gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
-        h = self.activation(gate) * (up + self.offset if self.offset else up)
+        h = self.neurons(self.activation(gate) * (up + self.offset if self.offset else up))
         return self.down_proj(F.dropout(h, self.dropout, self.training), *ends)  # (…, D)

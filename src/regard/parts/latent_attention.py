@@ -30,7 +30,7 @@ from regard.parts.position.base import Position
 from regard.parts.position.rope import Rope
 from regard.parts.split_heads import merge_heads, split_heads
 from regard.parts.state import STATELESS, PerToken, State
-from regard.parts.tap import Tap
+from regard.parts.tap import Tap, attend_with_taps
 from regard.spec import require
 
 
@@ -127,6 +127,7 @@ class LatentAttentionModule(nn.Module):
         self.o_proj = nn.Linear(spec.heads * spec.value_dim, width, bias=spec.bias)
         self.position = spec.position.build(spec.rope_dim, spec.heads)
         self.q, self.k, self.v, self.z = Tap(), Tap(), Tap(), Tap()
+        self.scores, self.pattern = Tap(), Tap()
         self.scale = sum(self.dims) ** -0.5 if spec.scale is None else spec.scale
         self.attend = backend("auto")
 
@@ -146,13 +147,13 @@ class LatentAttentionModule(nn.Module):
         k, v = (split_heads(F.linear(latent[:, 0], up.flatten(0, 1)), self.heads) for up in (self.k_up, self.v_up))
         k = torch.cat([k, k_rope.expand(-1, self.heads, -1, -1)], -1)  # (B, H, S, nope + rope)
         q = torch.cat([q, q_rope], -1)
-        return self.attend(self.q(q), self.k(k), self.v(v), layout, self.score_options(layout))
+        return attend_with_taps(self, self.q(q), self.k(k), self.v(v), layout, self.score_options(layout))
 
     def attend_absorbed(self, q: Tensor, q_rope: Tensor, latent: Tensor, k_rope: Tensor, layout: TokenLayout) -> Tensor:
         """(B, H, L, V), with the latents as keys and values."""
         q = torch.cat([torch.einsum("bhln,hnr->bhlr", q, self.k_up), q_rope], -1)  # (B, H, L, rank + rope)
         k = torch.cat([latent, k_rope], -1)  # (B, 1, S, rank + rope)
-        z = self.attend(q, k, latent, layout, self.score_options(layout))  # (B, H, L, rank)
+        z = attend_with_taps(self, q, k, latent, layout, self.score_options(layout))  # (B, H, L, rank)
         return torch.einsum("bhlr,hvr->bhlv", z, self.v_up)
 
     def score_options(self, layout: TokenLayout) -> ScoreOptions:

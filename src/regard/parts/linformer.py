@@ -20,6 +20,7 @@ from regard.layout import TokenLayout, number_documents
 from regard.parts.body import Body
 from regard.parts.split_heads import head_dim_of, merge_heads, split_heads
 from regard.parts.state import STATELESS, State
+from regard.parts.tap import Tap, attend_with_taps
 from regard.spec import require
 
 
@@ -72,6 +73,7 @@ class LinformerModule(nn.Module):
         self.o_proj = nn.Linear(width, width, bias=spec.bias)
         self.k_length = length_projection(spec)  # E
         self.v_length = None if spec.shared else length_projection(spec)  # F
+        self.scores, self.pattern, self.z = Tap(), Tap(), Tap()  # scores of the combinations of tokens
         self.mask, self.attend = Full(), backend("auto")
 
     def forward(self, x: Tensor, layout: TokenLayout, state: State = STATELESS) -> Tensor:
@@ -80,8 +82,8 @@ class LinformerModule(nn.Module):
         k = self.combinations(self.k_length, layout, members) @ k  # (B, H, docs · k, E)
         v = self.combinations(self.k_length if self.v_length is None else self.v_length, layout, members) @ v
         keys = self.key_layout(layout, members.shape[1], k.shape[2])
-        z = self.attend(q, k, v, keys, ScoreOptions(self.mask, self.scale))
-        return self.o_proj(merge_heads(z))
+        z = attend_with_taps(self, q, k, v, keys, ScoreOptions(self.mask, self.scale))
+        return self.o_proj(merge_heads(self.z(z)))
 
     def document_members(self, layout: TokenLayout) -> Tensor:
         """(B, docs, L): the tokens of each document; padding is in none."""

@@ -21,6 +21,7 @@ from regard.kernels.recurrent.wkv import EMPTY, Sums, WKVInputs, wkv
 from regard.layout import TokenLayout
 from regard.parts.body import Body
 from regard.parts.state import STATELESS, FixedSize, FixedState
+from regard.parts.tap import Tap
 from regard.spec import require
 
 
@@ -97,12 +98,13 @@ class ChannelMixingModule(nn.Module):
         self.up_proj = nn.Linear(width, hidden, bias=False)
         self.r_proj = nn.Linear(width, width, bias=False)
         self.down_proj = nn.Linear(hidden, width, bias=False)
+        self.neurons = Tap()
 
     def forward(self, x: Tensor, layout: TokenLayout, state: FixedState = STATELESS) -> Tensor:
         (last,) = state.read(layout, last=torch.zeros_like(x[:, :1]))  # (B, 1, D)
         (k, next_last), (r, _) = self.k_mix(x, last, layout), self.r_mix(x, last, layout)
         state.write(layout, last=next_last)
-        return self.r_proj(r).sigmoid() * self.down_proj(F.relu(self.up_proj(k)).square())
+        return self.r_proj(r).sigmoid() * self.down_proj(self.neurons(F.relu(self.up_proj(k)).square()))
 
 
 class Mix(nn.Module):

@@ -27,7 +27,7 @@ from regard.layout import TokenLayout
 from regard.parts.body import Body
 from regard.parts.split_heads import divisors, merge_heads, split_heads
 from regard.parts.state import STATELESS, PerSource, PerToken, State
-from regard.parts.tap import Tap
+from regard.parts.tap import Tap, attend_with_taps, normalize_with_taps
 from regard.spec import SpecError, require
 
 
@@ -123,7 +123,7 @@ class ScoredAttentionModule(nn.Module):
         self.attention_taps: tuple[str, ...] = ("q", "k")
         self.states_width, self.head_dim, self.score_dim = spec.sizes(width)
         self.mask = spec.mask or (Full() if spec.source else Causal())
-        self.q, self.k = Tap(), Tap()
+        self.q, self.k, self.scores, self.pattern, self.z = Tap(), Tap(), Tap(), Tap(), Tap()
         self.o_proj = nn.Linear(self.states_width, out, bias=False)
         self.s_proj = nn.Linear(width, out, bias=False) if spec.combine else None
 
@@ -137,7 +137,7 @@ class ScoredAttentionModule(nn.Module):
 
     def output(self, x: Tensor, layout: TokenLayout, *states: Tensor) -> Tensor:
         """x (B, L, D) and the cached arrays -> (B, L, out)"""
-        c = self.o_proj(merge_heads(self.context(x, layout, *states)))
+        c = self.o_proj(merge_heads(self.z(self.context(x, layout, *states))))
         return c if self.s_proj is None else torch.tanh(c + self.s_proj(x))
 
     def cached_arrays(self, h: Tensor) -> dict[str, Tensor]:
@@ -164,7 +164,7 @@ class MultiplicativeModule(ScoredAttentionModule):
     def context(self, x: Tensor, layout: TokenLayout, *states: Tensor) -> Tensor:
         s, (h,) = x if self.q_proj is None else self.q_proj(x), states
         q, k = self.q(split_heads(s, self.heads)), self.k(h)
-        return self.attend(q, k, h, layout, self.score_options(layout))  # (B, H, L, E)
+        return attend_with_taps(self, q, k, h, layout, self.score_options(layout))  # (B, H, L, E)
 
     def score_options(self, layout: TokenLayout) -> ScoreOptions:
         return ScoreOptions(self.mask, self.scale, layout.inputs.bias)
@@ -186,13 +186,18 @@ class AdditiveModule(ScoredAttentionModule):
 
     def context(self, x: Tensor, layout: TokenLayout, *states: Tensor) -> Tensor:
         q, (h, k) = split_heads(self.q_proj(x), self.heads), states  # (B, H, L, A), (B, H, S, E), (B, H, S, A)
-        return self.weights(self.q(q), self.k(k), layout).to(h.dtype) @ h
+        s = self.pair_scores(self.q(q), self.k(k), layout)
+        return normalize_with_taps(self, s, attention_mask(self.mask, layout)).to(h.dtype) @ h
 
     def attention_map(self, taps: Mapping[str, Tensor], layout: TokenLayout, heads: slice = slice(None)) -> Tensor:
         return self.weights(taps["q"], taps["k"], self.key_layout(layout))[:, heads]
 
     def weights(self, q: Tensor, k: Tensor, layout: TokenLayout) -> Tensor:
+        """(B, H, L, S)"""
+        return normalize(self.pair_scores(q, k, layout), attention_mask(self.mask, layout))
+
+    def pair_scores(self, q: Tensor, k: Tensor, layout: TokenLayout) -> Tensor:
         """(B, H, L, S); the hidden layer is computed for every pair, so memory grows as L · S · A."""
         s = torch.einsum("bhlsa,ha->bhls", torch.tanh(q.unsqueeze(3) + k.unsqueeze(2)), self.v)
         s, bias = s.to(torch.promote_types(s.dtype, torch.float32)), layout.inputs.bias
-        return normalize(s if bias is None else s + bias.values(layout, s.dtype), attention_mask(self.mask, layout))
+        return s if bias is None else s + bias.values(layout, s.dtype)

@@ -17,6 +17,7 @@ from regard.kernels.convolution import gather_tokens, next_tail, order_valid_fir
 from regard.layout import TokenLayout
 from regard.parts.body import Body
 from regard.parts.state import STATELESS, FixedSize, FixedState
+from regard.parts.tap import Tap
 from regard.spec import require
 
 
@@ -48,6 +49,7 @@ class WindowMLPModule(nn.Module):
         hidden = spec.hidden or width
         self.up_proj = nn.Linear(spec.size * width, hidden)
         self.down_proj = nn.Linear(hidden, width)
+        self.neurons = Tap()
 
     def forward(self, x: Tensor, layout: TokenLayout, state: FixedState = STATELESS) -> Tensor:
         order = layout.derived(order_valid_first)
@@ -60,5 +62,5 @@ class WindowMLPModule(nn.Module):
             same_document = [segments == F.pad(segments, (i, 0))[:, :length] for i in range(self.size)]
             shifted = [x.where(same.unsqueeze(-1), 0.0) for x, same in zip(shifted, same_document, strict=True)]
         state.write(layout, tail=next_tail(inputs, earlier, layout.valid))
-        y = self.down_proj(torch.tanh(self.up_proj(torch.cat(shifted, -1))))  # (B, L, D)
+        y = self.down_proj(self.neurons(torch.tanh(self.up_proj(torch.cat(shifted, -1)))))  # (B, L, D)
         return y if order is None else gather_tokens(y, order.argsort(1))  # in the order of the input

@@ -6,6 +6,7 @@ Sums and softmax run in at least float32. The output of a query without any allo
 gradients.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -26,14 +27,42 @@ def slower_reason(call: AttentionCall) -> str | None:
     return None
 
 
+TensorFunction = Callable[[Tensor], Tensor]  # reads a tensor, and returns it or its replacement
+
+
 def attend(q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, options: ScoreOptions) -> Tensor:
-    weights = F.dropout(attention_weights(q, k, layout, options), options.dropout)  # (B, H, L, S)
+    return weighted_sum(attention_weights(q, k, layout, options), q, v, options)
+
+
+def attend_edited(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    layout: TokenLayout,
+    options: ScoreOptions,
+    scores: TensorFunction,
+    pattern: TensorFunction,
+) -> Tensor:
+    """`attend`, in which the functions read, and may replace, the masked scores and the weights, (B, H, L, S) each."""
+    s, allowed = attention_scores(q, k, layout, options), attention_mask(options.mask, layout)
+    return weighted_sum(normalize_edited(s, allowed, scores, pattern, options.sinks), q, v, options)
+
+
+def weighted_sum(weights: Tensor, q: Tensor, v: Tensor, options: ScoreOptions) -> Tensor:
+    """(B, H, L, E)"""
+    weights = F.dropout(weights, options.dropout)
     with without_autocast(q.device):
-        return (weights @ per_head(v, q).to(weights.dtype)).to(q.dtype)  # (B, H, L, E)
+        return (weights @ per_head(v, q).to(weights.dtype)).to(q.dtype)
 
 
 def attention_weights(q: Tensor, k: Tensor, layout: TokenLayout, options: ScoreOptions) -> Tensor:
     """(B, H, L, S)"""
+    s = attention_scores(q, k, layout, options)
+    return normalize(s, attention_mask(options.mask, layout), options.sinks)
+
+
+def attention_scores(q: Tensor, k: Tensor, layout: TokenLayout, options: ScoreOptions) -> Tensor:
+    """(B, H, L, S), before the mask"""
     wide = torch.promote_types(q.dtype, torch.float32)
     with without_autocast(q.device):
         s = q.to(wide) @ per_head(k, q).to(wide).transpose(-1, -2) * options.scale  # (B, H, L, S)
@@ -41,7 +70,7 @@ def attention_weights(q: Tensor, k: Tensor, layout: TokenLayout, options: ScoreO
         s = options.softcap * torch.tanh(s / options.softcap)
     if options.bias is not None:
         s = s + options.bias.values(layout, wide)
-    return normalize(s, attention_mask(options.mask, layout), options.sinks)
+    return s
 
 
 def weights_of_heads(q: Tensor, k: Tensor, layout: TokenLayout, options: ScoreOptions, heads: slice) -> Tensor:
@@ -75,6 +104,14 @@ def normalize(s: Tensor, allowed: Tensor | None, sinks: Tensor | None = None) ->
         column = sinks.to(s.dtype).view(1, -1, 1, 1).expand(*s.shape[:-1], 1)
         weights = torch.cat([s, column], -1).softmax(-1)[..., :-1]
     return weights if allowed is None else weights.masked_fill(~allowed, 0.0)
+
+
+def normalize_edited(
+    s: Tensor, allowed: Tensor | None, scores: TensorFunction, pattern: TensorFunction, sinks: Tensor | None = None
+) -> Tensor:
+    """`normalize`, in which the functions may replace the scores, -inf for masked keys, and the weights."""
+    s = scores(s if allowed is None else s.masked_fill(~allowed, -torch.inf))
+    return pattern(normalize(s, s != -torch.inf, sinks))
 
 
 def per_head(x: Tensor, q: Tensor) -> Tensor:

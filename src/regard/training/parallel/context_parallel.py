@@ -19,6 +19,8 @@ from regard.parts.attention import Attention, AttentionModule
 from regard.spec import require
 from regard.training.parallel.mesh import Processes
 
+DIVIDED_KEYS = "context parallelism divides the keys over processes, and none has all scores; use one process"
+
 
 def use_ring_attention(model: nn.Module, processes: Processes) -> None:
     """Compute all attention of the model over the processes along `context`."""
@@ -28,6 +30,7 @@ def use_ring_attention(model: nn.Module, processes: Processes) -> None:
     for module in model.modules():
         if isinstance(module, AttentionModule):
             vars(module)["attend"] = partial(ring_attention.attend, group=mesh.get_group())
+            module.scores.unavailable = module.pattern.unavailable = DIVIDED_KEYS
 
 
 def check_context(spec: object) -> None:
