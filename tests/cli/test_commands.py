@@ -119,6 +119,15 @@ def test_lens_prints_and_draws_attention_maps(demo_run: Path, tmp_path: Path) ->
     assert "no layer 99" in str(regard("lens", demo_run, "-t", "Anna", "--layer", 99).exception)
 
 
+def test_lens_names_lists_activations_with_their_shapes(demo_run: Path) -> None:
+    found = json.loads(regard("lens", "names", demo_run, "-t", "Anna is", "--json").stdout)
+    patterns = [name for name in found if name.endswith(".pattern")]
+    assert patterns and all(found[name][2] == found["stack.input"][1] for name in patterns)
+    assert "stack.blocks.*.sublayers.2.body.neurons" in regard("lens", "names", demo_run, "*.neurons").stdout
+    assert "stack.blocks.0.sublayers.2.body.neurons" in regard("lens", "names", demo_run, "*.neurons", "--all").stdout
+    assert "did you mean" in str(regard("lens", "names", demo_run, "stack.block").exception)
+
+
 def test_lens_prints_and_draws_norms_of_recurrent_states(demo_run: Path, tmp_path: Path) -> None:
     found = json.loads(regard("lens", demo_run, "--text", "Anna is in the barn.", "--states", "--json").stdout)
     assert found["norms"] and all(len(norms) == len(found["tokens"]) for norms in found["norms"].values())
@@ -300,6 +309,7 @@ def test_flags_are_frozen() -> None:
     assert flags["transcribe"] >= {"--language", "--translate", "--timestamps", "--format", "--output", "--prompt"}
     assert flags["plan"] >= {"--context", "--batch", "--dtype", "--json"}
     assert flags["lens"] >= {"--text", "--layer", "--head", "--out", "--json"}
+    assert flags["lens names"] >= {"--text", "--all", "--json"}
     assert flags["chat"] >= {"--system", "--max-new", "--temperature", "--top-p", "--seed"}
     assert flags["demo"] >= {"--out", "--steps", "--questions"}
     assert flags["export"] >= {"--family", "--gguf"} and flags["models"] >= {"--json"} and flags["doctor"] >= {"--json"}

@@ -1,5 +1,6 @@
 """`regard serve` with encoders: embeddings, or the scores of a cross-encoder."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -59,3 +60,12 @@ def test_other_heads_are_refused(tmp_path: Path, served: list) -> None:
         result = run("serve", folder)
         assert result.exit_code != 0 and "regard predict" in str(result.exception)
     assert not served
+
+
+def test_the_lens_reads_an_encoder(tmp_path: Path) -> None:
+    folder = save_encoder(tmp_path / "encoder", None)
+    maps = json.loads(run("lens", folder, "--text", "Mira", "--json").stdout)["maps"]
+    assert [(entry["layer"], entry["head"]) for entry in maps] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert all(sum(row) == pytest.approx(1, abs=1e-5) and min(row) > 0 for entry in maps for row in entry["weights"])
+    assert "is an encoder; --states" in str(run("lens", folder, "-t", "Mira", "--states").exception)
+    assert "(1, 2, 4, 4)" in run("lens", "names", folder, "*.pattern", "-t", "Mira").stdout

@@ -25,6 +25,7 @@ from regard.cli import (
     import_model,
     lab,
     lens,
+    lens_names,
     lr_find,
     models,
     plan,
@@ -93,6 +94,7 @@ app.command("serve")(serve.serve)
 app.command("batch")(batch.batch)
 app.command("bench serve")(bench_serve.bench_serve)
 app.command("lens")(lens.lens)
+app.command("lens names")(lens_names.names)
 app.command("lab")(lab.lab)
 app.command("plan", context_settings=ACCEPT_OVERRIDES)(plan.plan)
 app.command("plan train", context_settings=ACCEPT_OVERRIDES)(plan_train.plan_train)

@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from regard.cli.open_model import DeviceOption, ModelArgument
+from regard.find_model import find_model
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from regard.language_model import LanguageModel
 
 
 def lens(
@@ -26,7 +29,7 @@ def lens(
         bool, typer.Option("--json", help="Print one JSON object with tokens, maps and entropies.")
     ] = False,
 ) -> None:
-    """Show the attention weights of every head on a text.
+    """Show the attention weights of every head of a decoder or an encoder on a text.
 
     The table lists, per head, the tokens that the last token attends to most, and the mean entropy of the attention in
     nats: 0 for a single key, log n for n equal ones.
@@ -36,21 +39,19 @@ def lens(
       regard lens runs/demo --text "Anna is in the barn. Where is Anna?"
       regard lens runs/demo --text "Anna is in the barn." --layer 1 --out attention.png
       regard lens runs/demo --text "Anna is in the barn." --states
+      regard lens minilm --text "A cat sleeps." --layer 0
+      regard lens names runs/demo
     """
-    from regard.cli.open_model import open_model, require_decoder
+    llm = open_inspected(model, device)
     from regard.lens import attention_maps
     from regard.lens.recurrent_states import states as recurrent_states
+    from regard.models.decoder import DecoderModule
 
-    llm = open_model(model, device)
-    require_decoder(model, llm)
-    network, tokenizer = llm.model, llm.tokenizer
-    ids = [*tokenizer.prefix_ids, *tokenizer.encode(text, special=True)]
-    if not ids:
-        raise ValueError("the text has no tokens; give a longer --text")
-    if len(ids) > (network.spec.context or len(ids)):
-        raise ValueError(f"the text has {len(ids)} tokens, but {model} reads {network.spec.context}; shorten it")
-    tokens = [tokenizer.decode_token(id) for id in ids]
+    network, ids = llm.model, encode(model, llm, text)
+    tokens = [llm.tokenizer.decode_token(id) for id in ids]
     if states:
+        if not isinstance(network, DecoderModule):
+            raise ValueError(f"{model} is an encoder; --states shows the recurrent layers of decoders")
         found = recurrent_states(network, ids)
         selected = {name: array for name, array in found.items() if layer in (None, int(name.split(".")[2]))}
         show_states(selected, tokens, out, as_json)
@@ -67,6 +68,40 @@ def lens(
     if not selected:
         raise ValueError(f"there is no layer {layer}, head {head}; attention layers: {', '.join(map(str, maps))}")
     show_attention(selected, tokens, text, out, as_json)
+
+
+def open_inspected(name: Path, device: str) -> "LanguageModel":
+    """A decoder, or an encoder of texts."""
+    find_model(name)  # before torch is imported: a mistyped name is refused at once
+    from regard.load_model import load
+    from regard.models.decoder import DecoderModule
+    from regard.models.encoder import EncoderModule
+    from regard.parts.input import Tokens
+
+    llm = load(name, device)
+    network = llm.model
+    if isinstance(network, DecoderModule) or (
+        isinstance(network, EncoderModule) and isinstance(network.spec.input, Tokens)
+    ):
+        return llm
+    raise ValueError(
+        f"{name} is of kind {network.spec.kind}; this command reads decoders and encoders of text: for others use "
+        "regard.lens in Python"
+    )
+
+
+def encode(name: Path, llm: "LanguageModel", text: str) -> list[int]:
+    """The ids of the text with the tokenizer's special tokens; ValueError if there are none, or too many."""
+    from regard.models.encoder import EncoderModule
+
+    spec, is_encoder = llm.model.spec, isinstance(llm.model, EncoderModule)
+    ids = llm.tokenizer.encode_with_special_tokens(text, special=True) if is_encoder else llm.encode(text)
+    if not ids:
+        raise ValueError("the text has no tokens; give a longer --text")
+    limit = spec.context or spec.position.max_positions
+    if len(ids) > (limit or len(ids)):
+        raise ValueError(f"the text has {len(ids)} tokens, but {name} reads {limit}; shorten it")
+    return ids
 
 
 def show_attention(
