@@ -3,6 +3,7 @@
 import asyncio
 import threading
 import time
+from concurrent.futures import Future
 
 from regard.server.worker_thread import WorkerThread
 
@@ -50,3 +51,33 @@ def test_a_cancelled_job_that_has_started_ends_before_the_next() -> None:
 
     asyncio.run(main())
     assert log == ["long", "short"]
+
+
+def test_stop_cancels_waiting_jobs() -> None:
+    """Also between the end of a job and the start of the next."""
+    between, go_on = threading.Event(), threading.Event()
+
+    class PausedThread(WorkerThread):
+        def _finish(self, job: Future) -> None:
+            super()._finish(job)
+            if not job.cancelled():
+                between.set()
+                go_on.wait(timeout=10)
+
+    worker = PausedThread("test")
+
+    async def main() -> list[object]:
+        tasks = asyncio.gather(*(worker.run(time.sleep, 0.01) for _ in range(2)), return_exceptions=True)
+        while not between.is_set():
+            await asyncio.sleep(0.001)
+        stop = threading.Thread(target=worker.stop, daemon=True)
+        stop.start()
+        await asyncio.sleep(0.05)
+        go_on.set()
+        await asyncio.to_thread(stop.join, 10)
+        assert not stop.is_alive()
+        return await tasks
+
+    first, second = asyncio.run(main())
+    assert first is None
+    assert isinstance(second, asyncio.CancelledError)

@@ -18,13 +18,15 @@ MAX_REQUESTS = 8  # that run or wait
 class WorkerThread:
     def __init__(self, name: str, limit: int = MAX_REQUESTS):
         self.name, self.limit, self.requests = name, limit, 0
-        self._jobs, self._lock = 0, threading.Lock()
+        self._jobs, self._stopped, self._lock = 0, False, threading.Lock()
         self._thread = self._new_thread()
 
     def _new_thread(self) -> ThreadPoolExecutor:
         return ThreadPoolExecutor(1, f"regard-{self.name}")  # starts with the first job
 
     def stop(self) -> None:
+        with self._lock:
+            self._stopped = True
         self._thread.shutdown(cancel_futures=True)
 
     @contextmanager
@@ -50,6 +52,6 @@ class WorkerThread:
     def _finish(self, job: Future) -> None:
         with self._lock:
             self._jobs -= 1
-            if self._jobs == 0:
+            if self._jobs == 0 and not self._stopped:  # `stop` calls this for waiting jobs, inside its own shutdown
                 self._thread.shutdown(wait=False)
                 self._thread = self._new_thread()
