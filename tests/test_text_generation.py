@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from regard.engine.request import GenerationError
+from regard.engine.request import GenerationError, Request
 from regard.language_model import LanguageModel
 from tests.server.conftest import wait_until
 from tests.training.tiny import SPEC, TOKENIZER
@@ -132,6 +132,29 @@ def test_a_failed_request_raises_its_reason_and_the_others_are_cancelled(monkeyp
         with pytest.raises(GenerationError, match="the model failed on this request: no memory"):
             generate()
     wait_until(lambda: llm.engine.idle)
+
+
+def test_the_requests_of_a_failed_step_are_cancelled_under_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm, owned = build(), []
+    cancel = llm.engine.cancel
+
+    def fail() -> None:
+        raise RuntimeError("no memory")
+
+    def checked_cancel(request: Request) -> None:
+        owned.append(llm.texts.lock._is_owned())
+        cancel(request)
+
+    monkeypatch.setattr(llm.engine, "step", fail)
+    monkeypatch.setattr(llm.engine, "cancel", checked_cancel)
+    with pytest.raises(GenerationError, match="the engine failed"):
+        asyncio.run(llm.agenerate("Ben", **GREEDY))
+    assert owned == [True]
+
+
+def test_a_stream_takes_one_prompt(llm: LanguageModel) -> None:
+    with pytest.raises(ValueError, match="'Ben' is not a message"):
+        next(llm.stream(["Ben", "Anna"], **GREEDY))
 
 
 def test_embeddings_can_be_awaited(llm: LanguageModel) -> None:

@@ -283,6 +283,8 @@ class LanguageModel:
 
     def encode_chat(self, messages: str | ChatMessages, tools: ChatTools = ()) -> list[int]:
         conversation = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
+        if wrong := [message for message in conversation if not isinstance(message, Mapping)]:
+            raise ValueError(f"{wrong[0]!r} is not a message; a conversation is a list of {{'role': …, 'content': …}}")
         if tools:
             require_tool_style(self.tokenizer.chat_template)
         return encode_chat(self.tokenizer, [dict(message) for message in conversation], tools=tools or None)

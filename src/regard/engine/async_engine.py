@@ -260,6 +260,7 @@ class AsyncEngine:
 
     def _fail_all(self, failure: Failure) -> None:
         handles = list(self._running.values())
-        for handle in handles:
-            self._cancel(handle)
+        with self._lock:
+            for handle in handles:
+                self._cancel(handle)
         deliver([(handle, failure) for handle in handles])
