@@ -25,6 +25,18 @@ from tests.server.conftest import RunningServer, serve, wait_until
 from tests.server.fake_engine import HEADS, FakeEngine, FakeRecording, fake_embeddings
 from tests.server.test_metrics import parse
 
+WITHOUT_MODEL = {
+    "/v1/completions": {"prompt": "Mira"},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Where?"}]},
+    "/v1/responses": {"input": "Where?"},
+    "/v1/embeddings": {"input": "Mira"},
+    "/v1/rerank": {"query": "Mira", "documents": ["the lamp"]},
+    "/tokenize": {"prompt": "Mira"},
+    "/detokenize": {"tokens": [5]},
+    "/regard/tokenize": {"text": "Mira"},
+    "/regard/attention": {"text": "Mira"},
+}
+
 
 @pytest.fixture
 def server(tokenizer: Tokenizer) -> Iterator[RunningServer]:
@@ -58,7 +70,35 @@ def test_each_request_reaches_the_model_that_it_names(server):
     assert refused.json()["error"]["code"] == "no_embeddings"
 
 
-def test_routes_without_a_name_use_the_first_model(server):
+def test_a_request_without_a_model_is_refused_with_the_names_of_the_models(server):
+    for path, body in WITHOUT_MODEL.items():
+        for missing in ({}, {"model": None}):
+            response = server.client.post(path, json=body | missing)
+            error = response.json()["error"]
+            assert (response.status_code, error["code"], error["param"]) == (400, "model_required", "model"), path
+            assert error["message"].endswith("send 'lamp' or 'box' or 'vectors'")
+    form = {"files": {"file": b"x"}}
+    assert server.client.post("/v1/audio/transcriptions", **form).json()["error"]["code"] == "model_required"
+
+
+def test_the_only_model_need_not_be_named(tokenizer):
+    chat = Tokenizer(tokenizer.core, eos="<|end|>", chat_template=tokenizer.chat_template)
+    encoder, lens = TextEncoder(fake_embeddings), Lens(FakeRecording, HEADS)
+    app = create_app([ServedModel("only", chat, FakeEngine(tokenizer, " The lamp"), encoder=encoder, lens=lens)])
+    with serve(app) as port, httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20) as client:
+        for path, body in WITHOUT_MODEL.items():
+            response = client.post(path, json=body)
+            assert response.status_code == 200 and response.json().get("model", "only") == "only", path
+        refused = client.post("/v1/audio/transcriptions", files={"file": b"x"}).json()["error"]
+        assert refused["message"].startswith("the model 'only' reads no audio")
+        schemas = client.get("/openapi.json").json()["components"]["schemas"]
+        bodies = [
+            name for name in schemas if name.endswith(("Body", "Form")) and "model" in schemas[name]["properties"]
+        ]
+        assert len(bodies) == 11 and not any("model" in schemas[name].get("required", ()) for name in bodies)
+
+
+def test_the_page_starts_with_the_first_model(server):
     described = server.client.get("/regard/model").json()
     assert described["name"] == "lamp" and described["models"] == ["lamp", "box", "vectors"] and described["attention"]
     other = server.client.get("/regard/model", params={"model": "vectors"}).json()
@@ -67,9 +107,9 @@ def test_routes_without_a_name_use_the_first_model(server):
     ids = [
         server.client.post(path, json=body | model).json()[field]
         for path, body, field in routes
-        for model in ({}, {"model": "lamp"}, {"model": "vectors"})
+        for model in ({"model": "lamp"}, {"model": "vectors"})
     ]
-    assert ids[0] == ids[1] == ids[3] == ids[4] != ids[2] == ids[5]
+    assert ids[0] == ids[2] != ids[1] == ids[3]
     body = {"text": "Mira", "model": "box"}
     assert server.client.post("/regard/attention", json=body).json()["error"]["code"] == "no_lens"
 

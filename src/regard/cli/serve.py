@@ -68,7 +68,8 @@ def serve(
 ) -> None:
     """Serve models over HTTP, with a web page at /.
 
-    Each request names its model. Every model has an engine of its own; they divide the memory in equal parts.
+    If there are several models, each request names its model. Every model has an engine of its own; they divide the
+    memory in equal parts.
 
     For an encoder-decoder, the prompt of /v1/completions is the source and the completion is its output. An encoder
     has /v1/embeddings and /v1/rerank instead, a Whisper model /v1/audio/transcriptions and /v1/audio/translations.

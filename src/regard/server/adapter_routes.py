@@ -24,7 +24,7 @@ class LoadAdapterBody(BaseModel):
 
     lora_name: str = Field(min_length=1, max_length=256)
     lora_path: str = Field(min_length=1, max_length=1024)
-    model: str | None = Field(default=None, max_length=256, description="The adapter's model; by default the first.")
+    model: str | None = Field(default=None, max_length=256, description="The adapter's model; needed if there are several.")
 
 
 class UnloadAdapterBody(BaseModel):
@@ -42,7 +42,7 @@ def router(models: ModelRegistry, folder: Path | None) -> APIRouter:
 
     @routes.post("/v1/load_lora_adapter")
     async def load_lora_adapter(body: LoadAdapterBody) -> Status:
-        served = models.find(body.model)
+        served = models.find_for(body)
         if served.adapter is not None:
             raise ApiError(
                 400, f"{served.name!r:.100} is an adapter; name its model", code="invalid_value", param="model"

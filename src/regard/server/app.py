@@ -47,8 +47,8 @@ NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": Fal
 def create_app(
     models: Sequence[ServedModel], network: NetworkOptions = LOCAL, *, adapters: Path | None = None
 ) -> FastAPI:
-    """The first of the models is the one that the page and the /regard routes use unless they name another.
-    `adapters` is a folder from which clients may load adapters; None: they may not.
+    """The page shows the first of the models until another is chosen. `adapters` is a folder from which clients may
+    load adapters; None: they may not.
     """
     registry, responses = ModelRegistry(models), Counter()
     reads_media = any(model.images is not None or model.speech is not None for model in models)

@@ -24,7 +24,7 @@ def router(models: ModelRegistry) -> APIRouter:
 
     @routes.post("/v1/chat/completions", responses=or_stream(ChatCompletion))
     async def chat_completions(body: ChatBody, request: Request) -> Response:
-        served = models.find(body.model)
+        served = models.find_for(body)
         served.check_queue()
         body.max_tokens = body.max_completion_tokens or body.max_tokens
         tools = served.offered_tools(body)

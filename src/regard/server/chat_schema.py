@@ -148,7 +148,7 @@ class ChatBody(SamplingBody):
 class PassageBody(RequestBody):
     """A text to inspect: a string, or the messages of a chat, which the model's chat template formats."""
 
-    model: Name | None = None  # by default the server's first
+    model: Name | None = None
     text: Text | None = None
     messages: Messages | None = None
 

@@ -26,7 +26,7 @@ def router(models: ModelRegistry) -> APIRouter:
 
     @routes.post("/v1/completions", responses=or_stream(Completion))
     async def completions(body: CompletionBody, request: Request) -> Response:
-        served = models.find(body.model)
+        served = models.find_for(body)
         served.check_queue()
         stop_ids: tuple[int, ...] = ()
         if body.suffix is not None:

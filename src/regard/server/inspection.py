@@ -26,7 +26,7 @@ def router(models: ModelRegistry) -> APIRouter:
 
     @routes.get("/model")
     async def describe(model: Annotated[Name | None, Query()] = None) -> dict:
-        served = models.find(model)
+        served = models.default if model is None else models.find(model)  # the page asks before it knows any name
         heads = served.lens.heads if served.lens else ()
         return {
             "name": served.name,
@@ -41,13 +41,13 @@ def router(models: ModelRegistry) -> APIRouter:
 
     @routes.post("/tokenize")
     async def tokenize(body: PassageBody) -> dict:
-        served = models.find(body.model)
+        served = models.find_for(body)
         ids = await encode_passage(served, body, add_generation_prompt=True)
         return {"ids": ids, "tokens": await served.token_texts(ids)}
 
     @routes.post("/attention", response_class=JSONResponse)
     async def attention(body: AttentionBody, request: Request) -> Response:
-        served = models.find(body.model)
+        served = models.find_for(body)
         if served.lens is None:
             raise ApiError(404, "this model has no attention maps; serve a decoder to see them", code="no_lens")
         check_head(served.lens, body)

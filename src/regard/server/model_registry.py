@@ -6,13 +6,18 @@ Each model has its own engine in its own thread, so a model that fails, or takes
 import asyncio
 import difflib
 from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 from regard.server.errors import ApiError
 from regard.server.served_model import ServedModel
 
 
+class RequestWithModel(Protocol):
+    model: str | None
+
+
 class ModelRegistry:
-    """`find(name)` is the model that a request names. The first model is the default of routes that need no name."""
+    """`find(name)` is the model that a request names. If there is only one model, the name may be missing."""
 
     def __init__(self, models: Sequence[ServedModel]):
         if not models:
@@ -34,6 +39,7 @@ class ModelRegistry:
 
     @property
     def default(self) -> ServedModel:
+        """The first model, which the page shows until another is chosen."""
         return next(iter(self))
 
     @property
@@ -42,8 +48,12 @@ class ModelRegistry:
         return [model.name for model in self if not model.alive]
 
     def find(self, name: str | None) -> ServedModel:
-        """The model of this name, by default the first; 404 if there is none."""
+        """The model of this name; 404 if there is none. None: the only model, without an adapter; 400 if there are
+        several."""
         if name is None:
+            if len(self._models) > 1:
+                message = f"model is missing, and this server has several; send {' or '.join(map(repr, self._models))}"
+                raise ApiError(400, message, code="model_required", param="model")
             return self.default
         if name in self._models:
             return self._models[name]
@@ -54,6 +64,12 @@ class ModelRegistry:
         hint = f"; did you mean {close[0]!r}?" if close and len(self.names) > 1 else ""
         message = f"there is no model {name[:100]!r} on this server{hint}; use {' or '.join(map(repr, self.names))}"
         raise ApiError(404, message, code="model_not_found", param="model")
+
+    def find_for(self, request: RequestWithModel) -> ServedModel:
+        """The model of a request, as `find` finds it. A missing name is filled in, for traces."""
+        served = self.find(request.model)
+        request.model = served.name
+        return served
 
     async def start(self) -> None:
         for model in self:

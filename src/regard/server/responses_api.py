@@ -41,7 +41,7 @@ def router(models: ModelRegistry) -> APIRouter:
 
     @routes.post("/v1/responses", responses=or_stream(ResponsesResponse))
     async def responses(body: ResponsesBody, request: Request) -> Response:
-        served = models.find(body.model)
+        served = models.find_for(body)
         served.check_queue()
         tools = served.offered_tools(body)
         ids = await served.encode_chat(body.messages, add_generation_prompt=True, tools=tools)

@@ -130,7 +130,7 @@ class ResponsesStreamOptions(RequestBody):
 
 
 class ResponsesBody(SchedulingBody):
-    model: Name
+    model: Name | None = None
     input: (
         Text
         | Annotated[

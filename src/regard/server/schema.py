@@ -92,7 +92,7 @@ class SchedulingBody(RequestBody):
 class SamplingBody(SchedulingBody):
     """The fields that /v1/completions and /v1/chat/completions share."""
 
-    model: Name
+    model: Name | None = None
     max_tokens: Count | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None

@@ -31,7 +31,7 @@ Texts = Annotated[list[NonEmpty], Field(min_length=1, max_length=MAX_TEXTS, fail
 
 
 class EmbeddingBody(RequestBody):
-    model: Name
+    model: Name | None = None
     input: NonEmpty | Texts
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1)] | None = None
@@ -43,7 +43,7 @@ class Document(RequestBody):
 
 
 class RerankBody(RequestBody):
-    model: Name
+    model: Name | None = None
     query: NonEmpty
     documents: (
         Texts | Annotated[list[Document], Field(min_length=1, max_length=MAX_TEXTS, fail_fast=True), at_most(MAX_TEXTS)]
@@ -156,7 +156,7 @@ def router(models: ModelRegistry) -> APIRouter:
 
     @routes.post("/embeddings", responses={200: {"model": Embeddings}})
     async def embeddings(body: EmbeddingBody, request: Request) -> Response:
-        served = models.find(body.model)
+        served = models.find_for(body)
         encoder = served.encoder
         if encoder is None or encoder.embed is None:
             raise ApiError(404, "this model has no embeddings; serve an encoder", code="no_embeddings")
@@ -173,7 +173,7 @@ def router(models: ModelRegistry) -> APIRouter:
 
     @routes.post("/rerank", responses={200: {"model": Ranking}})
     async def rerank(body: RerankBody, request: Request) -> Response:
-        served = models.find(body.model)
+        served = models.find_for(body)
         encoder = served.encoder
         if encoder is None:
             raise ApiError(404, "this model cannot rank documents; serve an encoder", code="no_embeddings")

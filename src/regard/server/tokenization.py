@@ -54,7 +54,7 @@ def router(models: ModelRegistry) -> APIRouter:
 
     @routes.post("/tokenize")
     async def tokenize(body: TokenizeBody) -> Tokenized:
-        served = models.find(body.model)
+        served = models.find_for(body)
         if body.messages is not None:
             ids = await served.encode_chat(body.messages, body.add_generation_prompt is not False)
         else:
@@ -64,7 +64,7 @@ def router(models: ModelRegistry) -> APIRouter:
 
     @routes.post("/detokenize")
     async def detokenize(body: DetokenizeBody) -> Detokenized:
-        served = models.find(body.model)
+        served = models.find_for(body)
         if (largest := max(body.tokens, default=0)) >= (vocab := served.tokenizer.vocab_size):
             message = f"id {largest} is outside the vocabulary of {vocab}; send ids of this model"
             raise ApiError(400, message, code="invalid_value", param="tokens")

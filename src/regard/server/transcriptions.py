@@ -34,7 +34,7 @@ class AudioForm(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     file: UploadFile
-    model: Name
+    model: Name | None = None
     prompt: Annotated[str, StringConstraints(max_length=1 << 16)] | None = None
     response_format: Literal["json", "text", "srt", "verbose_json", "vtt"] = "json"
     temperature: Annotated[float, Field(ge=0, le=1)] = 0
@@ -114,12 +114,12 @@ def router(models: ModelRegistry) -> APIRouter:
     async def transcriptions(
         body: Annotated[TranscriptionForm, Form(media_type=MULTIPART)], request: Request
     ) -> Response:
-        task = await open_task(models.find(body.model), body, body.settings("transcribe", body.language), request)
+        task = await open_task(models.find_for(body), body, body.settings("transcribe", body.language), request)
         return await respond(request, body.stream, TranscriptionResponse(body, task))
 
     @routes.post("/v1/audio/translations", responses=documented("text/plain"))
     async def translations(body: Annotated[AudioForm, Form(media_type=MULTIPART)], request: Request) -> Response:
-        task = await open_task(models.find(body.model), body, body.settings("translate"), request)
+        task = await open_task(models.find_for(body), body, body.settings("translate"), request)
         return await respond(request, False, TranscriptionResponse(body, task))
 
     return routes
