@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from torch import nn
 
 import regard
@@ -120,6 +121,22 @@ def test_unsupported_operations_are_refused() -> None:
         encoder(None).embed([""])
     with pytest.raises(ValueError, match="no chat template"):
         LanguageModel(SPEC.build(seed=3), byte_fallback_tokenizer()).chat("abc")
+
+
+def test_a_dtype_is_given_by_torch_or_by_its_name(tmp_path: Path) -> None:
+    regard.save(LanguageModel(SPEC.build(seed=3), TOKENIZER), tmp_path / "folder")
+    for dtype, expected in (
+        ("bfloat16", torch.bfloat16),
+        ("float64", torch.float64),
+        ("auto", torch.float32),
+        (None, torch.float32),
+        (torch.float16, torch.float16),
+    ):
+        loaded = regard.load(tmp_path / "folder", device="cpu", dtype=dtype)
+        assert {weight.dtype for weight in loaded.model.parameters()} == {expected}
+    for wrong in ("bf16", "torch.bfloat16", "long", float):
+        with pytest.raises(ValueError, match="is unknown; choose one of auto, float32, bfloat16, float16"):
+            regard.load(tmp_path / "nosuch", dtype=wrong)
 
 
 def test_a_context_that_the_model_does_not_support_is_refused_at_load(tmp_path: Path) -> None:

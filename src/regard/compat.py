@@ -19,6 +19,10 @@ R = TypeVar("R")
 
 EXIT_SECONDS = 5.0  # that Ctrl-C waits for the thread of run_in_thread
 HAS_TRITON = importlib.util.find_spec("triton") is not None  # published for Linux only
+DTYPES = {
+    "auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16,
+    "float64": torch.float64,
+}  # fmt: skip
 # torch.compile supports grouped_mm in bfloat16 in all versions, in float32 only from 2.15.
 COMPILES_GROUPED_MM = torch.__version__ >= "2.15"
 # One function compiled for many models would reach the recompilation limit, which is per code object.
@@ -134,3 +138,12 @@ def run_in_thread(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit))
         thread.join(EXIT_SECONDS)
         raise
+
+
+def resolve_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    """The dtype of this name; `auto` is None, the stored one. Raises ValueError for another name."""
+    if dtype is None or isinstance(dtype, torch.dtype):
+        return dtype
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise ValueError(f"dtype={dtype!r} is unknown; choose one of {', '.join(DTYPES)}, or a torch.dtype")
+    return DTYPES[dtype]

@@ -7,7 +7,7 @@ import torch
 
 from regard.checkpoint import model_folder
 from regard.checkpoint.image_processor import has_image_processor, load_image_processor
-from regard.compat import resolve_device
+from regard.compat import resolve_device, resolve_dtype
 from regard.language_model import LanguageModel
 from regard.models.encoder import Encoder
 from regard.models.encoder_decoder import EncoderDecoderModule
@@ -24,7 +24,7 @@ from regard.training.run import newest_checkpoint
 def load(
     name: str | Path,
     device: str = "auto",
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
     context: int | None = None,
     progress: model_folder.Progress | None = None,
     adapter: str | Path | None = None,
@@ -34,9 +34,11 @@ def load(
     A folder with an adapter names its model, which is loaded with the adapter. adapter: a run or folder with an adapter
     for this model, by regard or by PEFT; merge it with `regard.merge_lora(llm.model)`.
 
-    device: cpu, cuda, cuda:1 …; auto: a GPU if there is one. dtype: None: the stored one, on a CPU at least float32.
-    context: maximum number of tokens of prompt and answer; None: the model's context.
+    device: cpu, cuda, cuda:1 …; auto: a GPU if there is one. dtype: a torch.dtype or its name, such as
+    "bfloat16"; None or "auto": the stored one, on a CPU at least float32. context: maximum number of tokens of prompt
+    and answer; None: the model's context.
     """
+    dtype = resolve_dtype(dtype)  # before anything is read
     folder = newest_checkpoint(name)
     if adapter is None:
         base = base_of(folder)  # None if the folder has no adapter

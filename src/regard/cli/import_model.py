@@ -31,12 +31,11 @@ def import_(
       regard import ~/models/my-llama models/my-llama --dtype bfloat16
       regard import ~/models/my-llama.Q4_K_M.gguf models/my-llama
     """
-    import torch
     from rich.console import Console
 
     from regard.checkpoint.model_folder import load, read_extra_files, read_source_family, save
     from regard.cli.open_model import loading_bar
-    from regard.compat import resolve_device
+    from regard.compat import resolve_device, resolve_dtype
     from regard.find_model import find_model
     from regard.models.decoder import DecoderModule
     from regard.models.encoder_decoder import EncoderDecoderModule
@@ -51,7 +50,7 @@ def import_(
     tokenizer = Tokenizer.load(folder) if has_tokenizer(folder) else None
     extra_files = read_extra_files(folder)
     with loading_bar(console, f"reading {folder}") as progress:
-        model = load(folder, resolve_device(device), dtype and getattr(torch, dtype), progress=progress)
+        model = load(folder, resolve_device(device), resolve_dtype(dtype), progress=progress)
     with console.status(f"writing {out}"):
         save(model, out, tokenizer, extra_files, read_source_family(folder))
     if tokenizer is None:

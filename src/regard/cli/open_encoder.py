@@ -17,8 +17,6 @@ def open_text_encoder(
     name: Path, device: str, context: int | None, adapter: Path | None, dtype: str
 ) -> "tuple[LanguageModel, TextEncoder] | None":
     """The model and its functions; None if it is no encoder. ValueError if its head has neither of them."""
-    import torch
-
     from regard.checkpoint.model_folder import read_spec_and_table
     from regard.load_model import load
     from regard.models.encoder import Encoder
@@ -38,7 +36,7 @@ def open_text_encoder(
             f"{name} is an encoder that gives neither embeddings of texts nor one score for a pair of texts, so it "
             "cannot be served; use `regard predict`"
         )
-    llm = load(name, device, None if dtype == "auto" else getattr(torch, dtype), context, adapter=adapter)
+    llm = load(name, device, dtype, context, adapter=adapter)
     limit = context or spec.context or spec.position.max_positions
 
     def score(pairs: "Sequence[tuple[str, str]]") -> list[float]:

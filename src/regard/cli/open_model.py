@@ -55,12 +55,10 @@ def open_model(
 ) -> "LanguageModel":
     """A model that generates text."""
     find_model(name)  # before torch is imported: a mistyped name is refused at once
-    import torch
-
     from regard.engine.inputs import decoder_of
     from regard.load_model import load
 
-    llm = load(name, device, None if dtype == "auto" else getattr(torch, dtype), context, adapter=adapter)
+    llm = load(name, device, dtype, context, adapter=adapter)
     decoder_of(llm.model)  # raises ValueError if there is none
     return llm
 
