@@ -3,12 +3,14 @@
 import pytest
 
 from regard.server.response_bodies import ChatCompletion, Completion
+from tests.server.fake_engine import FakeEngine
 
 
 def test_models_are_listed(start_server):
     client = start_server().client
     listed = client.get("/v1/models").json()
     assert listed["object"] == "list" and listed["data"][0]["id"] == "tiny"
+    assert listed["data"][0]["max_model_len"] == FakeEngine.capacity  # vLLM's name
     assert client.get("/v1/models/tiny").json() == listed["data"][0]
 
 

@@ -58,7 +58,9 @@ def complete(client: httpx.Client, model: str, prompt: object = "Mira") -> httpx
 
 
 def test_each_request_reaches_the_model_that_it_names(server):
-    assert [card["id"] for card in server.client.get("/v1/models").json()["data"]] == ["lamp", "box", "vectors"]
+    cards = server.client.get("/v1/models").json()["data"]
+    assert [card["id"] for card in cards] == ["lamp", "box", "vectors"]
+    assert [card["max_model_len"] for card in cards] == [4096, 4096, 9]
     assert server.client.get("/v1/models/box").json()["id"] == "box"
     for name, reply in (("lamp", " The lamp"), ("box", " The box")):
         response = complete(server.client, name).json()

@@ -34,8 +34,9 @@ def router(models: ModelRegistry, read_metrics: Callable[[], Awaitable[str]]) ->
 
     def card(served: ServedModel) -> ModelCard:
         return ModelCard(
-            id=served.name, object="model", created=served.created, owned_by="regard", parent=served.parent
-        )
+            id=served.name, object="model", created=served.created, owned_by="regard", parent=served.parent,
+            max_model_len=served.context,
+        )  # fmt: skip
 
     @routes.get("/v1/models")
     async def list_models() -> ModelList:

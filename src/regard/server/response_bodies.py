@@ -19,6 +19,7 @@ class ModelCard(ResponseBody):
     created: int
     owned_by: str
     parent: str | None = None  # of an adapter: its model
+    max_model_len: int | None = None  # tokens of prompt and answer, for an encoder of a text; None: any number
 
 
 class ModelList(ResponseBody):

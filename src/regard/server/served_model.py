@@ -101,11 +101,16 @@ class ServedModel:
         return generates and self.tokenizer.chat_template is not None
 
     @property
-    def capacity(self) -> int:
-        """Tokens that fit into a request."""
+    def context(self) -> int | None:
+        """Tokens of prompt and answer, or of a text that an encoder reads; None: any number."""
         if self.engine is not None:
             return self.engine.engine.capacity
-        return MAX_CONTEXT if self.encoder is None or self.encoder.context is None else self.encoder.context
+        return None if self.encoder is None else self.encoder.context
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that fit into a request."""
+        return MAX_CONTEXT if self.context is None else self.context
 
     @property
     def adapters(self) -> tuple[str, ...]:
