@@ -39,18 +39,19 @@ def test_request_fields_are_frozen(start_server):
     schema = start_server().client.get("/openapi.json").json()["components"]["schemas"]
     shared = "frequency_penalty max_tokens min_p model n presence_penalty repetition_penalty seed stop stream"
     shared += " stream_options temperature top_k top_p user logit_bias min_tokens ignore_eos typical_p"
-    shared += " structured_outputs cache_salt priority timeout"
+    shared += " structured_outputs cache_salt priority timeout stop_token_ids"
     chat = " messages max_completion_tokens logprobs top_logprobs response_format modalities service_tier store"
     chat += " reasoning_effort verbosity tool_choice function_call tools functions audio prediction moderation"
     chat += " web_search_options prompt_cache_options prompt_cache_retention metadata parallel_tool_calls"
-    chat += " safety_identifier prompt_cache_key"
+    chat += " safety_identifier prompt_cache_key chat_template_kwargs"
     fields = {name: " ".join(sorted(schema[name]["properties"])) for name in schema if name.endswith(("Body", "Form"))}
     assert fields == {
         "CompletionBody": " ".join(sorted((shared + " prompt logprobs echo best_of suffix").split())),
         "ChatBody": " ".join(sorted((shared + chat).split())),
         "EmbeddingBody": "dimensions encoding_format input model user",
         "RerankBody": "documents model query return_documents top_n",
-        "TokenizeBody": "add_generation_prompt add_special_tokens messages model prompt return_token_strs",
+        "TokenizeBody": "add_generation_prompt add_special_tokens chat_template_kwargs messages model prompt"
+        " return_token_strs",
         "DetokenizeBody": "model tokens",
         "ResponsesBody": "access_programs background cache_salt context_management conversation image include input"
         " instructions max_output_tokens max_tool_calls metadata model moderation parallel_tool_calls"

@@ -2,6 +2,8 @@
 
 import math
 
+import pytest
+
 from tests.server.conftest import REPLY
 from tests.server.test_completions import stream
 
@@ -27,6 +29,48 @@ def test_the_template_gets_the_name_of_a_message(start_server, tokenizer):
     assert server.client.post("/v1/chat/completions", json={"model": "tiny", "messages": messages}).status_code == 200
     ids = server.engine.submitted[-1].ids
     assert tokenizer.decode(list(ids)) == "Mira <|end|>: Where?" and tokenizer.eos not in ids
+
+
+THINKING = (
+    "{% set _ = 1 %}{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    "{% if enable_thinking is defined and not enable_thinking %} no thoughts{% endif %}{{ style }}"
+)
+
+
+def test_the_template_gets_the_variables_of_a_request(start_server, tokenizer):
+    server = start_server(template=THINKING)
+    for path, field in (("/v1/chat/completions", None), ("/tokenize", "tokens")):
+        for variables, text in (
+            (None, "Where is the lamp?"),
+            ({"enable_thinking": True}, "Where is the lamp?"),
+            ({"enable_thinking": False, "style": " brief"}, "Where is the lamp? no thoughts brief"),
+            ({"style": "<|end|>"}, "Where is the lamp?<|end|>"),  # as characters
+        ):
+            response = server.client.post(path, json={"messages": QUESTION, "chat_template_kwargs": variables})
+            assert response.status_code == 200, response.text
+            ids = list(response.json()[field] if field else server.engine.submitted[-1].ids)
+            assert tokenizer.decode(ids) == text and tokenizer.eos not in ids
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"messages": []}, "the variable 'messages' of the chat template is set by the server"),
+        ({"tools": []}, "the variable 'tools' of the chat template is set by the server"),
+        ({"add_generation_prompt": False}, "is set by the server; leave it out"),
+        ({"bos_token": "<|end|>"}, "the variable 'bos_token' of the chat template is set by the server"),
+        ({"enable_thinkng": False}, "has no variable 'enable_thinkng'; it has enable_thinking, style"),
+        ({"namespace": 1}, "has no variable 'namespace'"),
+        ({"a b": 1}, "chat_template_kwargs"),
+        ({f"a{i}": 1 for i in range(65)}, "65 items"),
+        ({"style": "x " * 500_000}, "characters cannot fit"),
+    ],
+)
+def test_other_variables_are_refused_by_name(start_server, variables, message):
+    client = start_server(template=THINKING).client
+    body = {"messages": QUESTION, "chat_template_kwargs": variables}
+    response = client.post("/v1/chat/completions", json=body)
+    assert response.status_code == 400 and message in response.json()["error"]["message"]
 
 
 def test_logprobs_contain_alternatives(start_server):

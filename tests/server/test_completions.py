@@ -102,6 +102,31 @@ def test_the_engine_may_ignore_the_stop_token(start_server):
     assert server.engine.submitted[-1].sampling.stop_ids == ()
 
 
+def test_stop_token_ids_end_a_text_like_the_stop_token(start_server, tokenizer):
+    server = start_server()
+    whole = server.engine.script
+    choice = post(server, stop_token_ids=[whole[3], 339], max_tokens=100)["choices"][0]
+    assert choice["text"] == tokenizer.decode(whole[:3]) and choice["finish_reason"] == "stop"
+    assert server.engine.submitted[-1].sampling.stop_ids == (tokenizer.eos, whole[3], 339)
+    ignored = post(server, stop_token_ids=[339], ignore_eos=True, max_tokens=100)["choices"][0]
+    assert ignored["finish_reason"] == "length"
+    assert server.engine.submitted[-1].sampling.stop_ids == (339,)  # also then
+    chat = {"messages": [{"role": "user", "content": "Where?"}], "stop_token_ids": [whole[3]]}
+    answer = server.client.post("/v1/chat/completions", json=chat).json()["choices"][0]
+    assert answer["message"]["content"] == tokenizer.decode(whole[:3])
+    for wrong, message in (
+        ([340], "id 340 is outside the vocabulary of 340; send ids of this model"),
+        ([-1], "stop_token_ids.0"),
+        (["a"], "stop_token_ids.0"),
+        (list(range(129)), "stop_token_ids"),
+        (7, "stop_token_ids"),
+    ):
+        response = server.client.post("/v1/completions", json={"prompt": "a", "stop_token_ids": wrong})
+        error = response.json()["error"]
+        assert response.status_code == 400 and error["param"].startswith("stop_token_ids"), wrong
+        assert message in error["message"]
+
+
 def test_echo_with_logprobs_has_those_of_the_prompt(start_server, tokenizer):
     server = start_server()
     choice = post(server, prompt="Mira put the lamp", echo=True, logprobs=1, max_tokens=3)["choices"][0]

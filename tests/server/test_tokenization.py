@@ -33,6 +33,7 @@ def test_messages_are_tokenized_by_the_template(start_server, tokenizer):
         ("/tokenize", {}),
         ("/tokenize", {"prompt": "a", "messages": QUESTION}),
         ("/tokenize", {"prompt": "a", "add_generation_prompt": True}),
+        ("/tokenize", {"prompt": "a", "chat_template_kwargs": {}}),
         ("/tokenize", {"messages": QUESTION, "add_special_tokens": True}),
         ("/detokenize", {"tokens": [-1]}),
         ("/detokenize", {"tokens": [340]}),

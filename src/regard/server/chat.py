@@ -28,7 +28,7 @@ def router(models: ModelRegistry) -> APIRouter:
         served.check_queue()
         body.max_tokens = body.max_completion_tokens or body.max_tokens
         tools = served.offered_tools(body)
-        ids = await served.encode_chat(body.messages, add_generation_prompt=True, tools=tools)
+        ids = await served.encode_chat(body.messages, True, tools, body.chat_template_kwargs)
         images = await served.embed_images(ids, body.messages)
         outputs = tools if tools is not None and tools.needs_grammar else None
         grammar = await served.grammar(outputs or body.structured_outputs or outputs_of(body.response_format))

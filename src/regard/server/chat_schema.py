@@ -2,13 +2,13 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, StringConstraints, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
 from regard.server.image_input import ImagePart
 from regard.server.schema import MAX_LOGPROBS, Count, Name, RequestBody, SamplingBody, Text, at_most
 from regard.server.structured_output import JsonObjectFormat, JsonSchemaFormat, TextFormat, outputs_of
-from regard.server.tool_schema import FunctionTool, Mode, NamedToolChoice, ToolCalls, Tools
+from regard.server.tool_schema import FunctionTool, Mode, NamedToolChoice, ToolCalls, Tools, limit_depth
 
 MAX_MESSAGES = 1024
 MAX_PARTS = 4096  # of all messages together
@@ -93,6 +93,11 @@ Messages = Annotated[
 ]
 
 
+MAX_VARIABLES = 64
+VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$")]
+TemplateVariables = Annotated[
+    dict[VariableName, Any], at_most(MAX_VARIABLES), Field(max_length=MAX_VARIABLES), AfterValidator(limit_depth)
+]
 ChatFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
 
 
@@ -106,6 +111,7 @@ class ChatBody(SamplingBody):
     tools: Tools | None = None
     tool_choice: Mode | NamedToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    chat_template_kwargs: TemplateVariables | None = None
 
     # Accepted only with a value that asks for nothing
     modalities: Annotated[list[Literal["text"]], Field(fail_fast=True, min_length=1, max_length=1)] | None = None

@@ -1,9 +1,9 @@
 """The JSON bodies of requests, with all their limits.
 
 Validation is strict: a string is not converted to a number, NaN and infinity are refused, and an unknown field is an
-error. Names and defaults are OpenAI's; `top_k`, `min_p`, `typical_p`, `repetition_penalty`, `min_tokens` and
-`ignore_eos` are common additions. A field of OpenAI's API that is not supported accepts the values that ask for
-nothing, which clients send as defaults.
+error. Names and defaults are OpenAI's; `top_k`, `min_p`, `typical_p`, `repetition_penalty`, `min_tokens`,
+`ignore_eos`, `stop_token_ids` and `chat_template_kwargs` are common additions. A field of OpenAI's API that is not
+supported accepts the values that ask for nothing, which clients send as defaults.
 
 A body may have a million items, and pydantic reports every violation, so validation of it could take seconds in the
 event loop. Therefore lists end at their first violation (`fail_fast`), and dictionaries are counted first (`at_most`).
@@ -19,6 +19,7 @@ MAX_TOKENS = 1 << 20
 MAX_SAMPLES = 16  # of one prompt
 MAX_CHOICES = 128  # samples times the number of prompts
 MAX_STOPS = 16
+MAX_STOP_IDS = 128
 MAX_LOGPROBS = 20
 MAX_BIASES = 1024
 MAX_PROMPT = 1 << 20  # ids or characters
@@ -110,6 +111,7 @@ class SamplingBody(SchedulingBody):
     logit_bias: LogitBias | None = None
     min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
     ignore_eos: bool | None = None
+    stop_token_ids: Annotated[list[Id], Field(fail_fast=True, max_length=MAX_STOP_IDS)] | None = None
     typical_p: Annotated[float, Field(gt=0, le=1)] | None = None
     structured_outputs: StructuredOutputs | None = None
 

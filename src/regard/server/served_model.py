@@ -27,7 +27,7 @@ from regard.server.structured_output import GrammarThread
 from regard.server.tool_calls import OfferedTools, offered_tools
 from regard.server.worker_thread import WorkerThread
 from regard.speech.speech_decoder import SpeechModel
-from regard.text.chat import encode_chat, strings_in
+from regard.text.chat import encode_chat, refused_variable, strings_in
 from regard.text.infilling import encode_infilling, infilling_tokens
 from regard.text.tokenizer import Tokenizer
 
@@ -179,11 +179,15 @@ class ServedModel:
         return await self._in_tokenizer_thread(lambda: self.tokenizer.decode(ids, special))
 
     async def encode_chat(
-        self, messages: list[Message], add_generation_prompt: bool, tools: OfferedTools | None = None
+        self,
+        messages: list[Message],
+        add_generation_prompt: bool,
+        tools: OfferedTools | None = None,
+        variables: dict[str, Any] | None = None,
     ) -> list[int]:
         """The ids of the conversation in the model's chat template; the generation prompt starts the next answer.
 
-        An image has as many ids as patches.
+        An image has as many ids as patches. variables: of the template, besides messages and tools.
         """
         if self.prompt_is_source:
             message = "this model is an encoder-decoder and has no chats; use /v1/completions"
@@ -192,14 +196,16 @@ class ServedModel:
             route = "/v1/embeddings" if self.engine is None else "/v1/completions"
             message = f"this model has no chat template; use {route}"
             raise ApiError(400, message, code="no_chat_template", param="messages")
+        if variables and (refusal := await self._in_tokenizer_thread(refused_variable, self.tokenizer, variables)):
+            raise ApiError(400, refusal, code="invalid_value", param="chat_template_kwargs")
         conversation = [message.for_template() for message in messages]
         offered = None if tools is None else tools.for_template()
         written = [[message.get(key) for key in ("content", "name", "tool_calls")] for message in conversation]
-        self.check_length(sum(map(len, strings_in([written, offered]))))
+        self.check_length(sum(map(len, strings_in([written, offered, variables]))))
         count, token = sum(len(message.images) for message in messages), None
         if count:
             token = self.image_reader(count).token
-        arguments = (self.tokenizer, conversation, add_generation_prompt, offered, token)
+        arguments = (self.tokenizer, conversation, add_generation_prompt, offered, token, variables)
         ids = await self._in_tokenizer_thread(encode_chat, *arguments)
         return ids if self.images is None else await self._in_tokenizer_thread(self.images.expand, ids, count)
 
@@ -244,7 +250,9 @@ class ServedModel:
         engine = self.generator
         # The source has its own capacity; in the decoder only the start token counts.
         lengths = [min(len(ids), 1) if self.prompt_is_source else len(ids) for ids in prompts]
-        stop_ids = tuple(dict.fromkeys((*self.tokenizer.stop_ids, *options.stop_ids)))
+        stop_ids = self.stop_ids(body, options)
+        if body.stop_token_ids and body.ignore_eos:  # the engine would ignore these too
+            body = body.model_copy(update={"ignore_eos": None})
         requests = engine_requests(body, prompts, lengths, self.capacity, stop_ids, options)
         continues = options.continues_prompt and not self.prompt_is_source
         order, submit = request_options(body, options.tenant), None
@@ -262,6 +270,15 @@ class ServedModel:
         )
         await generation.submit()
         return generation
+
+    def stop_ids(self, body: SamplingBody, options: RouteOptions) -> tuple[int, ...]:
+        """The ids that end a choice: those of the tokenizer and the route, unless `ignore_eos`, and the request's."""
+        given, vocab = body.stop_token_ids or [], self.generator.engine.model.spec.vocab
+        if given and (largest := max(given)) >= vocab:
+            message = f"id {largest} is outside the vocabulary of {vocab}; send ids of this model"
+            raise ApiError(400, message, code="invalid_value", param="stop_token_ids")
+        own = () if given and body.ignore_eos else (*self.tokenizer.stop_ids, *options.stop_ids)
+        return tuple(dict.fromkeys((*own, *given)))
 
     def _encode(self, text: str) -> list[int]:
         if self.prompt_is_source:

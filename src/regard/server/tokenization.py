@@ -5,7 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter
 from pydantic import Field, model_validator
 
-from regard.server.chat_schema import Messages
+from regard.server.chat_schema import Messages, TemplateVariables
 from regard.server.errors import ApiError
 from regard.server.model_registry import ModelRegistry
 from regard.server.response_bodies import ResponseBody
@@ -21,13 +21,15 @@ class TokenizeBody(RequestBody):
     add_special_tokens: bool | None = None  # before a prompt; by default true
     add_generation_prompt: bool | None = None  # after messages; by default true
     return_token_strs: bool | None = None
+    chat_template_kwargs: TemplateVariables | None = None
 
     @model_validator(mode="after")
     def check_exactly_one(self) -> "TokenizeBody":
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("prompt and messages are both set or both missing; send exactly one of them")
-        if self.prompt is not None and self.add_generation_prompt is not None:
-            raise ValueError("add_generation_prompt is for messages; omit it")
+        for name in ("add_generation_prompt", "chat_template_kwargs"):
+            if self.prompt is not None and getattr(self, name) is not None:
+                raise ValueError(f"{name} is for messages; omit it")
         if self.messages is not None and self.add_special_tokens:
             raise ValueError("the chat template adds the special tokens of messages; omit add_special_tokens")
         return self
@@ -56,7 +58,8 @@ def router(models: ModelRegistry) -> APIRouter:
     async def tokenize(body: TokenizeBody) -> Tokenized:
         served = models.find_for(body)
         if body.messages is not None:
-            ids = await served.encode_chat(body.messages, body.add_generation_prompt is not False)
+            add_prompt, variables = body.add_generation_prompt is not False, body.chat_template_kwargs
+            ids = await served.encode_chat(body.messages, add_prompt, variables=variables)
         else:
             ids = await served.encode(body.prompt or "", special_tokens=body.add_special_tokens is not False)
         texts = await served.token_texts(ids) if body.return_token_strs else None

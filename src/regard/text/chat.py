@@ -9,10 +9,12 @@ starts with a space.
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
+from functools import lru_cache
 from itertools import islice
 from typing import Any
 
 from jinja2 import TemplateError
+from jinja2.meta import find_undeclared_variables
 
 from regard.text.jinja_sandbox import BoundedEnvironment
 from regard.text.tokenizer import Tokenizer
@@ -31,6 +33,7 @@ DEFAULT_TEMPLATE = """\
 {%- if add_generation_prompt %}{{ "<|assistant|>" }}{% endif -%}
 """
 
+RESERVED = ("messages", "add_generation_prompt", "tools", "raise_exception", "strftime_now")  # set by `render`
 REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 
 # Errors in a template itself. SyntaxError: Jinja compiles nested loops to Python, which limits their depth.
@@ -49,26 +52,56 @@ def render(
     add_generation_prompt: bool = True,
     special_tokens_map: Mapping[str, str] | None = None,
     tools: Sequence[Mapping[str, Any]] | None = None,
+    variables: Mapping[str, Any] | None = None,
 ) -> str:
     """The conversation as a string for `Tokenizer.encode(text, special=True)`.
 
     tools: those that the model may call, in OpenAI's format: {"type": "function", "function": {"name", …}}.
+    variables: others that the template reads, such as `enable_thinking`.
     """
-    variables: dict[str, Any] = {
+    values: dict[str, Any] = {
+        "documents": None,
+        **(variables or {}),
         **(special_tokens_map or {}),
         "messages": [_with_reasoning(message) for message in messages],
         "add_generation_prompt": add_generation_prompt,
         "tools": tools,
-        "documents": None,
         "raise_exception": _raise_exception,
         "strftime_now": _strftime_now,
     }
     try:
-        return BoundedEnvironment().render_bounded(template, variables)
+        return BoundedEnvironment().render_bounded(template, values)
     except TemplateError as error:
         raise ChatError(f"the chat template failed: {error.message}") from error
     except TEMPLATE_FAULTS as error:
         raise ChatError(f"the chat template failed on these messages: {error}") from error
+
+
+def refused_variable(tokenizer: Tokenizer, variables: Mapping[str, Any]) -> str | None:
+    """Why the chat template cannot have one of these variables; None if it can have all."""
+
+    def is_reserved(name: str) -> bool:
+        return name in RESERVED or name.endswith("_token")  # such as bos_token
+
+    free = sorted(name for name in _variables_of(tokenizer.chat_template or "") if not is_reserved(name))
+    for name in variables:
+        if is_reserved(name):
+            return f"the variable {name!r} of the chat template is set by the server; leave it out"
+        if name not in free:
+            known = f"it has {', '.join(free)}" if free else "leave it out"
+            return f"the chat template of this model has no variable {name!r}; {known}"
+    return None
+
+
+@lru_cache(maxsize=64)
+def _variables_of(template: str) -> frozenset[str]:
+    """The names that a template reads and does not set."""
+    try:
+        return frozenset(find_undeclared_variables(BoundedEnvironment().parse(template)))
+    except TemplateError as error:
+        raise ChatError(f"the chat template failed: {error.message}") from error
+    except TEMPLATE_FAULTS as error:
+        raise ChatError(f"the chat template cannot be read: {error}") from error
 
 
 def encode_chat(
@@ -77,23 +110,24 @@ def encode_chat(
     add_generation_prompt: bool = True,
     tools: Sequence[Mapping[str, Any]] | None = None,
     image_token: str | None = None,
+    variables: Mapping[str, Any] | None = None,
 ) -> list[int]:
     """The ids of a conversation; the generation prompt starts the assistant's next message.
 
-    tools: as for `render`. image_token: stands for each image, a part {"type": "image"} of the content of a message.
-    A special token typed in a message or a tool is encoded as its characters: while the template is rendered, a
-    private-use character replaces it.
+    tools, variables: as for `render`. image_token: stands for each image, a part {"type": "image"} of the content of a
+    message. A special token typed in a message, a tool or a variable is encoded as its characters: while the template
+    is rendered, a private-use character replaces it.
     """
     if tokenizer.chat_template is None:
         raise ChatError("this model has no chat template; let it continue a prompt instead of answering messages")
-    content = "\n".join(strings_in([messages, tools]))
+    content = "\n".join(strings_in([messages, tools, variables]))
     typed = [token for token in tokenizer.all_special_tokens if token in content]
     characters = frozenset(content)
     unused = (char for char in map(chr, PRIVATE_USE) if char not in characters)
     placeholders = dict(zip(islice(unused, len(typed)), typed, strict=True))
     for char, token in placeholders.items():
-        messages, tools = _replace(messages, token, char), _replace(tools, token, char)
-    arguments = (add_generation_prompt, tokenizer.special_tokens_map, tools)
+        messages, tools, variables = (_replace(value, token, char) for value in (messages, tools, variables))
+    arguments = (add_generation_prompt, tokenizer.special_tokens_map, tools, variables)
     if image_token is None or not (images := _images_in(messages)):
         text = render(tokenizer.chat_template, messages, *arguments)
     else:
