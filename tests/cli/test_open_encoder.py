@@ -19,6 +19,7 @@ from regard.parts.input import Tokens
 from regard.server.served_model import ServedModel
 from regard.text.train import byte
 from tests.cli.conftest import regard as run
+from tests.server.server_process import save_tiny
 
 
 def save_encoder(folder: Path, head: Head | None) -> Path:
@@ -46,12 +47,28 @@ def test_an_encoder_without_a_head_embeds(tmp_path: Path, served: list) -> None:
 
 def test_a_head_with_one_output_scores_pairs(tmp_path: Path, served: list) -> None:
     folder = save_encoder(tmp_path / "encoder", Classification(1, pool="mean"))
-    assert run("serve", folder, "--context", "40").exit_code == 0
+    result = run("serve", folder, "--context", "40")
+    assert result.exit_code == 0
     encoder = served[0].encoder
-    assert encoder.embed is None and encoder.context == 40
+    assert encoder.embed is None and encoder.context == 40 and "40 tokens  (--context)" in result.stderr
     pairs = [("where", "in the garden"), ("where", "x")]
     values = torch.tensor([prediction.value for prediction in regard.load(folder).classify(pairs)])
     torch.testing.assert_close(torch.tensor(encoder.score(pairs)), values.sigmoid())
+
+
+def test_a_context_is_for_the_models_that_generate(tmp_path: Path, served: list) -> None:
+    encoder, decoder = save_encoder(tmp_path / "encoder", None), save_tiny(tmp_path / "tiny")
+    for context in (40, 64):  # less and more than the encoder's
+        result = run("serve", decoder, encoder, "--context", context, "--rows", 1)
+        assert result.exit_code == 0, result.exception
+        generator, reader = served[-2:]
+        assert (generator.capacity, reader.capacity) == (context, 50)
+        assert "50 tokens  (the model's; --context is for models that generate text)" in result.stderr
+        assert result.stderr.index("loading tiny …") < result.stderr.index("loading encoder …")
+    refused = run("serve", f"a={decoder}", f"b={encoder}", "--context", 5000)
+    assert str(refused.exception).startswith("a: context=5000 exceeds the model's context of 1024 tokens")
+    alone = run("serve", encoder, "--context", 5000)
+    assert str(alone.exception).startswith("context=5000 exceeds the model's context of 50 tokens; choose at most 50")
 
 
 def test_other_heads_are_refused(tmp_path: Path, served: list) -> None:

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from regard.cli.open_engine import EngineOptions, choose_compile, open_engine
 from regard.cli.open_model import open_model
+from regard.cli.open_served import announced
 from regard.engine.runner import Runner
 from regard.server.network_options import NetworkOptions
 from tests.cli.conftest import regard
@@ -67,6 +68,15 @@ def test_decode_steps_are_prepared_before_the_first_request(demo_run: Path, monk
     console = Console(file=io.StringIO(), force_terminal=True, width=100)
     open_engine(open_model(demo_run), console, EngineOptions(context=64, rows=1, compile=False))
     assert "preparing decode steps" in console.file.getvalue() and "2/2" in console.file.getvalue()
+
+
+def test_what_takes_long_is_said_before_it_starts() -> None:
+    for terminal in (False, True):
+        console = Console(file=io.StringIO(), force_terminal=terminal, width=100)
+        with announced(console, "loading a[b] …"):
+            assert terminal or console.file.getvalue() == "loading a[b] …\n"
+        assert "loading a[b] …" in console.file.getvalue()
+        assert ("\x1b" in console.file.getvalue()) == terminal  # a spinner, which disappears
 
 
 def test_the_dtype_of_the_weights_is_chosen(demo_run: Path) -> None:

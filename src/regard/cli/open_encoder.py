@@ -9,6 +9,7 @@ from regard.cli.open_model import model_folder
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from regard.cli.open_engine import EngineChoice, EngineOptions
     from regard.language_model import LanguageModel
     from regard.server.served_model import TextEncoder
 
@@ -44,3 +45,21 @@ def open_text_encoder(
         return [1 / (1 + math.exp(-prediction.value)) for prediction in llm.classify(list(pairs))]
 
     return llm, TextEncoder(score=score, context=limit) if scores else TextEncoder(llm.embed, context=limit)
+
+
+def encoder_choices(
+    llm: "LanguageModel", encoder: "TextEncoder", options: "EngineOptions", several: bool
+) -> "list[EngineChoice]":
+    """several: --context is for models that generate text, beside which this one is served."""
+    from regard.cli.open_engine import EngineChoice, device_choice, dtype_choice
+
+    weight = next(llm.model.parameters())
+    length = "any number of" if encoder.context is None else str(encoder.context)
+    reason = "the model's" if several or options.context is None else "--context"
+    if several and options.context is not None:
+        reason += "; --context is for models that generate text"
+    return [
+        device_choice(weight.device, options),
+        dtype_choice(weight.dtype, options),
+        EngineChoice("context", f"{length} tokens", reason),
+    ]

@@ -114,8 +114,7 @@ def open_engine(
     warm_up(llm.engine, console)
     if compiles.value == "on" and llm.engine.runner.compiled is None and llm.engine.runner.graphs is None:
         compiles = EngineChoice("compile", "off", "torch cannot compile this model; its warning says why")
-    for name, value, reason in engine_choices(llm, options, compiles, engines):
-        console.print(f"  {name:<8} {value}  [dim]({reason})[/]", highlight=False)
+    print_choices(engine_choices(llm, options, compiles, engines), console)
 
 
 def engine_choices(
@@ -127,16 +126,14 @@ def engine_choices(
 
     engine, decoder = llm.engine, decoder_of(llm.model)
     weight = decoder.embedding.weight
-    device = "the GPU if there is one" if options.device == "auto" else "--device"
-    dtype = "as stored, on a CPU at least float32" if options.dtype == "auto" else "--dtype"
     context = "the model's" if options.context is None else "--context"
     if engine.capacity < (options.context or decoder.spec.context or 0):
         context = "what the store holds"
     rows = "what this device decodes at once" if options.rows is None else "--rows"
     size, ranks = store_size(engine.store.metrics(), bytes_of(engine.store)), options.tensor_parallel
     return [
-        EngineChoice("device", str(weight.device), device),
-        EngineChoice("dtype", str(weight.dtype).removeprefix("torch."), dtype),
+        device_choice(weight.device, options),
+        dtype_choice(weight.dtype, options),
         *([EngineChoice("weights", options.quantize, "--quantize")] if options.quantize else []),
         EngineChoice("context", f"{engine.capacity} tokens", context),
         EngineChoice("rows", str(engine.store.rows), rows),
@@ -146,6 +143,20 @@ def engine_choices(
         compiles,
         *([EngineChoice("batch", "invariant", "--batch-invariant")] if options.batch_invariant else []),
     ]
+
+
+def device_choice(device: "torch.device", options: EngineOptions) -> EngineChoice:
+    return EngineChoice("device", str(device), "the GPU if there is one" if options.device == "auto" else "--device")
+
+
+def dtype_choice(dtype: "torch.dtype", options: EngineOptions) -> EngineChoice:
+    reason = "as stored, on a CPU at least float32" if options.dtype == "auto" else "--dtype"
+    return EngineChoice("dtype", str(dtype).removeprefix("torch."), reason)
+
+
+def print_choices(choices: list[EngineChoice], console: "Console") -> None:
+    for name, value, reason in choices:
+        console.print(f"  {name:<8} {value}  [dim]({reason})[/]", highlight=False)
 
 
 def warm_up(engine: "Engine | Adapters", console: "Console") -> None:

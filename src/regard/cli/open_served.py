@@ -1,6 +1,8 @@
 """The models of a server: each loaded, with its engine if it generates text."""
 
 import os
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -42,32 +44,68 @@ def named_models(texts: list[str], name: str | None) -> list[NamedModel]:
 
 def open_served(models: list[NamedModel], console: "Console", options: "EngineOptions") -> "list[ServedModel]":
     """All weights are loaded before the engines divide the rest of the memory."""
-    from regard.cli.open_engine import open_engine
-    from regard.compat import run_in_thread
+    several = len(models) > 1
+    loaded: list[tuple[LanguageModel, TextEncoder | None]] = []
+    for name, path in models:
+        with announced(console, f"loading {name} …"), named_errors(name if several else None):
+            from regard.compat import run_in_thread  # imports torch
+
+            loaded.append(run_in_thread(load_weights, path, options, several))
+
+    from regard.cli.open_encoder import encoder_choices
+    from regard.cli.open_engine import open_engine, print_choices
     from regard.server.served_model import ServedModel
 
-    loaded = run_in_thread(lambda: [load_weights(path, options) for _, path in models])
     engines = sum(encoder is None for _, encoder in loaded)
     served: list[ServedModel] = []
     for (name, path), (llm, encoder) in zip(models, loaded, strict=True):
-        if len(models) > 1:
+        if several:
             console.print(f"[bold]{name}[/]", highlight=False)
         if encoder is not None:
+            print_choices(encoder_choices(llm, encoder, options, several), console)
             served.append(ServedModel(name, llm.tokenizer, encoder=encoder))
             continue
         index = sum(model.engine is not None for model in served)
-        open_engine(llm, console, options, index, engines, path)
-        served.append(generating_model(name, path, llm, inspected=options.tensor_parallel == 1))
+        with named_errors(name if several else None):
+            open_engine(llm, console, options, index, engines, path)
+            served.append(generating_model(name, path, llm, inspected=options.tensor_parallel == 1))
     return served
 
 
-def load_weights(path: Path, options: "EngineOptions") -> "tuple[LanguageModel, TextEncoder | None]":
+@contextmanager
+def announced(console: "Console", text: str) -> Generator[None]:
+    """Say what takes long: beside a spinner on a terminal, else in a line."""
+    from rich.text import Text
+
+    if console.is_terminal:
+        with console.status(Text(text)):
+            yield
+    else:
+        console.print(Text(text))
+        yield
+
+
+@contextmanager
+def named_errors(name: str | None) -> Generator[None]:
+    """Begin the message of a user's error with the name of the model that it concerns."""
+    try:
+        yield
+    except ValueError as error:
+        if name is None:
+            raise
+        raise ValueError(f"{name}: {error}") from error
+
+
+def load_weights(path: Path, options: "EngineOptions", several: bool) -> "tuple[LanguageModel, TextEncoder | None]":
+    """A model, and its functions if it is an encoder. several: --context is for those that generate text, and an
+    encoder reads its own context."""
     from regard.adapt import quantize_int8
     from regard.cli.open_encoder import open_text_encoder
     from regard.cli.open_model import open_model
 
-    arguments = path, options.device, options.context, options.adapter, options.dtype
-    loaded = open_text_encoder(*arguments) or (open_model(*arguments), None)
+    adapter, device, context, dtype = options.adapter, options.device, options.context, options.dtype
+    encoder = open_text_encoder(path, device, None if several else context, adapter, dtype)
+    loaded = encoder or (open_model(path, device, context, adapter, dtype), None)
     if options.quantize:
         quantize_int8(loaded[0].model)
     return loaded

@@ -106,7 +106,6 @@ def serve(
     from rich.console import Console
 
     from regard.server.network_options import NetworkOptions
-    from regard.server.run_server import serve as run
 
     network = NetworkOptions(
         host=host, port=port, keys=split_keys(key), allow_hosts=tuple(allow_host or ()),
@@ -120,6 +119,9 @@ def serve(
         return run_replicas(named, loras, options, network, replicas, console, announce)
     served = open_served(named, console, options)
     load_adapters(served[0], loras, console)
+
+    from regard.server.run_server import serve as run
+
     run(served, network, adapters=lora_folder, on_ready=announce)
 
 
