@@ -52,8 +52,8 @@ def test_every_request_gets_its_response(demo_run: Path, tmp_path: Path) -> None
     ]
     out = tmp_path / "out.jsonl"
     result = regard("batch", demo_run, write(tmp_path / "in.jsonl", requests), out, "--rows", 2)
-    assert result.exit_code == 0, result.output
-    assert "9 of 12 requests failed; the reasons are in" in result.stderr
+    assert result.exit_code == 1, result.output
+    assert "9 of 12 requests failed (custom_id '" in result.stderr and f"the reasons are in {out}; to" in result.stderr
     found = read(out)
     assert found.keys() == {request["custom_id"] for request in requests}
     statuses = {name: entry["response"]["status_code"] for name, entry in found.items()}
@@ -69,13 +69,22 @@ def test_every_request_gets_its_response(demo_run: Path, tmp_path: Path) -> None
     assert found["completion"]["response"]["body"]["choices"][0]["text"] == text
     assert len(found["sampled"]["response"]["body"]["choices"]) == 3
     assert "/v1/embeddings" in found["route"]["response"]["body"]["error"]["message"]
+    before = out.read_bytes()
+    again = regard("batch", demo_run, tmp_path / "in.jsonl", out)
+    assert again.exit_code == 1 and "9 of 12 requests failed" in again.stderr and out.read_bytes() == before
+    corrected = [line("body") if request["custom_id"] == "body" else request for request in requests]
+    kept = [entry for entry in found.values() if entry["custom_id"] != "body"]
+    again = regard("batch", demo_run, write(tmp_path / "in.jsonl", corrected), write(out, kept), "--rows", 2)
+    assert again.exit_code == 1 and "8 of 12 requests failed" in again.stderr and "has 11 of 12" in again.stderr
+    assert read(out)["body"]["response"]["status_code"] == 200
 
 
 def test_embeddings_of_an_encoder(tmp_path: Path) -> None:
     folder = save_encoder(tmp_path / "encoder", None)
     texts = ["a cat", "a kitten", "the barn"]
     requests = [line(text, {"input": text}, "/v1/embeddings") for text in texts] + [line("chat")]
-    assert regard("batch", folder, write(tmp_path / "in.jsonl", requests), tmp_path / "out.jsonl").exit_code == 0
+    result = regard("batch", folder, write(tmp_path / "in.jsonl", requests), tmp_path / "out.jsonl")
+    assert result.exit_code == 1 and "1 of 4 requests failed (custom_id 'chat')" in result.stderr
     found = read(tmp_path / "out.jsonl")
     llm = load(folder, device="cpu")
     for text in texts:

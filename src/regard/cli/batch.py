@@ -18,7 +18,7 @@ from regard.cli.open_engine import (
     RowsOption,
 )
 from regard.cli.open_model import AdapterOption, ContextOption, DeviceOption, ModelArgument
-from regard.cli.open_served import named_model, open_served
+from regard.cli.open_served import NamedModel, named_model, open_served
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -51,6 +51,9 @@ def batch(
     is refused has a response with its status and the reason; the others are not affected. After an interruption, the
     same command continues with the requests that have no result yet.
 
+    The exit code is 1 if OUT has failed requests, also those of an earlier run. To repeat them, remove their lines from
+    OUT and run the same command again.
+
     \b
     Examples:
       regard batch smollm2 requests.jsonl results.jsonl
@@ -63,42 +66,53 @@ def batch(
         import httpx  # noqa: F401
     except ModuleNotFoundError:
         raise ValueError("batches need more packages: pip install 'regard[serve]'") from None
-    import asyncio  # a tenth of the start of the command line
-
     from rich.console import Console
 
     console = Console(stderr=True, highlight=False, soft_wrap=True)
+    options = EngineOptions(
+        device, context, adapter, dtype, rows, memory, compile=compile, batch_invariant=batch_invariant,
+        quantize=quantize,
+    )  # fmt: skip
     with BatchOutput(out, {entry.custom_id for entry in entries}) as output:
         missing = [entry for entry in entries if entry.custom_id not in output.done]
         if output.done:
             console.print(f"{out} has {len(output.done)} of {len(entries)} results already")
-        if not missing:
-            return
-        from regard.server.app import create_app
-        from regard.server.network_options import NetworkOptions
+        if missing:
+            answer_missing(missing, named, output, options, console)
+        if output.failed:
+            ids = ", ".join(map(repr, output.failed[:3])) + (" …" if len(output.failed) > 3 else "")
+            failed = f"{len(output.failed)} of {len(entries)} requests failed"
+            remedy = "to repeat them, remove their lines there and run the same command again"
+            console.print(f"{failed} (custom_id {ids}); the reasons are in {out}; {remedy}", markup=False)
+            raise typer.Exit(1)
 
-        options = EngineOptions(
-            device, context, adapter, dtype, rows, memory, compile=compile, batch_invariant=batch_invariant,
-            quantize=quantize,
-        )  # fmt: skip
-        (served,) = open_served([named], console, options)
-        at_once = ENCODER_REQUESTS if served.engine is None else 2 * served.engine.engine.store.rows
-        app = create_app([served], NetworkOptions(max_body=MAX_BODY))
-        failed = asyncio.run(answer_all(missing, app, named.name, output, at_once, console))
-    if failed:
-        console.print(f"{failed} of {len(missing)} requests failed; the reasons are in {out}")
+
+def answer_missing(
+    requests: list[BatchRequest], model: NamedModel, output: BatchOutput, options: EngineOptions, console: Any
+) -> None:
+    """Open the model, and write the responses to these requests."""
+    import asyncio  # a tenth of the start of the command line
+
+    (served,) = open_served([model], console, options)
+
+    from regard.server.app import create_app
+    from regard.server.network_options import NetworkOptions
+
+    at_once = ENCODER_REQUESTS if served.engine is None else 2 * served.engine.engine.store.rows
+    app = create_app([served], NetworkOptions(max_body=MAX_BODY))
+    asyncio.run(answer_all(requests, app, model.name, output, at_once, console))
 
 
 async def answer_all(
     requests: list[BatchRequest], app: "FastAPI", name: str, output: BatchOutput, at_once: int, console: Any
-) -> int:
-    """Answer all requests, `at_once` at a time; returns how many failed."""
+) -> None:
+    """Answer all requests, `at_once` at a time."""
     import asyncio
 
     import httpx
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    start, failed, tokens = time.perf_counter(), 0, 0
+    start, tokens = time.perf_counter(), 0
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"), TimeElapsedColumn())
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     waiting = iter(requests)
@@ -110,11 +124,10 @@ async def answer_all(
             task = progress.add_task("", total=len(requests), rate="")
 
             async def work() -> None:
-                nonlocal failed, tokens
+                nonlocal tokens
                 for request in waiting:
                     status, id, body = await send(client, request, name)
                     output.write(request.custom_id, status, id, body)
-                    failed += status != 200
                     usage = body.get("usage") if isinstance(body, dict) else None
                     tokens += (usage or {}).get("completion_tokens", 0)
                     rate = tokens / (time.perf_counter() - start)
@@ -127,7 +140,6 @@ async def answer_all(
                 for worker in workers:
                     worker.cancel()
         console.print(f"{len(requests)} requests, {tokens / (time.perf_counter() - start):,.1f} new tokens/s")
-    return failed
 
 
 async def send(client: Any, request: BatchRequest, name: str) -> tuple[int, str | None, Any]:

@@ -53,10 +53,12 @@ def parse(line: bytes) -> Any:
 
 
 class BatchOutput:
-    """The output file, locked while it is open. `done` are the custom_ids that it had before."""
+    """The output file, locked while it is open. `done` are the custom_ids that it had before, `failed` those of all
+    requests in it that failed."""
 
     def __init__(self, path: Path, known: set[str]):
         self.path = path
+        self.failed: list[str] = []
         self.stream = path.open("ab+")
         try:
             fcntl.flock(self.stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -89,11 +91,17 @@ class BatchOutput:
             else:
                 done.add(custom_id)
                 end += len(line)
+                self.note(custom_id, entry.get("response"))
         return done
+
+    def note(self, custom_id: str, response: Any) -> None:
+        if not isinstance(response, dict) or response.get("status_code") != 200:
+            self.failed.append(custom_id)
 
     def write(self, custom_id: str, status: int, request_id: str | None, body: Any) -> None:
         response = {"status_code": status, "request_id": request_id, "body": body}
         id = f"batch_req_{secrets.token_hex(12)}"
         line = json.dumps({"id": id, "custom_id": custom_id, "response": response, "error": None}) + "\n"
         self.stream.write(line.encode())
+        self.note(custom_id, response)
         self.stream.flush()  # a killed process loses at most the line that it is writing
