@@ -150,16 +150,69 @@ def test_unknown_models_paths_and_methods_are_refused(server):
         check_refusal(server.client.get(path), 404)
 
 
-def test_the_message_states_the_violated_rule(server):
-    """Two of the fields have union types, for which pydantic reports a violation per member."""
-    for change, rule in [
-        ({"stop": ["x"] * 17}, "stop: List should have at most 16 items"),
-        ({"prompt": [3, -1]}, "prompt.1: Input should be greater than or equal to 0"),
-        ({"temperature": 3}, "temperature: Input should be less than or equal to 2"),
-        ({"tools": []}, "unknown or unsupported parameter 'tools'; remove it"),
+def test_the_message_states_value_rule_and_remedy(server):
+    """Some of the fields have union types, for which pydantic reports a violation per member."""
+    messages = CHAT["messages"]
+    for path, change, message in [
+        ("/v1/completions", {"temperature": 3}, "temperature=3 must be at most 2; lower it"),
+        ("/v1/completions", {"temperature": "0.5"}, 'temperature="0.5" must be a number; send it without quotes'),
+        ("/v1/completions", {"temperature": None, "top_p": 0}, "top_p=0 must be above 0; raise it"),
+        ("/v1/completions", {"n": 1.5}, "n=1.5 must be an integer; correct its type"),
+        ("/v1/completions", {"stream": "yes"}, 'stream="yes" must be true or false; send it without quotes'),
+        ("/v1/completions", {"user": 7}, "user=7 must be a string; send it in quotes"),
+        ("/v1/completions", {"stop": 7}, "stop=7 must be a string or a list; correct its type"),
+        ("/v1/completions", {"stop": ["x"] * 17}, "stop has more than 16 items; send fewer"),
+        ("/v1/completions", {"stop": [""]}, 'stop.0="" has fewer than 1 characters; send more, or omit it'),
+        ("/v1/completions", {"prompt": [3, -1]}, "prompt.1=-1 must be at least 0; raise it"),
+        ("/v1/completions", {"prompt": {"a": 1}}, "prompt must be a string or a list; correct its type"),
+        ("/v1/completions", {"prompt": []}, "prompt has fewer than 1 items; send more"),
+        ("/v1/completions", {"user": "x" * 300}, "user has more than 256 characters; shorten it"),
+        ("/v1/completions", {"logit_bias": {"a": 1}}, 'the key "a" of logit_bias must match the pattern ^(0|[1-9]'),
+        ("/v1/completions", {"logit_bias": [1]}, "logit_bias must be an object; correct its type"),
+        ("/v1/completions", {"tools": []}, "unknown or unsupported parameter 'tools'; remove it"),
+        (
+            "/v1/completions",
+            {"max_token": 3},
+            "unknown or unsupported parameter 'max_token'; did you mean 'max_tokens'?",
+        ),
+        (
+            "/v1/completions",
+            {"stream_options": {"include_use": 1}},
+            "'include_use' of stream_options; did you mean",
+        ),
+        ("/v1/chat/completions", {"store": True}, "store=true must be false; send one of these values, or omit it"),
+        ("/v1/chat/completions", {"audio": {"voice": "alloy"}}, "the parameter 'audio' is not supported; omit it"),
+        (
+            "/v1/chat/completions",
+            {"service_tier": "flex"},
+            "service_tier=\"flex\" must be 'auto' or 'default'; send one",
+        ),
+        ("/v1/chat/completions", {"messages": 1}, "messages=1 must be a list; correct its type"),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": 5}]},
+            "messages.0.content=5 must be a string or",
+        ),
+        ("/v1/chat/completions", {"messages": [{"content": "a"}]}, "messages.0.role is missing; send it"),
+        (
+            "/v1/chat/completions",
+            {"messages": [messages[0] | {"txt": 1}]},
+            "unsupported parameter 'txt' of messages.0; remove it",
+        ),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": [{"type": "video"}]}]},
+            "messages.0.content.0 has type='video', which must be one of 'text', 'image_url'; send one of them",
+        ),
+        (
+            "/tokenize",
+            {"prompt": "a", "mesages": 1},
+            "unknown or unsupported parameter 'mesages'; did you mean 'messages'?",
+        ),
     ]:
-        error = check_refusal(server.client.post("/v1/completions", json=COMPLETION | change))
-        assert error["message"].startswith(rule)
+        start = {"/v1/completions": COMPLETION, "/v1/chat/completions": CHAT}.get(path, {})
+        error = check_refusal(server.client.post(path, json=start | change))
+        assert message in error["message"], (change, error["message"])
 
 
 def test_a_prompt_that_can_never_fit_is_refused_before_it_is_tokenized(server, monkeypatch):

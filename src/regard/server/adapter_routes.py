@@ -9,27 +9,24 @@ import re
 from pathlib import Path
 
 from fastapi import APIRouter
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from regard.server.errors import ApiError
 from regard.server.model_registry import ModelRegistry
 from regard.server.response_bodies import Status
+from regard.server.schema import RequestBody
 from regard.server.served_model import ServedModel
 
 FOLDERS = re.compile(r"(?<![\w.])/(?:[^/\s:;,'\"]+/)+")  # of an absolute path in a message
 
 
-class LoadAdapterBody(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
+class LoadAdapterBody(RequestBody):
     lora_name: str = Field(min_length=1, max_length=256)
     lora_path: str = Field(min_length=1, max_length=1024)
-    model: str | None = Field(default=None, max_length=256, description="The adapter's model; needed if there are several.")
+    model: str | None = Field(default=None, max_length=256, description="The adapter's model, if there are several.")
 
 
-class UnloadAdapterBody(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
+class UnloadAdapterBody(RequestBody):
     lora_name: str = Field(min_length=1, max_length=256)
 
 

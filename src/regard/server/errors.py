@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 
 from regard.engine.async_engine import EngineStopped
 from regard.server.request_id import HEADER, request_id
+from regard.server.validation_message import field_path, message_of, most_specific
 
 log = logging.getLogger(__name__)
 
@@ -78,13 +79,16 @@ def clean(text: str) -> str:
 
 
 def validation_error(error: RequestValidationError) -> ApiError:
-    """The first violation, with its field. A violation other than "wrong type" comes first, because a field of a union
-    type has a "wrong type" violation for every other member of the union."""
-    first = min(error.errors(), key=lambda violation: violation["type"].endswith("_type"))
-    path = ".".join(str(step) for step in first["loc"][1:] if is_field(step))
-    if first["type"] in ("extra_forbidden", "none_required"):
+    """The most specific violation, with its field."""
+    first = most_specific(violations := error.errors())
+    path = field_path(first)
+    if first["type"] == "unknown_field":
+        name, place = first["ctx"]["field"], f" of {path}" if path else ""
+        path = f"{path}.{name}" if path else name
+        message = f"unknown or unsupported parameter {name!r}{place}; {first['ctx']['remedy']}"
+    elif first["type"] == "none_required":
         path = str(first["loc"][-1])
-        message = f"unknown or unsupported parameter {path!r}; remove it"
+        message = f"the parameter {path!r} is not supported; omit it"
     elif first["type"] == "json_invalid":
         path, message = "", "the body is not valid JSON; send a JSON object"
     elif first["type"] == "value_error":  # raised by a validator of schema.py
@@ -92,16 +96,8 @@ def validation_error(error: RequestValidationError) -> ApiError:
     elif not path:
         message = "the body cannot be read; send a JSON object, with Content-Type: application/json"
     else:
-        message = f"{path}: {first['msg']}"
+        message = message_of(first, violations)
     return ApiError(400, message, code="invalid_value", param=clean(path) or None)
-
-
-def is_field(step: str | int) -> bool:
-    """Whether a step of a Pydantic path is a field or an index.
-
-    Paths also contain the types of a union, as in (`prompt`, `list[constrained-str]`, 3).
-    """
-    return isinstance(step, int) or (step.isidentifier() and step != "str")
 
 
 def install_handlers(app: FastAPI) -> None:

@@ -9,7 +9,7 @@ A body may have a million items, and pydantic reports every violation, so valida
 event loop. Therefore lists end at their first violation (`fail_fast`), and dictionaries are counted first (`at_most`).
 """
 
-from itertools import islice
+import difflib
 from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
@@ -37,6 +37,18 @@ def at_most(count: int) -> BeforeValidator:
     return BeforeValidator(check)
 
 
+def refuse_unknown_fields(body: type[BaseModel], data: Any) -> Any:
+    """Refuse the first unknown field with the nearest name. A body may have a million of them."""
+    known = {field.alias or name for name, field in body.model_fields.items()}
+    for field in data if isinstance(data, dict) else ():
+        if field not in known:
+            name = field[:100].encode("utf-8", "replace").decode()  # JSON may have lone surrogates
+            close = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+            remedy = f"did you mean {close[0]!r}?" if close else "remove it"
+            raise PydanticCustomError("unknown_field", "unknown field", {"field": name, "remedy": remedy})
+    return data
+
+
 Name = Annotated[str, StringConstraints(max_length=256)]
 Text = Annotated[str, StringConstraints(max_length=MAX_PROMPT)]
 StopString = Annotated[str, StringConstraints(min_length=1, max_length=256)]
@@ -55,11 +67,8 @@ class RequestBody(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def limit_fields(cls, data: Any) -> Any:
-        """If there are more fields than the model has, some are unknown. The first ones suffice to name one."""
-        if isinstance(data, dict) and len(data) > (limit := len(cls.model_fields)):
-            return dict(islice(data.items(), limit + 1))
-        return data
+    def check_fields(cls, data: Any) -> Any:
+        return refuse_unknown_fields(cls, data)
 
 
 class StreamOptions(RequestBody):

@@ -18,7 +18,7 @@ from regard.server.middleware import tenant_of
 from regard.server.model_registry import ModelRegistry
 from regard.server.response_bodies import ResponseBody, or_stream
 from regard.server.responses import data_events, event, respond
-from regard.server.schema import Name
+from regard.server.schema import Name, refuse_unknown_fields
 from regard.server.served_model import ServedModel
 from regard.server.speech_task import SpeechTask, open_audio
 from regard.speech.subtitles import plain_text, srt, verbose, vtt
@@ -38,6 +38,11 @@ class AudioForm(BaseModel):
     prompt: Annotated[str, StringConstraints(max_length=1 << 16)] | None = None
     response_format: Literal["json", "text", "srt", "verbose_json", "vtt"] = "json"
     temperature: Annotated[float, Field(ge=0, le=1)] = 0
+
+    @model_validator(mode="before")
+    @classmethod
+    def check_fields(cls, data: Any) -> Any:
+        return refuse_unknown_fields(cls, data)
 
     def settings(self, task: str, language: str | None = None) -> TranscriptionSettings:
         timestamps = self.response_format in ("srt", "verbose_json", "vtt")
