@@ -128,6 +128,30 @@ def test_lens_names_lists_activations_with_their_shapes(demo_run: Path) -> None:
     assert "did you mean" in str(regard("lens", "names", demo_run, "stack.block").exception)
 
 
+def test_lens_finds_where_a_prediction_arises(demo_run: Path, tmp_path: Path) -> None:
+    text = ("--text", "Anna is in the barn. Where is Anna")
+    layers = json.loads(regard("lens", "logits", demo_run, *text, "--json").stdout)
+    assert list(layers)[:2] == ["stack.input", "stack.blocks.0"] and len(layers["stack.input"]) == 4
+    assert layers["stack.input"][0]["probability"] >= layers["stack.input"][1]["probability"]
+    assert "'" in regard("lens", "logits", demo_run, *text, "--top", 1).stdout
+    terms = json.loads(regard("lens", "attribute", demo_run, *text, "--token", "?", "--minus", ".", "--json").stdout)
+    assert any(name.endswith("head 1") for name in terms)
+    assert (
+        f"{sum(terms.values()):.2f}"
+        in regard("lens", "attribute", demo_run, *text, "--token", "?", "--minus", ".").stdout
+    )
+    assert "is not one token" in str(regard("lens", "attribute", demo_run, *text, "--token", "? Anna").exception)
+    prompts = ("--clean", "Anna is in the", "--corrupted", "Ben is in the", "--answer", ".", "--wrong", "?")
+    found = json.loads(regard("lens", "patch", demo_run, *prompts, "--json").stdout)
+    assert all(len(effects) == len(found["tokens"]) for effects in found["effects"].values())
+    picture = tmp_path / "patch.png"
+    assert (
+        regard("lens", "patch", demo_run, *prompts, "--names", "*.body.z", "--by", "head", "-o", picture).exit_code == 0
+    )
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert "(0)" in regard("lens", "patch", demo_run, *prompts).stdout
+
+
 def test_lens_prints_and_draws_norms_of_recurrent_states(demo_run: Path, tmp_path: Path) -> None:
     found = json.loads(regard("lens", demo_run, "--text", "Anna is in the barn.", "--states", "--json").stdout)
     assert found["norms"] and all(len(norms) == len(found["tokens"]) for norms in found["norms"].values())
@@ -309,7 +333,22 @@ def test_flags_are_frozen() -> None:
     assert flags["transcribe"] >= {"--language", "--translate", "--timestamps", "--format", "--output", "--prompt"}
     assert flags["plan"] >= {"--context", "--batch", "--dtype", "--json"}
     assert flags["lens"] >= {"--text", "--layer", "--head", "--out", "--json"}
-    assert flags["lens names"] >= {"--text", "--all", "--json"}
+    assert flags["lens names"] >= {"--text", "--all", "--json"} and flags["lens logits"] >= {
+        "--text",
+        "--top",
+        "--json",
+    }
+    assert flags["lens attribute"] >= {"--text", "--token", "--minus", "--by", "--json"}
+    assert flags["lens patch"] >= {
+        "--clean",
+        "--corrupted",
+        "--answer",
+        "--wrong",
+        "--names",
+        "--by",
+        "--out",
+        "--json",
+    }
     assert flags["chat"] >= {"--system", "--max-new", "--temperature", "--top-p", "--seed"}
     assert flags["demo"] >= {"--out", "--steps", "--questions"}
     assert flags["export"] >= {"--family", "--gguf"} and flags["models"] >= {"--json"} and flags["doctor"] >= {"--json"}

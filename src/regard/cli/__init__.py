@@ -25,7 +25,9 @@ from regard.cli import (
     import_model,
     lab,
     lens,
+    lens_logits,
     lens_names,
+    lens_patch,
     lr_find,
     models,
     plan,
@@ -95,6 +97,9 @@ app.command("batch")(batch.batch)
 app.command("bench serve")(bench_serve.bench_serve)
 app.command("lens")(lens.lens)
 app.command("lens names")(lens_names.names)
+app.command("lens logits")(lens_logits.logits)
+app.command("lens attribute")(lens_logits.attribute)
+app.command("lens patch")(lens_patch.patch)
 app.command("lab")(lab.lab)
 app.command("plan", context_settings=ACCEPT_OVERRIDES)(plan.plan)
 app.command("plan train", context_settings=ACCEPT_OVERRIDES)(plan_train.plan_train)

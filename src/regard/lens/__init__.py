@@ -3,9 +3,12 @@
 All of it uses ordinary hooks on the model that trains and serves; there is no second model.
 """
 
+from regard.lens.ablation import ablate
 from regard.lens.detectors import HeadScores, score_heads
 from regard.lens.hooks import names, patch, record, shapes
 from regard.lens.input_attribution import IntegratedGradients, gradient_times_input, integrated_gradients
+from regard.lens.logit_attribution import Attribution, logit_attribution
+from regard.lens.logit_lens import logit_lens
 from regard.lens.maps import (
     attention_heads,
     attention_maps,
@@ -14,15 +17,20 @@ from regard.lens.maps import (
     named_attention_maps,
     row_entropy,
 )
+from regard.lens.patching import Patching, activation_patching, logit_difference
 from regard.lens.probes import Probe, control_labels, fit_probe
 from regard.lens.recorded_attention import RecordedAttention
 from regard.lens.rollout import attention_rollout
 
 __all__ = [
+    "Attribution",
     "HeadScores",
     "IntegratedGradients",
+    "Patching",
     "Probe",
     "RecordedAttention",
+    "ablate",
+    "activation_patching",
     "attention_heads",
     "attention_maps",
     "attention_rollout",
@@ -32,6 +40,9 @@ __all__ = [
     "fit_probe",
     "gradient_times_input",
     "integrated_gradients",
+    "logit_attribution",
+    "logit_difference",
+    "logit_lens",
     "named_attention_maps",
     "names",
     "patch",

@@ -92,6 +92,21 @@ def attention_grid(maps: Mapping[tuple[int, int], Tensor], tokens: Sequence[str]
     plt.close(figure)
 
 
+def heat_map(values: Tensor, rows: Sequence[str], columns: Sequence[str], out: Path) -> None:
+    """Values (rows, columns) from blue, negative, to red, with their labels."""
+    plt = pyplot()
+    figure, axes = plt.subplots(
+        figsize=(max(4.0, 0.22 * len(columns)) + 2.5, max(2.0, 0.22 * len(rows)) + 1.0), layout="constrained"
+    )
+    limit = float(values.abs().max()) or 1.0
+    image = axes.imshow(values.float().cpu().numpy(), cmap="RdBu_r", vmin=-limit, vmax=limit, aspect="auto")
+    axes.set_xticks(range(len(columns)), labels=columns, rotation=90, fontsize=7)
+    axes.set_yticks(range(len(rows)), labels=rows, fontsize=7)
+    figure.colorbar(image, ax=axes)
+    figure.savefig(out)
+    plt.close(figure)
+
+
 def state_grid(states: Mapping[str, Tensor], tokens: Sequence[str], out: Path) -> None:
     """A heat map per state: columns are tokens, rows the elements of the state after each token."""
     plt = pyplot()

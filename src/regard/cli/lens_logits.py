@@ -1,0 +1,99 @@
+"""`regard lens logits` and `regard lens attribute`: where in the model a prediction arises."""
+
+import json
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from regard.cli.lens import encode, open_inspected
+from regard.cli.open_model import DeviceOption, ModelArgument
+
+if TYPE_CHECKING:
+    from regard.text.tokenizer import Tokenizer
+
+TextOption = Annotated[str, typer.Option("--text", "-t", help="The text that the model reads.")]
+
+
+def logits(
+    model: ModelArgument,
+    text: TextOption,
+    top: Annotated[int, typer.Option(min=1, help="Tokens per layer.")] = 4,
+    device: DeviceOption = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object: layer to tokens.")] = False,
+) -> None:
+    """Show which next token the model would predict after every layer: the logit lens.
+
+    The head of the model is applied to the residual stream after each layer, at the last token.
+
+    \b
+    Examples:
+      regard lens logits runs/demo --text "Anna is in the barn. Where is Anna? Anna is in the"
+    """
+    llm = open_inspected(model, device)
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from regard.lens import logit_lens
+
+    found = logit_lens(llm.model, encode(model, llm, text), slice(-1, None))
+    layers = {}
+    for name, values in found.items():
+        best = values[0, -1].float().softmax(-1).topk(min(top, values.shape[-1]))
+        ids = (llm.tokenizer.decode_token(id) for id in best.indices.tolist())
+        layers[name] = [{"token": token, "probability": p} for token, p in zip(ids, best.values.tolist(), strict=True)]
+    if as_json:
+        print(json.dumps(layers))
+        return
+    table = Table("after", "next token, by the head of the model")
+    for name, tokens in layers.items():
+        row = ", ".join(f"{entry['token']!r} {entry['probability']:.2f}" for entry in tokens)
+        table.add_row(name, Text(row))  # Text: a token with brackets is not markup
+    Console().print(table)
+
+
+def attribute(
+    model: ModelArgument,
+    text: TextOption,
+    token: Annotated[str, typer.Option(help="The next token whose logit is split into terms.")],
+    minus: Annotated[str | None, typer.Option(help="Split the difference to the logit of this token.")] = None,
+    by: Annotated[
+        Literal["sublayer", "head", "neuron"], typer.Option(help="One term per sublayer, head or neuron.")
+    ] = "head",
+    top: Annotated[int, typer.Option(min=1, help="Show so many of the largest terms.")] = 20,
+    device: DeviceOption = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object: name to value, all terms.")] = False,
+) -> None:
+    """Split the logit of the next token into the terms that each part of a decoder adds directly.
+
+    The terms sum to the logit. Effects through later layers are not part of them.
+
+    \b
+    Examples:
+      regard lens attribute runs/demo --text "Anna is in the" --token " barn" --minus " garden"
+      regard lens attribute runs/demo --text "Anna is in the" --token " barn" --by neuron --top 10
+    """
+    llm = open_inspected(model, device)
+    from rich.console import Console
+    from rich.table import Table
+
+    from regard.lens import logit_attribution
+
+    target, other = one_token(llm.tokenizer, token), None if minus is None else one_token(llm.tokenizer, minus)
+    found = logit_attribution(llm.model, encode(model, llm, text), target, other, by=by)
+    terms = dict(zip(found.names, found.values[:, 0].tolist(), strict=True))
+    if as_json:
+        print(json.dumps(terms))
+        return
+    table = Table("term", "value", caption=f"sum of all {len(terms)} terms: {found.total.item():.3f}")
+    for name in sorted(terms, key=lambda name: -abs(terms[name]))[:top]:
+        table.add_row(name, f"{terms[name]:.3f}")
+    Console().print(table)
+
+
+def one_token(tokenizer: "Tokenizer", text: str) -> int:
+    ids = tokenizer.encode(text, special=True)
+    if len(ids) != 1:
+        parts = ", ".join(repr(tokenizer.decode_token(id)) for id in ids) or "none"
+        raise ValueError(f"{text!r} is not one token (tokens: {parts}); give one, often with a space before the word")
+    return ids[0]

@@ -1,0 +1,124 @@
+"""Ablation: remove heads, neurons or layers while a `with` block runs.
+
+    with ablate(model, heads=[(4, 7), (5, 0)]):            # heads 7 of layer 4 and 0 of layer 5 have output 0
+        model(ids)
+    with ablate(model, neurons=[(2, 91)], mean_over=ids):  # the neuron has its mean over these sequences
+        model(ids)
+
+Zero is often far from all activations of a head, so that later layers get inputs they never had in training; the mean
+keeps what does not depend on the input (Wang et al. 2022). A layer that is removed returns its input. Heads are counted
+as in `attention_maps`: those of all attentions of a layer in order, without attention to a source.
+"""
+
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.lens.hooks import Edit, eager_hooks, patch, record, residual_names
+from regard.lens.maps import layers_of
+from regard.parts.tap import Tap
+
+Places = dict[str, tuple[int, list[int]]]  # name of an activation -> its dimension, and the indices along it
+
+
+@contextmanager
+def ablate(
+    model: Any,
+    heads: Iterable[tuple[int, int]] = (),
+    neurons: Iterable[tuple[int, int]] = (),
+    layers: Iterable[int] = (),
+    mean_over: Sequence[int] | Tensor | None = None,
+) -> Generator[None]:
+    """Remove heads and neurons, both as (layer, index), and whole layers of a decoder or encoder.
+
+    mean_over: ids (L,) or (B, L); heads and neurons get their mean over these tokens instead of 0.
+    """
+    residual_names(model)  # raises ValueError if there is no single stack
+    places = head_places(model, heads) | neuron_places(model, neurons)
+    skipped = [check_index("layer", layer, len(model.stack.blocks)) for layer in layers]
+    values = {} if mean_over is None or not places else mean_activations(model, places, mean_over)
+    edits: dict[str, Edit] = {
+        name: replace_at(name, dim, torch.tensor(indices), values.get(name)) for name, (dim, indices) in places.items()
+    }
+    with eager_hooks() as stack, patch(model, edits):
+        for layer in skipped:
+            handle = model.stack.blocks[layer].register_forward_hook(lambda _, args, out: (args[0], *out[1:]))
+            stack.callback(handle.remove)
+        yield
+
+
+def head_places(model: Any, heads: Iterable[tuple[int, int]]) -> Places:
+    """The outputs of heads: dimension 1 of the taps `z` of their attention."""
+    places: Places = {}
+    layers = layers_of(model)
+    for layer, head in heads:
+        modules = [
+            (name, module)
+            for name, module in layers[check_index("layer", layer, len(layers))].items()
+            if isinstance(getattr(module, "z", None), Tap)
+        ]
+        count = sum(heads_of(module) for _, module in modules)
+        index = check_index(f"head in layer {layer}:", head, count)
+        for name, module in modules:
+            if 0 <= index < heads_of(module):
+                for tap in (t for t, m in module.named_modules() if isinstance(m, Tap) and t.split(".")[-1] == "z"):
+                    places.setdefault(f"{name}.{tap}", (1, []))[1].append(index)  # global attention has two
+            index -= heads_of(module)
+    return places
+
+
+def neuron_places(model: Any, neurons: Iterable[tuple[int, int]]) -> Places:
+    places: Places = {}
+    for layer, neuron in neurons:
+        block = model.stack.blocks[check_index("layer", layer, len(model.stack.blocks))]
+        names = [name for name, module in block.named_modules() if isinstance(module, Tap) and is_neurons(name)]
+        if len(names) != 1:
+            raise ValueError(
+                f"layer {layer} has {len(names)} feed-forward layers with neurons, but (layer, neuron) needs one; "
+                "name the activation: patch(model, {name: function})"
+            )
+        places.setdefault(f"stack.blocks.{layer}.{names[0]}", (-1, []))[1].append(neuron)
+    return places
+
+
+def is_neurons(name: str) -> bool:
+    return name.endswith(".neurons") and ".experts." not in name  # rows of experts are sorted, not (B, L)
+
+
+def heads_of(module: nn.Module) -> int:
+    heads = getattr(module, "heads", 0)
+    assert isinstance(heads, int)
+    return heads
+
+
+@torch.no_grad()
+def mean_activations(model: Any, names: Iterable[str], ids: Sequence[int] | Tensor) -> dict[str, Tensor]:
+    """The mean of each activation over rows and positions, with these dimensions kept as 1."""
+    tokens = torch.as_tensor(ids, device=next(model.parameters()).device)
+    with record(model, list(names)) as recorded:
+        model(tokens if tokens.dim() == 2 else tokens.unsqueeze(0))
+    return {name: x.mean((0, -2), keepdim=True) for name, x in recorded.items()}  # (1, H, 1, E) or (1, 1, F)
+
+
+def replace_at(name: str, dim: int, indices: Tensor, value: Tensor | None) -> Edit:
+    """A function that sets these indices of a dimension to 0, or to those of the value."""
+
+    def edit(x: Tensor) -> Tensor:
+        for i in indices.tolist():
+            check_index(f"channel in {name}:", i, x.shape[dim])
+        index = indices.to(x.device)
+        if value is None:
+            return x.index_fill(dim, index, 0.0)
+        return x.index_copy(dim, index, value.expand_as(x).index_select(dim, index))
+
+    return edit
+
+
+def check_index(what: str, index: int, count: int) -> int:
+    if not 0 <= index < count:
+        rule = f"choose 0 to {count - 1}" if count else "there are none"
+        raise ValueError(f"there is no {what} {index}; {rule}")
+    return index

@@ -1,0 +1,112 @@
+"""Activation patching: which activation carries the difference between two inputs?
+
+    effect(name, i) = (m(corrupted, activation i from clean) - m(corrupted)) / (m(clean) - m(corrupted))
+
+The model runs on the corrupted input, with one cell of one activation (a position, or a head) from the clean run. An
+effect of 1 restores the metric of the clean run, and 0 changes nothing. Vig et al. 2020; Meng et al. 2022.
+
+    metric = logit_difference(answer=17, wrong=4)
+    result = activation_patching(model, clean, corrupted, metric)   # residual stream: layers × positions
+    result.effects                                                  # {"stack.input": (L,), "stack.blocks.0": (L,) …}
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from regard.lens.hooks import patch, record, residual_names
+from regard.lens.input_attribution import Metric
+
+OnProgress = Callable[[int, int], None]  # activations done, and all
+ROWS = 32  # cells per forward, which bounds memory
+DIMENSIONS = {"position": -2, "head": 1}
+
+
+@dataclass(frozen=True)
+class Patching:
+    effects: dict[str, Tensor]  # by activation: (L,), (H,), or () if the whole activation is patched
+    clean: float  # the metric of each run
+    corrupted: float
+
+    @property
+    def matrix(self) -> Tensor:
+        """(activations, cells), if all activations have the same number of cells"""
+        return torch.stack(list(self.effects.values()))
+
+
+def logit_difference(answer: int, wrong: int, position: int = -1) -> Metric:
+    """The metric logit(answer) - logit(wrong) at a position, by default the last."""
+    return lambda logits: logits[:, position, answer] - logits[:, position, wrong]
+
+
+@torch.no_grad()
+def activation_patching(
+    model: nn.Module,
+    clean: Sequence[int] | Tensor,
+    corrupted: Sequence[int] | Tensor,
+    metric: Metric,
+    patterns: str | Sequence[str] | None = None,
+    by: Literal["position", "head", "all"] = "position",
+    progress: OnProgress | None = None,
+) -> Patching:
+    """The effect of every cell of the named activations, by default of the residual stream at every position.
+
+    `clean` and `corrupted` are ids (L,) of the same length; `metric` maps logits (B, L, V) to (B,). by: "position"
+    patches one position at a time (of scores and patterns one query), "head" one head at all positions, of activations
+    (B, H, L, …), "all" a whole activation.
+    """
+    device = next(model.parameters()).device
+    rows = {kind: torch.as_tensor(ids, device=device) for kind, ids in (("clean", clean), ("corrupted", corrupted))}
+    lengths = [tuple(ids.shape) for ids in rows.values()]
+    if lengths[0] != lengths[1] or len(lengths[0]) != 1:
+        raise ValueError(f"the ids have shapes {lengths[0]} and {lengths[1]}; give two sequences of the same length")
+    with record(model, residual_names(model) if patterns is None else patterns) as recorded:
+        clean_value = run(model, rows["clean"].unsqueeze(0), metric)
+    corrupted_value = run(model, rows["corrupted"].unsqueeze(0), metric)
+    difference = float(clean_value - corrupted_value)
+    if difference == 0:
+        raise ValueError("the metric is the same for both inputs, so there is no difference to explain; choose others")
+    effects = {}
+    for done, (name, x) in enumerate(recorded.items()):
+        if progress is not None:
+            progress(done, len(recorded))
+        values = patched_values(model, rows["corrupted"], name, x, metric, by)
+        effects[name] = (values - corrupted_value) / difference
+    return Patching(effects, float(clean_value), float(corrupted_value))
+
+
+def patched_values(model: nn.Module, ids: Tensor, name: str, clean: Tensor, metric: Metric, by: str) -> Tensor:
+    """The metric with each cell of the clean activation (1, …) patched into a run of `ids` (L,): (cells,) or ()"""
+    if by == "all":
+        with patch(model, {name: clean}):
+            return run(model, ids.unsqueeze(0), metric)[0]
+    dim = DIMENSIONS[by]
+    if by == "head" and clean.dim() != 4:
+        raise ValueError(f"{name} has shape {tuple(clean.shape)}, without heads; choose names such as '*.body.z'")
+    count = clean.shape[dim]
+    values = []
+    for start in range(0, count, ROWS):
+        cells = torch.arange(start, min(start + ROWS, count), device=clean.device)
+
+        def edit(x: Tensor, cells: Tensor = cells) -> Tensor:
+            """Row b gets cell cells[b] of the clean activation."""
+            index = torch.arange(count, device=x.device)
+            shape = [1] * x.dim()
+            shape[0], shape[dim] = len(cells), count
+            return torch.where((index == cells.unsqueeze(1)).view(shape), clean, x)
+
+        with patch(model, {name: edit}):
+            values.append(run(model, ids.expand(len(cells), -1), metric))
+    return torch.cat(values)
+
+
+def run(model: nn.Module, ids: Tensor, metric: Metric) -> Tensor:
+    """(B,): the metric of the model's logits"""
+    logits: Any = model(ids)
+    values = metric(logits)
+    if values.shape != ids.shape[:1]:
+        raise ValueError(f"the metric returned {tuple(values.shape)}; it must return one value per row, ({len(ids)},)")
+    return values
