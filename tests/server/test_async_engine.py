@@ -1,6 +1,7 @@
 """The engine in its thread: disconnected clients, full queues, failed steps, shutdown."""
 
 import json
+import logging.handlers
 import signal
 import sys
 import threading
@@ -138,15 +139,23 @@ def test_a_signal_drains_and_ends_every_stream(tokenizer, drain):
     assert ("shutting down" in remaining[-2]) == (drain < 1)
 
 
-def test_a_second_signal_exits_at_once(tokenizer):
-    server = Server(
-        create_app([ServedModel("tiny", tokenizer, FakeEngine(tokenizer, "x"))]),
-        "127.0.0.1",
-        0,
-        drain=20,
-        on_ready=print,
-    )
-    server.handle_exit(signal.SIGTERM, None)
-    assert server.should_exit and not server.force_exit
-    server.handle_exit(signal.SIGTERM, None)
-    assert server.force_exit
+def test_a_second_signal_exits_at_once_without_tracebacks(tokenizer):
+    urls, engine, log = Queue(), FakeEngine(tokenizer, "x", repeat=True), logging.handlers.QueueHandler(Queue())
+    engine.step_seconds = 0.001
+    server = Server(create_app([ServedModel("tiny", tokenizer, engine)]), "127.0.0.1", 0, drain=20, on_ready=urls.put)
+    logging.getLogger("uvicorn.error").addHandler(log)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        with httpx.stream("POST", f"{urls.get(timeout=20)}/v1/completions", json=LONG | {"stream": True}) as response:
+            lines = response.iter_lines()
+            next(lines)
+            server.handle_exit(signal.SIGTERM, None)
+            assert server.should_exit and not server.force_exit
+            server.handle_exit(signal.SIGTERM, None)
+            thread.join(timeout=10)
+            assert not thread.is_alive()
+    finally:
+        logging.getLogger("uvicorn.error").removeHandler(log)
+    assert log.queue.empty()
+    assert server.passes_log not in logging.getLogger("uvicorn.error").filters

@@ -97,9 +97,21 @@ class Server(uvicorn.Server):
         self.log_limit = LogRateLimit()
         self.models, self.drain, self.on_ready = app.state.models, drain, on_ready
 
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        loggers = [logging.getLogger(name) for name in ("asyncio", "uvicorn.error")]
+        for logger in loggers:
+            logger.addFilter(self.passes_log)
+        try:
+            super().run(sockets)
+        finally:
+            for logger in loggers:
+                logger.removeFilter(self.passes_log)
+
+    def passes_log(self, record: logging.LogRecord) -> bool:
+        """After a second signal nothing is logged: every aborted response would log a traceback."""
+        return not self.force_exit and self.log_limit.filter(record)
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        for name in ("asyncio", "uvicorn.error"):
-            logging.getLogger(name).addFilter(self.log_limit)
         gc.collect()
         gc.freeze()  # the collector no longer visits the model and the modules, which takes it 0.1 seconds
         await super().startup(sockets)
@@ -116,5 +128,3 @@ class Server(uvicorn.Server):
         timer = asyncio.get_running_loop().call_later(self.drain, self.models.cancel_all, SHUTTING_DOWN)
         await super().shutdown(sockets)
         timer.cancel()
-        for name in ("asyncio", "uvicorn.error"):
-            logging.getLogger(name).removeFilter(self.log_limit)
