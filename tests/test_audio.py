@@ -2,6 +2,7 @@
 
 import io
 import math
+import tempfile
 import wave
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 import torch
 import transformers
 
-from regard.audio import log_mel, read_wav, resample
+from regard.audio import log_mel, read_wav, resample, wav_seconds
 
 
 def wav(samples: np.ndarray, width: int, rate: int = 16000, channels: int = 1) -> bytes:
@@ -40,8 +41,12 @@ def test_channels_are_averaged_and_damaged_files_refused() -> None:
     for data, reason in [(b"", "not a WAV"), (b"ID3" + bytes(99), "not a WAV"), (stereo[:30], "not a WAV")]:
         with pytest.raises(ValueError, match=reason):
             read_wav(data)
-    with pytest.raises(ValueError, match="2 seconds are too many; at most 1 fit"):
-        read_wav(wav(np.zeros(16000 * 2), 2), max_seconds=1)
+    for read in (read_wav, wav_seconds):
+        with pytest.raises(ValueError, match="2 seconds are too many; at most 1 fit"):
+            read(wav(np.zeros(16000 * 2), 2), max_seconds=1)
+    with tempfile.SpooledTemporaryFile() as file:  # as a server has it
+        file.write(stereo)
+        assert wav_seconds(file) == read_wav(file).seconds == 2 / 16000 and not file.closed
 
 
 @pytest.mark.parametrize("rate", [8000, 11025, 22050, 44100, 48000])

@@ -14,9 +14,11 @@ the same area:
 
 import math
 import wave
+from collections.abc import Generator
+from contextlib import contextmanager
 from functools import cache
 from io import BytesIO
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import torch
@@ -40,23 +42,38 @@ class Audio(NamedTuple):
         return len(self.samples) / self.rate
 
 
-def read_wav(data: bytes, max_seconds: float = float("inf")) -> Audio:
+def read_wav(data: bytes | BinaryIO, max_seconds: float = float("inf")) -> Audio:
     """A WAV file with integer samples of 8, 16, 24 or 32 bits. ValueError if it is none, or too long."""
+    with open_wav(data, max_seconds) as file:
+        channels, width, rate = file.getnchannels(), file.getsampwidth(), file.getframerate()
+        content = file.readframes(file.getnframes())
+    content = content[: len(content) // (channels * width) * channels * width]  # a file may end within a sample
+    samples = decode_pcm(content, width).reshape(-1, channels).mean(1)
+    return Audio(torch.from_numpy(samples.astype(np.float32)), rate)
+
+
+def wav_seconds(data: bytes | BinaryIO, max_seconds: float = float("inf")) -> float:
+    """The seconds of a WAV file by its header; a damaged one may have less. ValueError as for `read_wav`."""
+    with open_wav(data, max_seconds) as file:
+        return file.getnframes() / file.getframerate()
+
+
+@contextmanager
+def open_wav(data: bytes | BinaryIO, max_seconds: float) -> Generator[wave.Wave_read]:
+    stream = BytesIO(data) if isinstance(data, bytes) else data
+    stream.seek(0)
     try:
-        with wave.open(BytesIO(data)) as file:
+        with wave.open(stream, "rb") as file:  # by default the mode of the stream, which may be rb+
             channels, width, rate = file.getnchannels(), file.getsampwidth(), file.getframerate()
             if not (1 <= channels <= MAX_CHANNELS and width in (1, 2, 3, 4) and 1000 <= rate <= 1_000_000):
                 raise ValueError(f"{channels} channels of {8 * width} bits at {rate} Hz are not supported")
             if file.getnframes() > max_seconds * rate:
                 raise ValueError(f"{file.getnframes() / rate:.0f} seconds are too many; at most {max_seconds:g} fit")
-            content = file.readframes(file.getnframes())
+            yield file
     except (wave.Error, EOFError) as error:
         raise ValueError(
             f"not a WAV file with integer samples ({str(error) or 'it ends too early'}); convert it to one"
         ) from error
-    content = content[: len(content) // (channels * width) * channels * width]  # a file may end within a sample
-    samples = decode_pcm(content, width).reshape(-1, channels).mean(1)
-    return Audio(torch.from_numpy(samples.astype(np.float32)), rate)
 
 
 def decode_pcm(content: bytes, width: int) -> np.ndarray:

@@ -15,7 +15,8 @@ from regard.language_model import LanguageModel
 from regard.server.app import create_app
 from regard.server.network_options import NetworkOptions
 from regard.server.served_model import MAX_AUDIO_REQUESTS, ServedModel
-from regard.speech.transcription import temperature_fallback
+from regard.speech.speech_decoder import SpeechDecoder
+from regard.speech.transcription import TranscriptionSettings, temperature_fallback
 from regard.text.train import byte
 from tests.server.conftest import serve, wait_until
 from tests.server.fake_engine import FakeEngine
@@ -31,8 +32,12 @@ def llm(whisper: LanguageModel) -> LanguageModel:
 
 
 @pytest.fixture(scope="module")
-def url(whisper: LanguageModel) -> Iterator[str]:
-    served = generating_model("whisper", Path("whisper"), whisper)
+def served(whisper: LanguageModel) -> ServedModel:
+    return generating_model("whisper", Path("whisper"), whisper)
+
+
+@pytest.fixture(scope="module")
+def url(served: ServedModel) -> Iterator[str]:
     text = ServedModel("text", byte(), FakeEngine(byte(), "a reply"))
     with serve(create_app([text, served], NetworkOptions(keys=("k",), max_body=200_000))) as port:
         yield f"http://127.0.0.1:{port}"
@@ -164,6 +169,22 @@ def test_a_disconnected_client_frees_the_engine(web: httpx.Client, whisper: Lang
         assert web.post("/v1/audio/transcriptions", data={"model": "whisper"}, files={"file": b"x"}).status_code == 400
     again = web.post("/v1/audio/transcriptions", data={"model": "whisper"}, files={"file": ("a.wav", wav(SHORT))})
     assert again.status_code == 200
+
+
+def test_the_memory_of_all_audio_is_bounded(web: httpx.Client, served: ServedModel) -> None:
+    thread, form = served.audio_thread, {"data": {"model": "whisper"}, "files": {"file": ("a.wav", wav(LONG))}}
+    needed = SpeechDecoder(served.speech, LONG, TranscriptionSettings()).features.nbytes
+    assert served.speech.feature_bytes(1.6) == needed  # counted before they are computed
+    with thread.hold(thread.max_bytes - needed):
+        assert web.post("/v1/audio/transcriptions", **form).status_code == 200
+        with thread.hold(1):
+            response = web.post("/v1/audio/transcriptions", **form)
+            error = response.json()["error"]
+            assert (response.status_code, response.headers["retry-after"], error["code"]) == (429, "10", "queue_full")
+            assert "of 1024 MiB for the audio" in error["message"]
+    assert (thread.requests, thread.held_bytes) == (0, 0)
+    with thread.hold(2 * thread.max_bytes):  # the only request may keep any number
+        pass
 
 
 @pytest.mark.parametrize(

@@ -175,6 +175,7 @@ class BodyLimit:
         if refusal is not None:
             return await refusal.response()(scope, receive, send)
         unread: Message | None = {"type": "http.request", "body": bytes(body), "more_body": False}
+        del body  # not kept until the response ends
 
         async def receive_body() -> Message:
             nonlocal unread

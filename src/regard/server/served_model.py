@@ -32,6 +32,7 @@ from regard.text.infilling import encode_infilling, infilling_tokens
 from regard.text.tokenizer import Tokenizer
 
 MAX_AUDIO_REQUESTS = 32  # transcriptions at a time
+MAX_AUDIO_BYTES = 1 << 30  # of their features; those of an hour take 115 MB, or 184 MB with 128 mels
 MAX_CONTEXT = 1 << 20  # tokens, where neither an engine nor an encoder limits them
 
 
@@ -73,7 +74,7 @@ class ServedModel:
         self.lens = None if lens is None else LensThread(lens)
         self.encoder, self.encoder_thread = encoder, WorkerThread("encoder")
         self.images, self.image_thread = images, WorkerThread("images")
-        self.speech, self.audio_thread = speech, WorkerThread("audio", MAX_AUDIO_REQUESTS)
+        self.speech, self.audio_thread = speech, WorkerThread("audio", MAX_AUDIO_REQUESTS, MAX_AUDIO_BYTES)
         self.prompt_is_source = submit_source is not None  # for an encoder-decoder
         self.read_adapter = read_adapter
         self.metrics = RequestMetrics()

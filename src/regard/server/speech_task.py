@@ -2,10 +2,12 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Generator
+from contextlib import contextmanager
 from functools import partial
+from typing import BinaryIO
 
-from regard.audio import read_wav
+from regard.audio import read_wav, wav_seconds
 from regard.engine.async_engine import AsyncEngine, Failure, RequestHandle
 from regard.engine.request import RequestOptions, Token
 from regard.server.errors import ApiError
@@ -17,16 +19,28 @@ from regard.speech.transcription import TranscriptionSettings, read_samples
 MAX_SECONDS = 3600  # of audio
 
 
-def open_audio(model: SpeechModel, data: bytes, settings: TranscriptionSettings) -> SpeechDecoder:
+def audio_bytes(model: SpeechModel, file: BinaryIO) -> int:
+    """The memory that the decoder of a WAV file will keep; 400 if the file is damaged or too long."""
+    with file_errors():
+        return model.feature_bytes(wav_seconds(file, MAX_SECONDS))
+
+
+def open_audio(model: SpeechModel, file: BinaryIO, settings: TranscriptionSettings) -> SpeechDecoder:
     """The decoder of a WAV file; 400 if it is damaged or too long. It takes long: call it in a thread."""
-    try:
-        samples = read_samples(read_wav(data, MAX_SECONDS))
-    except ValueError as error:
-        raise ApiError(400, f"the file cannot be read: {error}", code="invalid_audio", param="file") from error
+    with file_errors():
+        samples = read_samples(read_wav(file, MAX_SECONDS))
     try:
         return SpeechDecoder(model, samples, settings)
     except ValueError as error:
         raise ApiError(400, str(error), code="invalid_value") from error
+
+
+@contextmanager
+def file_errors() -> Generator[None]:
+    try:
+        yield
+    except ValueError as error:
+        raise ApiError(400, f"the file cannot be read: {error}", code="invalid_audio", param="file") from error
 
 
 class SpeechTask:

@@ -20,7 +20,7 @@ from regard.server.response_bodies import ResponseBody, or_stream
 from regard.server.responses import data_events, event, respond
 from regard.server.schema import Name, refuse_unknown_fields
 from regard.server.served_model import ServedModel
-from regard.server.speech_task import SpeechTask, open_audio
+from regard.server.speech_task import SpeechTask, audio_bytes, open_audio
 from regard.speech.subtitles import plain_text, srt, verbose, vtt
 from regard.speech.transcription import TranscriptionOptions, TranscriptionSettings, temperature_fallback
 
@@ -142,12 +142,13 @@ async def open_task(
     except ValueError as error:
         raise ApiError(400, str(error), code="invalid_value", param="language") from error
     served.check_queue()
-    data = await body.file.read()
     tenant = tenant_of(request)
     options = RequestOptions(salt=tenant, tenant=tenant, adapter=served.adapter)
-    with ExitStack() as stack:
-        stack.enter_context(served.audio_thread.request())  # until the response ends: features take up to 200 MB
-        decoder = await served.audio_thread.run(open_audio, model, data, settings)
+    thread, file = served.audio_thread, body.file.file  # a long one is on disk until its turn
+    with ExitStack() as stack:  # until the response ends
+        stack.enter_context(thread.request())
+        stack.enter_context(thread.hold(await thread.run(audio_bytes, model, file)))
+        decoder = await thread.run(open_audio, model, file, settings)
         task = SpeechTask(engine, decoder, served.metrics, options, stack.pop_all().close)
     await task.start()  # before the response starts, so that a refusal has a status
     return task

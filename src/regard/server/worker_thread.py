@@ -1,4 +1,4 @@
-"""One thread for the work of a kind of requests beside the engine's, with a bounded number of requests.
+"""One thread for the work of a kind of requests beside the engine's, with bounds on the requests and their memory.
 
 It ends when no work is left: its OpenMP threads, which end with it, would slow down the engine (`run_in_thread`).
 """
@@ -16,8 +16,10 @@ MAX_REQUESTS = 8  # that run or wait
 
 
 class WorkerThread:
-    def __init__(self, name: str, limit: int = MAX_REQUESTS):
+    def __init__(self, name: str, limit: int = MAX_REQUESTS, max_bytes: int = 0):
+        """limit: requests that run or wait. max_bytes: that they may hold together."""
         self.name, self.limit, self.requests = name, limit, 0
+        self.max_bytes, self.held_bytes = max_bytes, 0
         self._jobs, self._stopped, self._lock = 0, False, threading.Lock()
         self._thread = self._new_thread()
 
@@ -40,6 +42,19 @@ class WorkerThread:
             yield
         finally:
             self.requests -= 1
+
+    @contextmanager
+    def hold(self, size: int) -> Generator[None]:
+        """Count the bytes that a request keeps; 429 if there are too many. The only request may keep any number."""
+        if self.held_bytes and self.held_bytes + size > self.max_bytes:
+            held, limit = self.held_bytes >> 20, self.max_bytes >> 20
+            message = f"other requests keep {held} of {limit} MiB for the {self.name}, and this one needs {size >> 20}"
+            raise ApiError(429, f"{message}; try again later", code="queue_full", headers={"retry-after": "10"})
+        self.held_bytes += size
+        try:
+            yield
+        finally:
+            self.held_bytes -= size
 
     async def run(self, function: Callable, *args: Any) -> Any:
         """The result of `function(*args)`, a part of the work of a request; requests take turns."""

@@ -10,6 +10,7 @@ Windows and segments are those of `transformers` (WhisperGenerationMixin.generat
 prompt of later ones, and the features of all windows have one scale. Thresholds are those of Radford et al. 2022.
 """
 
+import math
 import zlib
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
@@ -40,6 +41,10 @@ class SpeechModel:
     def features(self, samples: Tensor) -> Tensor:
         """(T,) samples at 16 kHz -> (mels, frames), at least a window of them"""
         return log_mel(samples, self.mels, max(self.window, len(samples) // HOP))
+
+    def feature_bytes(self, seconds: float) -> int:
+        """The memory of the features of so much audio."""
+        return 4 * self.mels * max(self.window, math.ceil(seconds * RATE / HOP))
 
     def prompt_ids(self, prompt: str | None) -> list[int]:
         """The last tokens of a prompt, at most half of the context."""
