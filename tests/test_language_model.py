@@ -262,3 +262,11 @@ def test_chat_offers_tools_and_returns_a_message_with_the_calls(monkeypatch: pyt
     assert len(llm.chat([[*messages, message, result]] * 2, tools=[tool])) == 2
     assert '<tool_call>{"name": "find", "arguments": {"a": 1}}</tool_call><|user|>There.' in submitted[-1]
     assert llm.chat("Where?").startswith("I look. <tool_call>")  # without tools, all is text
+
+
+def test_stop_ids_and_prompts_that_are_no_text_are_refused_with_a_remedy(llm: LanguageModel) -> None:
+    with pytest.raises(TypeError, match="stop_sequences"):
+        llm.generate("a", stop_ids=[1])
+    for prompt in (5, [1, 2]):
+        with pytest.raises(ValueError, match="give a string, or a list of strings"):
+            llm.generate(prompt)

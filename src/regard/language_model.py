@@ -293,6 +293,8 @@ class LanguageModel:
         self, prompt: str | Sequence[str], images: Any, stop: StopStrings, options: SamplingOptions
     ) -> list[Prompt]:
         texts = [prompt] if isinstance(prompt, str) else prompt
+        if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
+            raise ValueError(f"the prompt {prompt!r:.100} is no text; give a string, or a list of strings")
         image_lists: Sequence[Any] = [images] if isinstance(prompt, str) else images_per_prompt(images, len(texts))
         pairs = zip(texts, image_lists, strict=True)
         return [self.prompt(self.encode(text), images, stop, True, options) for text, images in pairs]

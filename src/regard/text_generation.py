@@ -58,7 +58,9 @@ class SamplingOptions(TypedDict, total=False):
 def checked_sampling(options: SamplingOptions, stop_ids: tuple[int, ...]) -> Sampling:
     fields: dict[str, Any] = {name: value for name, value in options.items() if name != "adapter"}
     if unknown := [name for name in fields if name not in SAMPLING_FIELDS]:
-        raise TypeError(f"there is no sampling option {unknown[0]!r}; {suggest_name(unknown[0], SAMPLING_FIELDS)}")
+        stops = "use stop (strings) or stop_sequences (token ids)"
+        remedy = stops if unknown[0].startswith("stop") else suggest_name(unknown[0], SAMPLING_FIELDS)
+        raise TypeError(f"there is no sampling option {unknown[0]!r}; {remedy}")
     return Sampling(stop_ids=stop_ids, **fields)
 
 

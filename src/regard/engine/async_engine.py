@@ -141,7 +141,8 @@ class AsyncEngine:
         if self._stopping or self._refusal is not None:
             raise EngineStopped(self._refusal or SHUTTING_DOWN)
         self.check_queue(len(handles))
-        self._posted += len(handles)
+        with self._wake:  # several event loops may submit
+            self._posted += len(handles)
         await self.call(self._submit, handles)
 
     async def submit_when_free(self, handle: RequestHandle) -> None:
