@@ -80,7 +80,7 @@ def test_unsuitable_inputs_are_refused(make_model) -> None:
     for arguments, options, message in [
         (([1, 2], [1, 2, 3], METRIC), {}, "same length"),
         (([1, 2], [1, 2], METRIC), {}, "no difference to explain"),
-        (([1, 2], [3, 2], lambda logits: logits), {}, "one value per row"),
+        (([1, 2], [3, 2], lambda logits: logits), {}, "one number per row"),
         (([1, 2], [3, 2], logit_difference(3, 5)), {"by": "head"}, "without heads; choose"),
     ]:
         with pytest.raises(ValueError, match=message):

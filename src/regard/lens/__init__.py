@@ -4,6 +4,7 @@ All of it uses ordinary hooks on the model that trains and serves; there is no s
 """
 
 from regard.lens.ablation import ablate
+from regard.lens.circuits import CircuitTest, circuit_test
 from regard.lens.detectors import HeadScores, score_heads
 from regard.lens.hooks import names, patch, record, shapes
 from regard.lens.input_attribution import IntegratedGradients, gradient_times_input, integrated_gradients
@@ -17,24 +18,32 @@ from regard.lens.maps import (
     named_attention_maps,
     row_entropy,
 )
-from regard.lens.patching import Patching, activation_patching, logit_difference
+from regard.lens.metric import logit_difference
+from regard.lens.patching import Patching, activation_patching
 from regard.lens.probes import Probe, control_labels, fit_probe
 from regard.lens.recorded_attention import RecordedAttention
 from regard.lens.rollout import attention_rollout
+from regard.lens.sparse_autoencoder import SparseAutoencoder
+from regard.lens.steering import steer, steering_vector
+from regard.lens.tuned_lens import TunedLens
 
 __all__ = [
     "Attribution",
+    "CircuitTest",
     "HeadScores",
     "IntegratedGradients",
     "Patching",
     "Probe",
     "RecordedAttention",
+    "SparseAutoencoder",
+    "TunedLens",
     "ablate",
     "activation_patching",
     "attention_heads",
     "attention_maps",
     "attention_rollout",
     "attention_weights",
+    "circuit_test",
     "control_labels",
     "entropy",
     "fit_probe",
@@ -50,4 +59,6 @@ __all__ = [
     "row_entropy",
     "score_heads",
     "shapes",
+    "steer",
+    "steering_vector",
 ]

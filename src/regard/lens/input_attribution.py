@@ -8,7 +8,6 @@ x is the residual stream before the first layer (`stack.input`), b a baseline, F
 """
 
 import warnings
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -16,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from regard.lens.hooks import patch, record
+from regard.lens.metric import Metric, measure
 
-Metric = Callable[[Tensor], Tensor]
 POINTS, WEIGHTS = np.polynomial.legendre.leggauss(8)  # on [-1, 1]
 
 
@@ -109,7 +108,5 @@ def metric_gradient(model: nn.Module, ids: Tensor, metric: Metric, name: str, x:
     """The metric (B,) with x in place of an activation, and its gradient with respect to x."""
     x = x.detach().requires_grad_()
     with torch.enable_grad(), patch(model, {name: x}):
-        value = metric(model(ids))
-    if value.shape != ids.shape[:1]:
-        raise ValueError(f"the metric returned {tuple(value.shape)}; it must return one number per row, {len(ids)}")
+        value = measure(model, ids, metric)
     return value.detach(), torch.autograd.grad(value.sum(), x)[0]

@@ -12,13 +12,13 @@ effect of 1 restores the metric of the clean run, and 0 changes nothing. Vig et 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from regard.lens.hooks import patch, record, residual_names
-from regard.lens.input_attribution import Metric
+from regard.lens.metric import Metric, measure
 
 OnProgress = Callable[[int, int], None]  # activations done, and all
 ROWS = 32  # cells per forward, which bounds memory
@@ -35,11 +35,6 @@ class Patching:
     def matrix(self) -> Tensor:
         """(activations, cells), if all activations have the same number of cells"""
         return torch.stack(list(self.effects.values()))
-
-
-def logit_difference(answer: int, wrong: int, position: int = -1) -> Metric:
-    """The metric logit(answer) - logit(wrong) at a position, by default the last."""
-    return lambda logits: logits[:, position, answer] - logits[:, position, wrong]
 
 
 @torch.no_grad()
@@ -64,8 +59,8 @@ def activation_patching(
     if lengths[0] != lengths[1] or len(lengths[0]) != 1:
         raise ValueError(f"the ids have shapes {lengths[0]} and {lengths[1]}; give two sequences of the same length")
     with record(model, residual_names(model) if patterns is None else patterns) as recorded:
-        clean_value = run(model, rows["clean"].unsqueeze(0), metric)
-    corrupted_value = run(model, rows["corrupted"].unsqueeze(0), metric)
+        clean_value = measure(model, rows["clean"].unsqueeze(0), metric)
+    corrupted_value = measure(model, rows["corrupted"].unsqueeze(0), metric)
     difference = float(clean_value - corrupted_value)
     if difference == 0:
         raise ValueError("the metric is the same for both inputs, so there is no difference to explain; choose others")
@@ -82,7 +77,7 @@ def patched_values(model: nn.Module, ids: Tensor, name: str, clean: Tensor, metr
     """The metric with each cell of the clean activation (1, …) patched into a run of `ids` (L,): (cells,) or ()"""
     if by == "all":
         with patch(model, {name: clean}):
-            return run(model, ids.unsqueeze(0), metric)[0]
+            return measure(model, ids.unsqueeze(0), metric)[0]
     dim = DIMENSIONS[by]
     if by == "head" and clean.dim() != 4:
         raise ValueError(f"{name} has shape {tuple(clean.shape)}, without heads; choose names such as '*.body.z'")
@@ -99,14 +94,5 @@ def patched_values(model: nn.Module, ids: Tensor, name: str, clean: Tensor, metr
             return torch.where((index == cells.unsqueeze(1)).view(shape), clean, x)
 
         with patch(model, {name: edit}):
-            values.append(run(model, ids.expand(len(cells), -1), metric))
+            values.append(measure(model, ids.expand(len(cells), -1), metric))
     return torch.cat(values)
-
-
-def run(model: nn.Module, ids: Tensor, metric: Metric) -> Tensor:
-    """(B,): the metric of the model's logits"""
-    logits: Any = model(ids)
-    values = metric(logits)
-    if values.shape != ids.shape[:1]:
-        raise ValueError(f"the metric returned {tuple(values.shape)}; it must return one value per row, ({len(ids)},)")
-    return values
