@@ -123,7 +123,8 @@ class Runner:
             layout, states, _ = self.encoder_decoder.condition(source, source_layout, layout, states)
         embeddings = self.embed(batch, tokens) if embeds else None
         hidden = self.model.hidden(tokens, layout, states, embeddings)  # (B, L, D)
-        record_prompt_logprobs(self.model, hidden, batch)
+        if any(request.sampling.prompt_logprobs is not None for request, _ in batch):
+            record_prompt_logprobs(self.model, hidden, batch)
         ends = [(b, length - 1) for b, (request, length) in enumerate(batch) if request.pending == length]
         if tokens.shape[1] > 1 or len(ends) < len(batch):
             hidden = hidden[tuple(zip(*ends, strict=True))] if ends else hidden[:0, 0]  # (N, D)

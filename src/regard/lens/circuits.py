@@ -14,7 +14,7 @@ from regard.lens.ablation import ablate
 from regard.lens.maps import attention_heads
 from regard.lens.metric import Metric, measure
 
-Head = tuple[int, int]  # layer, head
+HeadIndex = tuple[int, int]  # layer, head
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ def circuit_test(
     model: nn.Module,
     ids: Sequence[int] | Tensor,
     metric: Metric,
-    heads: Sequence[Head],
+    heads: Sequence[HeadIndex],
     trials: int = 20,
     seed: int = 0,
     mean_over: Sequence[int] | Tensor | None = None,
@@ -59,7 +59,7 @@ def circuit_test(
             f"the test needs 1 head or more and as many others; {len(tested)} are tested and {len(others)} are left"
         )
 
-    def without(removed: Sequence[Head]) -> float:
+    def without(removed: Sequence[HeadIndex]) -> float:
         with ablate(model, heads=removed, mean_over=mean_over):
             return measure(model, tokens, metric).mean().item()
 

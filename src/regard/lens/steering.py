@@ -18,16 +18,16 @@ from torch import Tensor, nn
 
 from regard.lens.hooks import patch, record
 
-Texts = Sequence[Sequence[int] | Tensor]  # the ids of each text, of any length
+TokenTexts = Sequence[Sequence[int] | Tensor]  # the ids of each text, of any length
 
 
 @torch.no_grad()
-def steering_vector(model: nn.Module, name: str, positive: Texts, negative: Texts, position: int = -1) -> Tensor:
+def steering_vector(model: nn.Module, name: str, positive: TokenTexts, negative: TokenTexts, position: int = -1) -> Tensor:
     """(D,): the mean activation of the positive texts at a position, by default the last, minus the negative's."""
     return mean_activation(model, name, positive, position) - mean_activation(model, name, negative, position)
 
 
-def mean_activation(model: nn.Module, name: str, texts: Texts, position: int) -> Tensor:
+def mean_activation(model: nn.Module, name: str, texts: TokenTexts, position: int) -> Tensor:
     if not len(texts):
         raise ValueError("a mean needs at least one text; give some of both kinds")
     device, total = next(model.parameters()).device, None
