@@ -20,6 +20,7 @@ from regard.lens.maps import (
 )
 from regard.lens.metric import logit_difference
 from regard.lens.patching import Patching, activation_patching
+from regard.lens.path_patching import path_patching
 from regard.lens.probes import Probe, control_labels, fit_probe
 from regard.lens.recorded_attention import RecordedAttention
 from regard.lens.rollout import attention_rollout
@@ -55,6 +56,7 @@ __all__ = [
     "named_attention_maps",
     "names",
     "patch",
+    "path_patching",
     "record",
     "row_entropy",
     "score_heads",

@@ -10,9 +10,9 @@ effect of 1 restores the metric of the clean run, and 0 changes nothing. Vig et 
     result.effects                                                  # {"stack.input": (L,), "stack.blocks.0": (L,) …}
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -53,24 +53,44 @@ def activation_patching(
     patches one position at a time (of scores and patterns one query), "head" one head at all positions, of activations
     (B, H, L, …), "all" a whole activation.
     """
-    device = next(model.parameters()).device
-    rows = {kind: torch.as_tensor(ids, device=device) for kind, ids in (("clean", clean), ("corrupted", corrupted))}
-    lengths = [tuple(ids.shape) for ids in rows.values()]
-    if lengths[0] != lengths[1] or len(lengths[0]) != 1:
-        raise ValueError(f"the ids have shapes {lengths[0]} and {lengths[1]}; give two sequences of the same length")
-    with record(model, residual_names(model) if patterns is None else patterns) as recorded:
-        clean_value = measure(model, rows["clean"].unsqueeze(0), metric)
-    corrupted_value = measure(model, rows["corrupted"].unsqueeze(0), metric)
-    difference = float(clean_value - corrupted_value)
-    if difference == 0:
-        raise ValueError("the metric is the same for both inputs, so there is no difference to explain; choose others")
+    runs = run_both(model, clean, corrupted, metric, residual_names(model) if patterns is None else patterns)
     effects = {}
-    for done, (name, x) in enumerate(recorded.items()):
+    for done, (name, x) in enumerate(runs.recorded.items()):
         if progress is not None:
-            progress(done, len(recorded))
-        values = patched_values(model, rows["corrupted"], name, x, metric, by)
-        effects[name] = (values - corrupted_value) / difference
-    return Patching(effects, float(clean_value), float(corrupted_value))
+            progress(done, len(runs.recorded))
+        effects[name] = runs.effect(patched_values(model, runs.ids, name, x, metric, by))
+    return Patching(effects, runs.clean, runs.corrupted)
+
+
+class BothRuns(NamedTuple):
+    ids: Tensor  # (L,) of the corrupted input
+    recorded: dict[str, Tensor]  # activations of the clean run
+    clean: float  # the metric of each run
+    corrupted: float
+
+    def effect(self, values: Tensor) -> Tensor:
+        return (values - self.corrupted) / (self.clean - self.corrupted)
+
+
+def run_both(
+    model: nn.Module,
+    clean: Sequence[int] | Tensor,
+    corrupted: Sequence[int] | Tensor,
+    metric: Metric,
+    patterns: str | Sequence[str],
+) -> BothRuns:
+    """Record the named activations of the clean run; ValueError for inputs of different lengths or the same metric."""
+    device = next(model.parameters()).device
+    first, second = (torch.as_tensor(ids, device=device) for ids in (clean, corrupted))
+    if first.shape != second.shape or first.dim() != 1:
+        shapes = f"{tuple(first.shape)} and {tuple(second.shape)}"
+        raise ValueError(f"the ids have shapes {shapes}; give two sequences of the same length")
+    with record(model, patterns) as recorded:
+        clean_value = measure(model, first.unsqueeze(0), metric).item()
+    corrupted_value = measure(model, second.unsqueeze(0), metric).item()
+    if clean_value == corrupted_value:
+        raise ValueError("the metric is the same for both inputs, so there is no difference to explain; choose others")
+    return BothRuns(second, recorded, clean_value, corrupted_value)
 
 
 def patched_values(model: nn.Module, ids: Tensor, name: str, clean: Tensor, metric: Metric, by: str) -> Tensor:
@@ -78,21 +98,25 @@ def patched_values(model: nn.Module, ids: Tensor, name: str, clean: Tensor, metr
     if by == "all":
         with patch(model, {name: clean}):
             return measure(model, ids.unsqueeze(0), metric)[0]
+    values = []
+    for cells, edit in cell_edits(name, clean, by):
+        with patch(model, {name: edit}):
+            values.append(measure(model, ids.expand(cells, -1), metric))
+    return torch.cat(values)
+
+
+def cell_edits(name: str, clean: Tensor, by: str) -> Iterator[tuple[int, Callable[[Tensor], Tensor]]]:
+    """Groups of at most ROWS cells: their number, and a function that replaces one cell in each row of a batch."""
     dim = DIMENSIONS[by]
     if by == "head" and clean.dim() != 4:
         raise ValueError(f"{name} has shape {tuple(clean.shape)}, without heads; choose names such as '*.body.z'")
-    count = clean.shape[dim]
-    values = []
-    for start in range(0, count, ROWS):
-        cells = torch.arange(start, min(start + ROWS, count), device=clean.device)
+    index = torch.arange(clean.shape[dim], device=clean.device)
+    for cells in index.split(ROWS):
 
         def edit(x: Tensor, cells: Tensor = cells) -> Tensor:
             """Row b gets cell cells[b] of the clean activation."""
-            index = torch.arange(count, device=x.device)
             shape = [1] * x.dim()
-            shape[0], shape[dim] = len(cells), count
+            shape[0], shape[dim] = len(cells), len(index)
             return torch.where((index == cells.unsqueeze(1)).view(shape), clean, x)
 
-        with patch(model, {name: edit}):
-            values.append(measure(model, ids.expand(len(cells), -1), metric))
-    return torch.cat(values)
+        yield len(cells), edit

@@ -22,7 +22,9 @@ TokenTexts = Sequence[Sequence[int] | Tensor]  # the ids of each text, of any le
 
 
 @torch.no_grad()
-def steering_vector(model: nn.Module, name: str, positive: TokenTexts, negative: TokenTexts, position: int = -1) -> Tensor:
+def steering_vector(
+    model: nn.Module, name: str, positive: TokenTexts, negative: TokenTexts, position: int = -1
+) -> Tensor:
     """(D,): the mean activation of the positive texts at a position, by default the last, minus the negative's."""
     return mean_activation(model, name, positive, position) - mean_activation(model, name, negative, position)
 
