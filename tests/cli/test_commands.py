@@ -128,6 +128,16 @@ def test_lens_names_lists_activations_with_their_shapes(demo_run: Path) -> None:
     assert "did you mean" in str(regard("lens", "names", demo_run, "stack.block").exception)
 
 
+def test_lens_heads_scores_every_head(demo_run: Path) -> None:
+    found = json.loads(regard("lens", "heads", demo_run, "--length", 8, "--sequences", 1, "--json").stdout)
+    assert set(found["scores"]) == set(found["uniform"]) == {
+        "previous token", "first token", "duplicate token", "induction"
+    }  # fmt: skip
+    assert all(0 <= score <= 1 for layers in found["scores"].values() for layer in layers if layer for score in layer)
+    assert "induction" in regard("lens", "heads", demo_run, "--length", 8, "--sequences", 1).stdout
+    assert "choose fewer" in str(regard("lens", "heads", demo_run, "--length", 100000).exception)
+
+
 def test_lens_finds_where_a_prediction_arises(demo_run: Path, tmp_path: Path) -> None:
     text = ("--text", "Anna is in the barn. Where is Anna")
     layers = json.loads(regard("lens", "logits", demo_run, *text, "--json").stdout)

@@ -25,6 +25,7 @@ from regard.cli import (
     import_model,
     lab,
     lens,
+    lens_heads,
     lens_logits,
     lens_names,
     lens_patch,
@@ -97,6 +98,7 @@ app.command("batch")(batch.batch)
 app.command("bench serve")(bench_serve.bench_serve)
 app.command("lens")(lens.lens)
 app.command("lens names")(lens_names.names)
+app.command("lens heads")(lens_heads.heads)
 app.command("lens logits")(lens_logits.logits)
 app.command("lens attribute")(lens_logits.attribute)
 app.command("lens patch")(lens_patch.patch)
