@@ -84,7 +84,7 @@ Delivery = tuple[RequestHandle, Token | Failure]
 
 
 def deliver(events: list[Delivery]) -> None:
-    """Called once per step in each event loop: a call per token would cost a system call per token."""
+    """Give events to their handles, by one call into each event loop: every call costs a system call."""
     by_loop: dict[asyncio.AbstractEventLoop, list[Delivery]] = {}
     for event in events:
         by_loop.setdefault(event[0].loop, []).append(event)
