@@ -3,6 +3,7 @@
 The expected tokens are those of an engine for one model with one adapter (LoRALinear), without other requests.
 """
 
+import copy
 import random
 import warnings
 from functools import partial
@@ -66,13 +67,13 @@ def models() -> dict[str, DecoderModule]:
 
 def adapted(model: nn.Module, rank: int, targets="all-linear") -> nn.Module:
     """A copy of the model with one random adapter; the weights of the model are shared."""
-    copy = without_gradients(model)
-    add_lora(copy, LoRA(rank, 4.0 + rank, targets), seed=rank)
+    version = without_gradients(model)
+    add_lora(version, LoRA(rank, 4.0 + rank, targets), seed=rank)
     generator = torch.Generator().manual_seed(rank)
-    for name, parameter in copy.named_parameters():
+    for name, parameter in version.named_parameters():
         if "lora_B" in name:
             nn.init.normal_(parameter, std=0.4, generator=generator)
-    return copy.eval()
+    return version.eval()
 
 
 def open_engine(model: nn.Module, rows: int = 3, blocks: int = 40, chunk: int = 8, **options) -> Engine:
@@ -145,8 +146,6 @@ def test_mixed_adapters_equal_each_alone_for_every_decoder(name: str) -> None:
 
 
 def test_float32_chooses_the_most_likely_token_up_to_near_ties(models) -> None:
-    import copy
-
     model = copy.deepcopy(models["gqa"]).float()
     versions = [model, adapted(model, 3), adapted(model, 8)]
     engine = open_engine(model, rows=6)
@@ -315,3 +314,30 @@ def test_requests_with_adapters_that_are_decoded_eagerly_warn_once(models) -> No
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert generate(engine, prompt(5), adapter="a") == expected
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["gqa", "window and full", "mla", "experts", "mamba2 and full"])
+def test_mixed_adapters_in_cuda_graphs(models, kind: str) -> None:
+    """Every chosen token is the most likely one of the model with that adapter alone, in float64."""
+    model = copy.deepcopy(models[kind]).float()
+    versions = [each.cuda() for each in (model, *(adapted(model, rank, KINDS[kind][2]) for rank in (3, 9)))]
+    engine = open_engine(model, rows=6, blocks=96, compile=True)
+    with pytest.warns(UserWarning, match="decoded by CUDA graphs of the ordinary layers"):
+        for name, version in zip("ab", versions[1:], strict=True):
+            engine.load_adapter(name, lora_weights(version))
+    engine.warm_up()
+    requests = []
+    for i in range(9):
+        requests.append(engine.submit(prompt(5 + i, i), GREEDY, adapter=(None, "a", "b")[i % 3]))
+        engine.step()
+    run(engine, *requests)
+    assert engine.loras.runner.graphs is not None and engine.loras.runner.graphs.graphs
+    for i, request in enumerate(requests):
+        ids = torch.tensor([request.tokens], device="cuda")
+        with torch.inference_mode():
+            exact = copy.deepcopy(versions[i % 3]).double()
+            logprobs = exact(ids[:, :-1])[0, len(request.ids) - 1 :].log_softmax(-1)  # (new, V)
+        expected = logprobs.gather(-1, ids[0, len(request.ids) :, None])[:, 0]
+        found = torch.tensor([token.logprob for token in request.new], device="cuda", dtype=torch.float64)
+        assert (found - expected).abs().max() < 1e-3 and (logprobs.amax(-1) - expected).max() < 1e-3, i
