@@ -17,7 +17,9 @@ export function setKey(value) {
   sessionStorage.setItem("regard-key", value);
 }
 
-async function request(path, body, signal) {
+export const hasKey = () => key !== "";
+
+export async function request(path, body, signal) {
   const headers = key ? { authorization: `Bearer ${key}` } : {};
   const options = { headers, signal };
   if (body) {
@@ -37,7 +39,7 @@ async function request(path, body, signal) {
   throw new ApiError(error.message, response.status, error.code);
 }
 
-const requestJson = async (path, body, signal) => (await request(path, body, signal)).json();
+export const requestJson = async (path, body, signal) => (await request(path, body, signal)).json();
 
 // passage: {text} or {messages}; head: {layer, head}, or {} for the overview of all heads
 // model: its name; the server's first by default

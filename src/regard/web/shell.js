@@ -1,0 +1,137 @@
+// The page: header, navigation, the view that the address names, and the dialog for the server's key.
+
+import * as api from "./api.js";
+import { html, render, useEffect, useRef, useSignal, useState } from "./html.js";
+import { model, openModel, problem, route, stored } from "./state.js";
+
+const VIEWS = {
+  chat: "Chat",
+  attention: "Attention",
+  inside: "Inside",
+  instruments: "Instruments",
+  runs: "Runs",
+  models: "Models",
+};
+const THEMES = ["auto", "light", "dark"];
+const theme = stored("theme", "auto");
+theme.subscribe((value) => (document.documentElement.dataset.theme = THEMES.includes(value) ? value : "auto"));
+
+function App() {
+  const [needsKey, setNeedsKey] = useState("");
+  const start = async (name) => {
+    try {
+      await openModel(name);
+      setNeedsKey("");
+    } catch (error) {
+      if (!(error instanceof api.ApiError)) throw error;
+      if (error.status === 401) setNeedsKey(error.message);
+      else problem.value = error.message;
+    }
+  };
+  useEffect(() => void start(new URLSearchParams(location.search).get("model")), []);
+  return html`
+    <${Header} onModel=${start} />
+    <${View} />
+    ${needsKey && html`<${KeyDialog} message=${needsKey} onKey=${(key) => (api.setKey(key), start())} />`}
+  `;
+}
+
+function Header({ onModel }) {
+  const [name] = useSignal(route);
+  return html`
+    <header class="header">
+      <a class="brand" href="#/chat"><img src="/web/icon.svg" alt="" width="28" height="28" /><span>regard</span></a>
+      <nav class="views" aria-label="Views">
+        ${Object.entries(VIEWS).map(
+          ([id, title]) =>
+            html`<a key=${id} href=${`#/${id}`} aria-current=${id === name ? "page" : null}>${title}</a>`,
+        )}
+      </nav>
+      <${ModelName} onModel=${onModel} />
+      <${ThemeButton} />
+    </header>
+  `;
+}
+
+function ModelName({ onModel }) {
+  const opened = useSignal(model);
+  if (!opened) return html`<p class="facts" id="facts">connecting …</p>`;
+  if (opened.models.length === 1) return html`<p class="facts" id="facts"><b>${opened.name}</b></p>`;
+  const open = (event) => {
+    history.replaceState(null, "", `?model=${encodeURIComponent(event.target.value)}${location.hash}`);
+    onModel(event.target.value);
+  };
+  return html`<p class="facts" id="facts">
+    <select id="model" aria-label="Model" value=${opened.name} onChange=${open}>
+      ${opened.models.map((name) => html`<option key=${name} value=${name}>${name}</option>`)}
+    </select>
+  </p>`;
+}
+
+function ThemeButton() {
+  const chosen = useSignal(theme);
+  const next = THEMES[(THEMES.indexOf(chosen) + 1) % THEMES.length];
+  return html`<button
+    class="icon-button"
+    title=${`Theme: ${chosen}. Switch to ${next}`}
+    aria-label=${`Theme: ${chosen}. Switch to ${next}`}
+    onClick=${() => (theme.value = next)}
+  >
+    ${{ auto: "◐", light: "☀", dark: "☾" }[chosen]}
+  </button>`;
+}
+
+// Views are loaded when they are first opened.
+function View() {
+  const [name, ...path] = useSignal(route);
+  const failure = useSignal(problem);
+  const [views, setViews] = useState({});
+  const known = Object.hasOwn(VIEWS, name);
+  useEffect(() => {
+    if (!known || views[name]) return;
+    import(`./views/${name}/index.js`).then(
+      (module) => setViews((loaded) => ({ ...loaded, [name]: module.default })),
+      () => (problem.value = "This view could not be loaded. Is the server still running?"),
+    );
+  }, [name]);
+  const Current = views[name];
+  return html`
+    ${failure && html`<p class="problem" role="alert">${failure}</p>`}
+    <main id="view" class=${`view view-${known ? name : "unknown"}`}>
+      <h1 class="visually-hidden">${known ? VIEWS[name] : "Not found"}</h1>
+      ${known
+        ? Current && html`<${Current} key=${name} path=${path} />`
+        : html`<p class="notice">There is no view “${name}”. <a href="#/chat">Open the chat</a></p>`}
+    </main>
+  `;
+}
+
+function KeyDialog({ message, onKey }) {
+  const dialog = useRef();
+  const [key, setKey] = useState("");
+  useEffect(() => void dialog.current.showModal(), []);
+  const submit = (event) => {
+    event.preventDefault();
+    onKey(key);
+  };
+  return html`
+    <dialog ref=${dialog} aria-labelledby="key-title" onCancel=${(event) => event.preventDefault()}>
+      <form onSubmit=${submit}>
+        <h2 id="key-title">This server requires an API key</h2>
+        ${api.hasKey() && html`<p class="problem" role="alert">${message}</p>`}
+        <label for="key">Key</label>
+        <input
+          type="password"
+          id="key"
+          autocomplete="off"
+          required
+          value=${key}
+          onInput=${(event) => setKey(event.target.value)}
+        />
+        <button type="submit" class="primary">Connect</button>
+      </form>
+    </dialog>
+  `;
+}
+
+render(html`<${App} />`, document.getElementById("page"));

@@ -1,0 +1,5 @@
+import { html } from "../../html.js";
+
+export default function View() {
+  return html`<p class="notice">…</p>`;
+}
