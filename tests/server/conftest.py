@@ -21,6 +21,7 @@ from regard.text.chat import DEFAULT_TEMPLATE
 from regard.text.tokenizer import Tokenizer
 from regard.text.train import bpe
 from tests.server.fake_engine import HEADS, FakeEngine, FakeRecording
+from tests.server.page import checked_pages, open_browser
 
 STORY = (
     "Mira put the red lamp into the wooden box. Then she carried the box to the garden, because the kitchen was dark. "
@@ -53,6 +54,19 @@ def whisper(tmp_path_factory: pytest.TempPathFactory) -> LanguageModel:
     folder = tmp_path_factory.mktemp("whisper")
     write_tiny_whisper(folder)
     return load(folder, device="cpu")
+
+
+@pytest.fixture(scope="session")
+def browser(chromium: str) -> Iterator:
+    with open_browser(chromium) as browser:
+        yield browser
+
+
+@pytest.fixture
+def visit(browser) -> Iterator[Callable]:
+    """`visit(url, path="/web/next.html", **options of the browser's context)` opens the page."""
+    with checked_pages(browser) as open_page:
+        yield open_page
 
 
 @contextmanager

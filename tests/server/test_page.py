@@ -3,54 +3,23 @@
 Text is never interpreted as markup, and no other host is contacted.
 """
 
-from collections.abc import Iterator
-
 import pytest
 
 from regard.server.app import create_app
 from regard.server.served_model import ServedModel
 from tests.server.conftest import REPLY, serve, wait_until
 from tests.server.fake_engine import FakeEngine
+from tests.server.page import count_colours
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 pytestmark = pytest.mark.browser
-FLAGS = "--no-sandbox --disable-gpu --disable-background-networking --disable-component-update --disable-sync"
-FLAGS += " --no-first-run --disable-quic"
 HOSTILE = '<img src=x onerror="document.title=1"><script>document.title=1</script> http://evil.example &amp;'
 QUESTION = "Mira put the lamp into the box. Where is the lamp?"
 
 
-@pytest.fixture(scope="module")
-def browser(chromium: str) -> Iterator:
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=chromium, args=FLAGS.split())
-        yield browser
-        browser.close()
-
-
 @pytest.fixture
-def visit(browser):
-    """Opens the page; after the test there must be no console message, error, cookie or request to another host."""
-    messages: list[str] = []
-    hosts: set[str] = set()
-    contexts = []
-
-    def open_page(url: str, **options):
-        contexts.append(context := browser.new_context(**{"viewport": {"width": 1280, "height": 860}} | options))
-        page = context.new_page()
-        page.set_default_timeout(10_000)
-        page.on("console", lambda message: messages.append(message.text))
-        page.on("pageerror", lambda error: messages.append(str(error)))
-        page.on("request", lambda request: hosts.add(request.url.split("/")[2]))
-        page.goto(url)
-        page.wait_for_selector("#facts b", state="attached")
-        return page
-
-    yield open_page
-    for context in contexts:
-        assert not context.cookies()
-        context.close()
-    assert messages == [] and len(hosts) == 1
+def visit(visit):
+    """Opens the page of the root address."""
+    return lambda url, **options: visit(url, "/", **options)
 
 
 def send_prompt(page, text: str) -> None:
@@ -61,20 +30,6 @@ def send_prompt(page, text: str) -> None:
 def wait_for_reply(page):
     page.wait_for_selector(".stats:has-text('per second')")
     return page.locator(".turn.model .content").last
-
-
-def count_colours(page, canvas: str) -> int:
-    """The number of different colours on a canvas."""
-    return page.evaluate(
-        """(selector) => {
-            const canvas = document.querySelector(selector);
-            const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
-            const distinct = new Set();
-            for (let i = 0; i < data.length; i += 4) distinct.add(data.slice(i, i + 4).join());
-            return distinct.size;
-        }""",
-        canvas,
-    )
 
 
 def test_chat_streams_and_tokens_show_their_alternatives(start_server, visit):
