@@ -39,7 +39,7 @@ def test_request_fields_are_frozen(start_server):
     schema = start_server().client.get("/openapi.json").json()["components"]["schemas"]
     shared = "frequency_penalty max_tokens min_p model n presence_penalty repetition_penalty seed stop stream"
     shared += " stream_options temperature top_k top_p user logit_bias min_tokens ignore_eos typical_p"
-    shared += " structured_outputs cache_salt priority timeout stop_token_ids"
+    shared += " structured_outputs cache_salt priority timeout stop_token_ids return_token_ids"
     chat = " messages max_completion_tokens logprobs top_logprobs response_format modalities service_tier store"
     chat += " reasoning_effort verbosity tool_choice function_call tools functions audio prediction moderation"
     chat += " web_search_options prompt_cache_options prompt_cache_retention metadata parallel_tool_calls"

@@ -55,7 +55,14 @@ class ChatResponse:
         }
 
     def logprobs(self, deltas: list[TextDelta]) -> dict | None:
-        return chat_logprobs(deltas, self.tokenizer) if self.request.logprobs else None
+        with_ids = bool(self.request.return_token_ids)
+        return chat_logprobs(deltas, self.tokenizer, with_ids) if self.request.logprobs else None
+
+    def ids(self, deltas: list[TextDelta]) -> dict:
+        return {"token_ids": [id for delta in deltas for id in delta.ids]} if self.request.return_token_ids else {}
+
+    def prompt_ids(self) -> dict:
+        return {"prompt_token_ids": self.generation.choices[0].prompt} if self.request.return_token_ids else {}
 
     def body(self) -> dict:
         choices = []
@@ -70,15 +77,17 @@ class ChatResponse:
                 if calls.calls:
                     message["tool_calls"] = [call.chat() for call in calls.calls]
             logprobs = self.logprobs(choice.deltas)
-            choices.append({"index": choice.index, "message": message, "logprobs": logprobs, "finish_reason": finish})
-        return self.header | {"choices": choices, "usage": self.generation.usage()}
+            answer = {"index": choice.index, "message": message, "logprobs": logprobs, "finish_reason": finish}
+            choices.append(answer | self.ids(choice.deltas))
+        return self.header | {"choices": choices, "usage": self.generation.usage()} | self.prompt_ids()
 
     def events(self) -> AsyncIterator[str]:
         return data_events(self.chunks())
 
     async def chunks(self) -> AsyncIterator[str]:
         for choice in self.generation.choices:
-            yield event(self.chunk(choice.index, {"role": "assistant", "content": ""}))
+            first = self.prompt_ids() if choice.index == 0 else {}
+            yield event(self.chunk(choice.index, {"role": "assistant", "content": ""}) | first)
         async for delta in self.generation:
             for chunk in self.delta_chunks(delta):
                 yield event(chunk)
@@ -92,18 +101,19 @@ class ChatResponse:
             text, updates = stream.push(delta.text, last=delta.finish is not None)
             finish = stream.finish_reason(finish)
             calls = [call for update in updates for call in call_deltas(stream, update)]
-        logprobs = self.logprobs([delta])
-        if text or (delta.tokens and (self.calls is None or logprobs)):
-            yield self.chunk(delta.index, {"content": text}, logprobs)
+        logprobs, ids = self.logprobs([delta]), self.ids([delta])
+        if text or ids.get("token_ids") or (delta.tokens and (self.calls is None or logprobs)):
+            yield self.chunk(delta.index, {"content": text}, logprobs, ids=ids)
         for call in calls:
             yield self.chunk(delta.index, {"tool_calls": [call]})
         if finish:
             yield self.chunk(delta.index, {}, finish=finish)
 
-    def chunk(self, index: int, delta: dict, logprobs: dict | None = None, finish: str | None = None) -> dict:
-        return self.header | {
-            "choices": [{"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}]
-        }
+    def chunk(
+        self, index: int, delta: dict, logprobs: dict | None = None, finish: str | None = None, ids: dict | None = None
+    ) -> dict:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+        return self.header | {"choices": [choice | (ids or {})]}
 
 
 def call_deltas(stream: CallStream, update: CallUpdate) -> Iterator[dict]:

@@ -68,15 +68,19 @@ class CompletionResponse:
         logprobs = None
         if self.request.logprobs is not None:
             echoed = None if prompt is None else (prompt.prompt, prompt.prompt_logprobs)
-            logprobs = completion_logprobs(deltas, self.tokenizer, echoed, len(self.echoes[index]))
-        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
+            with_ids = bool(self.request.return_token_ids)
+            logprobs = completion_logprobs(deltas, self.tokenizer, echoed, len(self.echoes[index]), with_ids)
+        choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
+        if self.request.return_token_ids:
+            choice["token_ids"] = [id for delta in deltas for id in delta.ids]
+        return choice
 
     def body(self) -> dict:
         choices = []
         for index, choice in enumerate(self.best_choices()):
             text, prompt = self.echoes[choice.index] + choice.text, choice if self.request.echo else None
             best = self.choice(choice.index, text, choice.deltas, choice.finish, prompt)
-            choices.append(best | {"index": index})
+            choices.append(best | {"index": index} | self.prompt_ids(choice))
         return self.header | {"choices": choices, "usage": self.generation.usage()}
 
     def best_choices(self) -> list[Choice]:
@@ -92,14 +96,22 @@ class CompletionResponse:
 
     async def chunks(self) -> AsyncIterator[str]:
         unechoed = set(range(len(self.generation.choices))) if self.request.echo else set()
+        begun: set[int] = set()
         async for delta in self.generation:
             if delta.index in unechoed:  # only now: the log-probabilities of the prompt are known with the first token
                 unechoed.remove(delta.index)
                 choice = self.generation.choices[delta.index]
                 yield await format_tokens(len(choice.prompt), partial(self.echo, choice))
-            yield event(self.header | {"choices": [self.choice(delta.index, delta.text, [delta], delta.finish)]})
+            choice = self.choice(delta.index, delta.text, [delta], delta.finish)
+            if delta.index not in begun:
+                begun.add(delta.index)
+                choice |= self.prompt_ids(self.generation.choices[delta.index])
+            yield event(self.header | {"choices": [choice]})
         if self.request.include_usage:
             yield event(self.header | {"choices": [], "usage": self.generation.usage()})
+
+    def prompt_ids(self, choice: Choice) -> dict:
+        return {"prompt_token_ids": choice.prompt} if self.request.return_token_ids else {}
 
     def echo(self, choice: Choice) -> str:
         """The first event of a choice."""

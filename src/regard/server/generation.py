@@ -58,6 +58,14 @@ class TextDelta(NamedTuple):
     finish: str | None
     stop: Token | None = None  # the stop token, which has no text
 
+    @property
+    def all_tokens(self) -> list[Token]:
+        return self.tokens if self.stop is None else [*self.tokens, self.stop]
+
+    @property
+    def ids(self) -> list[int]:
+        return [token.id for token in self.all_tokens]
+
 
 @dataclass
 class Choice:

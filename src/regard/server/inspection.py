@@ -36,6 +36,8 @@ def router(models: ModelRegistry) -> APIRouter:
             "context": served.capacity,
             "vocabulary": served.tokenizer.vocab_size,
             "chat": served.chats,
+            "generates": served.engine is not None and served.speech is None,
+            "source": served.prompt_is_source,  # an encoder-decoder: its output does not continue the prompt
             "attention": served.lens is not None,
         }
 

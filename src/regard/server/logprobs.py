@@ -15,11 +15,17 @@ def clamp_logprob(logprob: float) -> float:
     return logprob if logprob > LOWEST_LOGPROB else LOWEST_LOGPROB
 
 
-def entry(id: int, logprob: float, tokenizer: Tokenizer) -> dict:
+def entry(id: int, logprob: float, tokenizer: Tokenizer, with_id: bool = False) -> dict:
     text = tokenizer.decode_token(id)
     is_text = text == tokenizer.decode([id], special=True)  # else a part of a character, shown by its vocabulary entry
     encoded = text.encode() if is_text else part_of_character(text, tokenizer)
-    return {"token": text, "logprob": clamp_logprob(logprob), "bytes": None if encoded is None else list(encoded)}
+    token = {"token": text, "logprob": clamp_logprob(logprob), "bytes": None if encoded is None else list(encoded)}
+    return {"id": id} | token if with_id else token
+
+
+def entry_with_alternatives(token: Token, tokenizer: Tokenizer, with_ids: bool) -> dict:
+    alternatives = [entry(id, logprob, tokenizer, with_ids) for id, logprob in token.top_logprobs]
+    return entry(token.id, token.logprob, tokenizer, with_ids) | {"top_logprobs": alternatives}
 
 
 def part_of_character(token: str, tokenizer: Tokenizer) -> bytes | None:
@@ -29,16 +35,10 @@ def part_of_character(token: str, tokenizer: Tokenizer) -> bytes | None:
         return None
 
 
-def chat_logprobs(deltas: list[TextDelta], tokenizer: Tokenizer) -> dict:
-    """`content`: every token with its alternatives."""
-    return {
-        "content": [
-            entry(token.id, token.logprob, tokenizer)
-            | {"top_logprobs": [entry(id, logprob, tokenizer) for id, logprob in token.top_logprobs]}
-            for delta in deltas
-            for token in delta.tokens
-        ]
-    }
+def chat_logprobs(deltas: list[TextDelta], tokenizer: Tokenizer, with_ids: bool = False) -> dict:
+    """`content`: every token with its alternatives. With ids, as the ids of the choice, also the stop token."""
+    tokens = [token for delta in deltas for token in (delta.all_tokens if with_ids else delta.tokens)]
+    return {"content": [entry_with_alternatives(token, tokenizer, with_ids) for token in tokens]}
 
 
 def completion_logprobs(
@@ -46,13 +46,15 @@ def completion_logprobs(
     tokenizer: Tokenizer,
     prompt: tuple[list[int], list[Token]] | None = None,
     start: int = 0,
+    with_ids: bool = False,
 ) -> dict:
     """Parallel lists over tokens, the stop token included, as clients that take the last token for a new one expect.
 
     A token that is part of a character has an offset inside its delta, or at its end.
 
     prompt: ids that precede the deltas, and the tokens of all but the first, which has no log-probability. start: the
-    length of the text before the deltas.
+    length of the text before the deltas. with_ids: adds `content`, the same tokens with their ids in the format of
+    chats; in the lists, alternatives with the same text are one.
     """
     texts, offsets, offset = [], [], 0
     ids, prompt_tokens = prompt or ([], [])
@@ -61,7 +63,7 @@ def completion_logprobs(
         texts.append(tokenizer.decode_token(id))
         offsets.append(min(offset, start))
         offset += 0 if id in special_ids else len(texts[-1])  # the echoed text has no special tokens
-    new = [(delta, [*delta.tokens, *([] if delta.stop is None else [delta.stop])]) for delta in deltas]
+    new = [(delta, delta.all_tokens) for delta in deltas]
     for delta, delta_tokens in new:
         offset = start + delta.offset
         for token in delta_tokens:
@@ -70,7 +72,7 @@ def completion_logprobs(
             offset += len(texts[-1])
     tokens = [*prompt_tokens, *(token for _, delta_tokens in new for token in delta_tokens)]
     first = [None] if ids else []
-    return {
+    lists = {
         "tokens": texts,
         "token_logprobs": first + [clamp_logprob(token.logprob) for token in tokens],
         "top_logprobs": first
@@ -80,3 +82,7 @@ def completion_logprobs(
         ],
         "text_offset": offsets,
     }
+    if with_ids:
+        unscored = [entry(id, 0.0, tokenizer, True) | {"logprob": None, "top_logprobs": []} for id in ids[:1]]
+        lists["content"] = unscored + [entry_with_alternatives(token, tokenizer, True) for token in tokens]
+    return lists

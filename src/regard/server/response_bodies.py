@@ -38,6 +38,17 @@ class Usage(ResponseBody):
     prompt_tokens_details: PromptTokensDetails
 
 
+class TokenLogprob(ResponseBody):
+    id: int | None = None  # with return_token_ids
+    token: str
+    logprob: float | None  # None for the first token of a prompt
+    bytes: list[int] | None
+
+
+class TokenLogprobs(TokenLogprob):
+    top_logprobs: list[TokenLogprob]
+
+
 class CompletionLogprobs(ResponseBody):
     """Parallel lists over the tokens."""
 
@@ -45,6 +56,7 @@ class CompletionLogprobs(ResponseBody):
     token_logprobs: list[float | None]
     top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
+    content: list[TokenLogprobs] | None = None  # the same tokens with their ids, with return_token_ids
 
 
 class CompletionChoice(ResponseBody):
@@ -52,6 +64,8 @@ class CompletionChoice(ResponseBody):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: Literal["stop", "length"] | None
+    prompt_token_ids: list[int] | None = None  # with return_token_ids
+    token_ids: list[int] | None = None
 
 
 class Completion(ResponseBody):
@@ -61,16 +75,6 @@ class Completion(ResponseBody):
     model: str
     choices: list[CompletionChoice]
     usage: Usage
-
-
-class TokenLogprob(ResponseBody):
-    token: str
-    logprob: float
-    bytes: list[int] | None
-
-
-class TokenLogprobs(TokenLogprob):
-    top_logprobs: list[TokenLogprob]
 
 
 class ChatLogprobs(ResponseBody):
@@ -100,6 +104,7 @@ class ChatChoice(ResponseBody):
     message: AssistantMessage
     logprobs: ChatLogprobs | None
     finish_reason: Literal["stop", "length", "tool_calls"] | None
+    token_ids: list[int] | None = None  # with return_token_ids
 
 
 class ChatCompletion(ResponseBody):
@@ -109,6 +114,7 @@ class ChatCompletion(ResponseBody):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    prompt_token_ids: list[int] | None = None  # with return_token_ids
 
 
 def or_stream(body: type[ResponseBody]) -> dict[int | str, dict[str, Any]]:

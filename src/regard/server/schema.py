@@ -2,8 +2,8 @@
 
 Validation is strict: a string is not converted to a number, NaN and infinity are refused, and an unknown field is an
 error. Names and defaults are OpenAI's; `top_k`, `min_p`, `typical_p`, `repetition_penalty`, `min_tokens`,
-`ignore_eos`, `stop_token_ids` and `chat_template_kwargs` are common additions. A field of OpenAI's API that is not
-supported accepts the values that ask for nothing, which clients send as defaults.
+`ignore_eos`, `stop_token_ids`, `return_token_ids` and `chat_template_kwargs` are common additions. A field of OpenAI's
+API that is not supported accepts the values that ask for nothing, which clients send as defaults.
 
 A body may have a million items, and pydantic reports every violation, so validation of it could take seconds in the
 event loop. Therefore lists end at their first violation (`fail_fast`), and dictionaries are counted first (`at_most`).
@@ -123,6 +123,7 @@ class SamplingBody(SchedulingBody):
     stop_token_ids: Annotated[list[Id], Field(fail_fast=True, max_length=MAX_STOP_IDS)] | None = None
     typical_p: Annotated[float, Field(gt=0, le=1)] | None = None
     structured_outputs: StructuredOutputs | None = None
+    return_token_ids: bool | None = None  # vLLM's
 
     @model_validator(mode="after")
     def check_stream_options(self) -> "SamplingBody":
