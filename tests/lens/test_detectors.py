@@ -64,7 +64,7 @@ def test_random_models_have_no_such_heads(make_model) -> None:
     model = Decoder(vocab=100, width=32, layers=(Repeat((block,), 3),)).build(seed=0)
     scores = score_heads(model, 100)
     assert not any(scores.find(kind) for kind in KINDS)
-    assert all(len(layers) == 3 and layers[0].shape == (4,) for layers in scores.scores.values())
+    assert all(len(layers) == 3 and layers[0].shape == (8,) for layers in scores.scores.values())
     assert scores.scores["previous token"][0].mean() == pytest.approx(scores.uniform["previous token"], rel=0.5)
 
 

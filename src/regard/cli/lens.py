@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from regard.language_model import LanguageModel
+    from regard.parts.tap import MapKind
 
 
 def lens(
@@ -32,7 +33,8 @@ def lens(
     """Show the attention weights of every head of a decoder or an encoder on a text.
 
     The table lists, per head, the tokens that the last token attends to most, and the mean entropy of the attention in
-    nats: 0 for a single key, log n for n equal ones.
+    nats: 0 for a single key, log n for n equal ones. Linear attention and state spaces have no softmax: their implied
+    matrix is shown, the one whose product with the values is the output, and may have negative entries.
 
     \b
     Examples:
@@ -43,7 +45,7 @@ def lens(
       regard lens names runs/demo
     """
     llm = open_inspected(model, device)
-    from regard.lens import attention_maps
+    from regard.lens import attention_maps, map_kinds
     from regard.lens.recurrent_states import states as recurrent_states
     from regard.models.decoder import DecoderModule
 
@@ -58,7 +60,7 @@ def lens(
         return
     maps = {i: weights for i, weights in enumerate(attention_maps(network, ids)) if weights is not None}
     if not maps:
-        raise ValueError(f"{model} has no attention layer; --states shows the states of its recurrent layers")
+        raise ValueError(f"{model} has no layer with a map of tokens")
     selected = {
         (i, h): weights[h]
         for i, weights in maps.items()
@@ -67,7 +69,10 @@ def lens(
     }
     if not selected:
         raise ValueError(f"there is no layer {layer}, head {head}; attention layers: {', '.join(map(str, maps))}")
-    show_attention(selected, tokens, text, out, as_json)
+    kinds = [
+        [mixer.kind for mixer in mixers if mixer.kind for _ in range(mixer.heads)] for mixers in map_kinds(network)
+    ]
+    show_attention(selected, {(i, h): kinds[i][h] for i, h in selected}, tokens, text, out, as_json)
 
 
 def open_inspected(name: Path, device: str) -> "LanguageModel":
@@ -105,18 +110,30 @@ def encode(name: Path, llm: "LanguageModel", text: str) -> list[int]:
 
 
 def show_attention(
-    maps: "dict[tuple[int, int], Tensor]", tokens: list[str], text: str, out: Path | None, as_json: bool
+    maps: "dict[tuple[int, int], Tensor]",
+    kinds: "dict[tuple[int, int], MapKind]",
+    tokens: list[str],
+    text: str,
+    out: Path | None,
+    as_json: bool,
 ) -> None:
     """The (L, L) maps by (layer, head): as JSON, as a picture, or the largest weights of the last row as a table."""
     from rich.console import Console
     from rich.table import Table
 
-    from regard.lens import entropy
+    from regard.lens import entropy, relative_weights
 
-    entropies = {key: float(entropy(weights[None])[0]) for key, weights in maps.items()}
+    weights_of = {key: relative_weights(m) if kinds[key].implied else m for key, m in maps.items()}
+    entropies = {key: float(entropy(weights[None])[0]) for key, weights in weights_of.items()}
     if as_json:
         entries = [
-            {"layer": layer, "head": head, "entropy": entropies[layer, head], "weights": weights.tolist()}
+            {
+                "layer": layer,
+                "head": head,
+                "kind": kinds[layer, head].label,
+                "entropy": entropies[layer, head],
+                "weights": weights.tolist(),
+            }
             for (layer, head), weights in maps.items()
         ]
         print(json.dumps({"tokens": tokens, "maps": entries}))
@@ -126,12 +143,14 @@ def show_attention(
         attention_grid(maps, tokens, out)
         Console(stderr=True).print(f"written: {out}")
     else:
-        table = Table("layer", "head", "entropy", "the last token attends to", title=repr(text), title_justify="left")
+        several = any(kind.implied for kind in kinds.values())
+        columns = ["layer", "head", *(["map"] if several else []), "entropy", "the last token attends to"]
+        table = Table(*columns, title=repr(text), title_justify="left")
         for (layer, head), weights in maps.items():
-            largest = weights[-1].topk(min(3, len(tokens)))
-            pairs = zip(largest.values.tolist(), largest.indices.tolist(), strict=True)
-            keys = ", ".join(f"{tokens[j]!r} {weight:.2f}" for weight, j in pairs)
-            table.add_row(str(layer), str(head), f"{entropies[layer, head]:.2f}", keys)
+            largest = weights[-1].abs().topk(min(3, len(tokens))).indices.tolist()
+            keys = ", ".join(f"{tokens[j]!r} {weights[-1, j].item():.2f}" for j in largest)
+            kind = [kinds[layer, head].label] if several else []
+            table.add_row(str(layer), str(head), *kind, f"{entropies[layer, head]:.2f}", keys)
         Console().print(table)
 
 

@@ -8,6 +8,7 @@ always chosen; ties go to the earlier block. Yuan et al. 2025. Blocks are counte
 so they are the same in a packed row, a padded batch and a store.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -101,10 +102,12 @@ def attend_to_blocks(
     block: int,
     scale: float,
     bias: Bias | None,
+    pattern: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
     """Attention of q (B, H, L, E) to the tokens of its chosen blocks (B, K, L, n) of k and v (B, K, S, E).
 
-    The backward recomputes each chunk, so that training stores no gathered keys.
+    The backward recomputes each chunk, so that training stores no gathered keys. `pattern` reads, and may replace, the
+    weights of all keys (B, H, L, S), those of other blocks being 0.
     """
 
     def attend_chunk(q: Tensor, k: Tensor, v: Tensor, queries: slice) -> Tensor:
@@ -120,12 +123,26 @@ def attend_to_blocks(
             if bias is not None:
                 positions = layout.key_positions.unsqueeze(1).expand(-1, k.shape[1], -1).gather(2, slots).view_as(ranks)
                 s = s + chosen_bias(bias, layout.positions[:, queries], positions, s)
-            out = normalize(s, allowed.unsqueeze(3)) @ v.to(wide)
+            weights = normalize(s, allowed.unsqueeze(3))
+            if pattern is not None:
+                weights = replace_weights(weights, allowed, slots.view_as(ranks), keys.slots.shape[1], pattern)
+            out = weights @ v.to(wide)
         return out.to(q.dtype).transpose(2, 3).flatten(1, 2)  # (B, H, C, E)
 
     run = partial(checkpoint, attend_chunk, use_reentrant=False) if torch.is_grad_enabled() else attend_chunk
-    chunks = [slice(start, start + CHUNK) for start in range(0, q.shape[2], CHUNK)]
+    size = CHUNK if pattern is None else q.shape[2]
+    chunks = [slice(start, start + size) for start in range(0, q.shape[2], size)]
     return torch.cat([run(q[:, :, queries], k, v, queries) for queries in chunks], 2)  # (B, H, L, E)
+
+
+def replace_weights(
+    weights: Tensor, allowed: Tensor, slots: Tensor, keys: int, pattern: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """Weights (B, K, L, G, T) of the keys at slots (B, K, L, T), which `pattern` reads as (B, H, L, S)."""
+    index = slots.unsqueeze(3).expand_as(weights)
+    dense = weights.new_zeros(*weights.shape[:4], keys).scatter_add(-1, index, weights)  # masked keys have weight 0
+    new = pattern(dense.transpose(2, 3).flatten(1, 2)).unflatten(1, (weights.shape[1], -1)).transpose(2, 3)
+    return new.gather(-1, index).where(allowed.unsqueeze(3), 0.0)  # a masked key can be at the slot of another one
 
 
 def chosen_bias(bias: Bias, q_positions: Tensor, k_positions: Tensor, s: Tensor) -> Tensor:

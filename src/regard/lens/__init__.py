@@ -11,11 +11,14 @@ from regard.lens.input_attribution import IntegratedGradients, gradient_times_in
 from regard.lens.logit_attribution import Attribution, logit_attribution
 from regard.lens.logit_lens import logit_lens
 from regard.lens.maps import (
+    LayerMap,
     attention_heads,
     attention_maps,
     attention_weights,
     entropy,
+    map_kinds,
     named_attention_maps,
+    relative_weights,
     row_entropy,
 )
 from regard.lens.metric import logit_difference
@@ -33,6 +36,7 @@ __all__ = [
     "CircuitTest",
     "HeadScores",
     "IntegratedGradients",
+    "LayerMap",
     "Patching",
     "Probe",
     "RecordedAttention",
@@ -53,11 +57,13 @@ __all__ = [
     "logit_attribution",
     "logit_difference",
     "logit_lens",
+    "map_kinds",
     "named_attention_maps",
     "names",
     "patch",
     "path_patching",
     "record",
+    "relative_weights",
     "row_entropy",
     "score_heads",
     "shapes",

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from regard.lens.hooks import Edit, eager_hooks, patch, record, residual_names
-from regard.lens.maps import layers_of
-from regard.parts.tap import Tap
+from regard.lens.maps import layers_of, map_kind
+from regard.parts.tap import HasAttentionMap, Tap
 
 Places = dict[str, tuple[int, list[int]]]  # name of an activation -> its dimension, and the indices along it
 
@@ -58,16 +58,25 @@ def head_places(model: Any, heads: Iterable[tuple[int, int]]) -> Places:
         modules = [
             (name, module)
             for name, module in layers[check_index("layer", layer, len(layers))].items()
-            if isinstance(getattr(module, "z", None), Tap)
+            if isinstance(getattr(module, "z", None), Tap) and heads_of(module)
         ]
         count = sum(heads_of(module) for _, module in modules)
         index = check_index(f"head in layer {layer}:", head, count)
         for name, module in modules:
             if 0 <= index < heads_of(module):
+                check_has_heads(name, module)
                 for tap in (t for t, m in module.named_modules() if isinstance(m, Tap) and t.split(".")[-1] == "z"):
                     places.setdefault(f"{name}.{tap}", (1, []))[1].append(index)  # global attention has two
             index -= heads_of(module)
     return places
+
+
+def check_has_heads(name: str, module: nn.Module) -> None:
+    if isinstance(module, HasAttentionMap) and map_kind(module).channels:
+        raise ValueError(
+            f"{name} ({map_kind(module).mixer}) has no heads: its map is a mean over channels; set channels of its "
+            f"output by patch(model, {{'{name}.z': function}})"
+        )
 
 
 def neuron_places(model: Any, neurons: Iterable[tuple[int, int]]) -> Places:

@@ -6,7 +6,8 @@
     induction         weight on the token after that occurrence                     A[i, i-n+1]  (Olsson et al. 2022)
 
 Random tokens have no other structure, so a head that follows meaning scores near the uniform baseline. For the first
-token that baseline is large in short texts: uniform causal attention has a mean of H_n / n over all n queries.
+token that baseline is large in short texts: uniform causal attention has a mean of H_n / n over all n queries. An
+implied matrix (linear attention, state spaces) counts by the size of its entries, relative to the sum of their row.
 """
 
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard.lens.maps import attention_maps
+from regard.lens.maps import attention_maps, map_kinds, relative_weights
 
 KINDS = ("previous token", "first token", "duplicate token", "induction")
 
@@ -55,7 +56,7 @@ def score_heads(
         if len(drawn) < length:
             raise ValueError(f"length={length} different tokens are needed, and there are {vocab}; choose fewer")
         ids = torch.cat([torch.tensor(list(start), dtype=torch.long), drawn, drawn])
-        maps = attention_maps(model, ids)
+        maps = weight_maps(model, ids)
         for kind, positions in kind_positions(len(start), length).items():
             scores = [None if weights is None else weights[:, *positions].mean(-1) for weights in maps]
             totals[kind] = [add(a, b) for a, b in zip(totals.get(kind, [None] * len(maps)), scores, strict=True)]
@@ -64,6 +65,15 @@ def score_heads(
         kind: float((1.0 / (queries + 1)).mean()) for kind, (queries, _) in kind_positions(len(start), length).items()
     }
     return HeadScores(means, uniform)
+
+
+def weight_maps(model: nn.Module, ids: Tensor) -> list[Tensor | None]:
+    """The maps of all layers; where one has implied matrices, relative weights."""
+    implied = [any(mixer.kind is not None and mixer.kind.implied for mixer in layer) for layer in map_kinds(model)]
+    return [
+        relative_weights(weights) if weights is not None and is_implied else weights
+        for weights, is_implied in zip(attention_maps(model, ids), implied, strict=True)
+    ]
 
 
 def kind_positions(start: int, length: int) -> dict[str, tuple[Tensor, Tensor]]:

@@ -4,7 +4,9 @@
     H_i = -Σ_j A_ij log A_ij                      entropy of row i: 0 for a single key, log S for uniform weights
 
 The entropy of a head is the mean over its rows; entropy collapse in training is a fall towards 0 (Zhai et al. 2023).
-An attention module has its map by the interface in parts/tap.py, or declares why it has none.
+A mixer has its map by the interface in parts/tap.py, or declares why it has none. Linear attention and state spaces
+have an implied matrix (kernels/recurrent/implied_map.py), which may have negative entries; `map_kinds` tells which map
+is what, and `relative_weights` makes weights of it that sum to one.
 """
 
 import warnings
@@ -16,11 +18,11 @@ from torch import Tensor, nn
 
 from regard.layout import TokenLayout
 from regard.lens.hooks import eager_hooks
-from regard.parts.tap import HasAttentionMap
+from regard.parts.tap import SOFTMAX, HasAttentionMap, MapKind
 
 
 class Call(NamedTuple):
-    """One call of an attention module: its layout, and the tensors at its taps."""
+    """One call of a mixer: its layout, and the tensors at its taps."""
 
     layout: TokenLayout
     taps: dict[str, Tensor]
@@ -29,11 +31,11 @@ class Call(NamedTuple):
 def attention_maps(
     model: nn.Module, ids: Sequence[int] | Tensor, layout: TokenLayout | None = None, layer: int | None = None
 ) -> list[Tensor | None]:
-    """The weights (H, L, L) of each layer of a decoder or encoder, or of one layer; None for a layer without a map.
+    """The maps (H, L, L) of each layer of a decoder or encoder, or of one layer; None for a layer without a map.
 
     `ids` is one sequence (L,), a batch (B, L), whose weights are (B, H, L, L), or one input of another kind (an image)
-    for an encoder that reads those. Attention to a source is not included. Warns of attention layers without a map;
-    raises ValueError if no layer has one.
+    for an encoder that reads those. Attention to a source is not included. `map_kinds` tells which maps are softmax
+    weights. Warns of layers without a map; raises ValueError if no layer has one.
     """
     if not hasattr(model, "stack"):
         parts = ", ".join(f".{name}" for name, part in model.named_children() if hasattr(part, "stack"))
@@ -51,12 +53,11 @@ def attention_maps(
     if layout is None and not inputs.is_floating_point():
         layout = TokenLayout.whole(*rows.shape, rows.device)
     layers = layers_of(model) if layer is None else [layers_of(model)[layer]]
-    names = [name for modules in layers for name in modules]
     maps = compute_maps(
         {name: module for modules in layers for name, module in modules.items()},
         lambda: getattr(model, "hidden", model)(rows, layout),
     )
-    missing = [name for name in names if name not in maps]
+    missing = [name for modules in layers if not maps.keys() & modules.keys() for name in modules]
     if missing and maps:
         reasons = {getattr(model.get_submodule(name), "no_attention_map", "it did not run") for name in missing}
         warnings.warn(f"no attention map of {', '.join(missing)}: {'; '.join(sorted(reasons))}", stacklevel=2)
@@ -93,8 +94,45 @@ def layers_of(model: Any) -> list[dict[str, nn.Module]]:
     ]
 
 
+class LayerMap(NamedTuple):
+    """One mixer of a layer: what its map is, or the reason why it has none."""
+
+    name: str
+    heads: int  # with a map; a layer's map has the heads of its mixers in order
+    kind: MapKind | None
+    reason: str | None = None
+
+
+def map_kinds(model: nn.Module) -> list[list[LayerMap]]:
+    """What the maps of each layer are: softmax weights, or the implied matrices of linear attention and state spaces.
+
+    Entries are in the order of their heads in `attention_maps`. Mixers without a map have 0 heads and a reason.
+    """
+    return [[describe_map(name, module) for name, module in modules.items()] for modules in layers_of(model)]
+
+
+def describe_map(name: str, module: nn.Module) -> LayerMap:
+    if isinstance(module, HasAttentionMap):
+        return LayerMap(name, module.heads, map_kind(module))
+    return LayerMap(name, 0, None, getattr(module, "no_attention_map", None))
+
+
+def map_kind(module: HasAttentionMap) -> MapKind:
+    return getattr(module, "map_kind", SOFTMAX)
+
+
+def relative_weights(weights: Tensor) -> Tensor:
+    """|M_ij| / Σ_j |M_ij|: of a map of any kind, weights that sum to one, as entropies and detectors need them.
+
+    Softmax weights stay as they are, up to learned sinks. A row of zeros stays zero.
+    """
+    sizes = weights.abs()
+    total = sizes.sum(-1, keepdim=True)
+    return sizes / total.masked_fill(total == 0, 1.0)
+
+
 def attention_modules(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """The outermost modules that have an attention map, or a reason why they have none."""
+    """The outermost modules that have a map, or a reason why they have none."""
     if isinstance(module, HasAttentionMap) or hasattr(module, "no_attention_map"):
         yield name, module
         return
@@ -108,7 +146,7 @@ def compute_maps(modules: dict[str, nn.Module], run: Callable[[], Any]) -> dict[
     reasons = {name: reason for name, m in modules.items() if (reason := getattr(m, "no_attention_map", None))}
     if reasons and len(reasons) == len(modules):
         name, reason = next(iter(reasons.items()))
-        raise ValueError(f"{name} ({type(modules[name]).__name__}) has no attention map: {reason}; record its taps")
+        raise ValueError(f"{name} ({type(modules[name]).__name__}) has no attention map: {reason}")
     with torch.no_grad(), eager_hooks() as stack:
         for module in dict.fromkeys(modules.values()):
             if isinstance(module, HasAttentionMap):
@@ -127,19 +165,21 @@ def compute_maps(modules: dict[str, nn.Module], run: Callable[[], Any]) -> dict[
 def record_calls(module: Any, calls: list[Call]) -> Iterator[Any]:
     """Hooks that append a Call for every call of the module; returns their handles."""
 
-    def begin(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+    def begin(module: Any, args: tuple, kwargs: dict[str, Any]) -> None:
         layout = next(value for value in (*args, *kwargs.values()) if isinstance(value, TokenLayout))
-        calls.append(Call(layout, {}))
+        calls.append(Call(layout, {"input": args[0]} if "input" in module.attention_taps else {}))
 
     def keep(name: str) -> Callable[..., None]:
         def hook(tap: nn.Module, args: tuple, output: Tensor) -> None:
-            calls[-1].taps[name] = output
+            taps = calls[-1].taps  # a tap inside a recurrence is called once per step, with one query each
+            taps[name] = torch.cat([taps[name], output], 2) if name in taps else output
 
         return hook
 
     yield module.register_forward_pre_hook(begin, with_kwargs=True)
     for name in module.attention_taps:
-        yield module.get_submodule(name).register_forward_hook(keep(name))
+        if name != "input":
+            yield module.get_submodule(name).register_forward_hook(keep(name))
 
 
 def attention_weights(

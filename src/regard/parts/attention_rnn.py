@@ -6,7 +6,7 @@ Bahdanau et al. 2014 use a GRU and the additive score. Because c_i depends on s_
 other. Luong et al. 2015 attend after the step (`combine` in parts/scored_attention.py), for all tokens at once.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -53,7 +53,8 @@ class AttentionRNN(Body):
 
 
 class AttentionRNNModule(nn.Module):
-    no_attention_map = "it attends once per recurrent step, with a query that depends on the previous step"
+    attention_taps: tuple[str, ...] = ("attention.pattern",)  # one row per step
+    reads_source = True
 
     def __init__(self, width: int, spec: AttentionRNN):
         super().__init__()
@@ -61,6 +62,7 @@ class AttentionRNNModule(nn.Module):
         self.recurrence = spec.recurrence.cell(width, size)
         self.attention = spec.source_attention(width).module(size, spec.recurrence.gates * size)  # its o_proj is C
         self.o_proj = nn.Identity() if size == width else nn.Linear(size, width, bias=False)
+        self.heads = spec.attention.heads
 
     def forward(self, x: Tensor, layout: TokenLayout, state: State = STATELESS) -> Tensor:
         *source, source_layout = state.read_source(layout, self.attention.cached_arrays)
@@ -74,6 +76,9 @@ class AttentionRNNModule(nn.Module):
         hidden, past = unroll(step, self.recurrence.project_inputs(x), past, layout.segments, layout.valid)
         self.recurrence.write_state(past, layout, state)
         return self.o_proj(hidden)
+
+    def attention_map(self, taps: Mapping[str, Tensor], layout: TokenLayout, heads: slice = slice(None)) -> Tensor:
+        return taps["attention.pattern"][:, heads]
 
 
 def single_queries(layout: TokenLayout) -> Iterator[TokenLayout]:

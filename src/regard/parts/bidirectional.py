@@ -51,6 +51,8 @@ class Bidirectional(Body):
 
 
 class BidirectionalModule(nn.Module):
+    no_attention_map = "the state is no linear function of the inputs; record the outputs of `ahead` and `back`"
+
     def __init__(self, width: int, spec: Bidirectional):
         super().__init__()
         size = spec.size(width)

@@ -11,6 +11,7 @@ is attention without softmax, (Q Kᵀ ⊙ D) V with D_ij = γ^(i-j). The recurre
 kernels/recurrent/linear_scan.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -18,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.kernels.recurrent.implied_map import scan_map
 from regard.kernels.recurrent.linear_scan import ScanInputs, backend, flops
 from regard.layout import TokenLayout
 from regard.parts.body import Body
@@ -25,6 +27,7 @@ from regard.parts.norm import Norm, RMSNorm
 from regard.parts.position.rope import Rope
 from regard.parts.split_heads import merge_heads, split_heads
 from regard.parts.state import STATELESS, FixedSize, FixedState
+from regard.parts.tap import MapKind, Tap
 from regard.spec import require
 
 
@@ -65,6 +68,10 @@ class DecayedLinearAttention(Body):
 
 
 class DecayedLinearAttentionModule(nn.Module):
+    attention_taps: tuple[str, ...] = ("q", "k", "input")  # the decay depends on the input
+    reads_source = False
+    map_kind = MapKind("decayed linear attention")
+
     def __init__(self, width: int, spec: DecayedLinearAttention):
         super().__init__()
         self.heads, self.memory = spec.heads, spec.memory(width)
@@ -75,18 +82,25 @@ class DecayedLinearAttentionModule(nn.Module):
         self.gate_proj = nn.Linear(width, self.heads * value_dim, bias=False) if spec.gate else None
         self.norm = spec.norm.build(value_dim)
         self.o_proj = nn.Linear(self.heads * value_dim, width, bias=False)
+        self.q, self.k, self.v, self.z = Tap(), Tap(), Tap(), Tap()  # z: before the norm
         self.scan = backend("auto")
 
     def forward(self, x: Tensor, layout: TokenLayout, state: FixedState = STATELESS) -> Tensor:
         q = split_heads(self.q_proj(x), self.heads) * self.key_dim**-0.5  # (B, H, L, N)
         k = split_heads(self.k_proj(x), self.heads)  # (B, H, L, N)
-        v = split_heads(self.v_proj(x), self.heads)  # (B, H, L, P)
+        v = self.v(split_heads(self.v_proj(x), self.heads))  # (B, H, L, P)
         q, k = self.rotate(q, k, layout)
+        q, k = self.q(q), self.k(k)
         (sums,) = state.read(layout, **self.memory.zeros(x))  # (B, H, N, P)
         out, sums = self.scan(ScanInputs(q, k, v, self.log_decay(x), sums, layout.documents, layout.valid))
         state.write(layout, sums=sums)
-        out = merge_heads(self.norm(out.to(x.dtype)))  # (B, L, H·P)
+        out = merge_heads(self.norm(self.z(out.to(x.dtype))))  # (B, L, H·P)
         return self.o_proj(out if self.gate_proj is None else out * F.silu(self.gate_proj(x)))
+
+    def attention_map(self, taps: Mapping[str, Tensor], layout: TokenLayout, heads: slice = slice(None)) -> Tensor:
+        q, k, log_decay = taps["q"][:, heads], taps["k"][:, heads], self.log_decay(taps["input"])
+        log_decay = log_decay[heads] if log_decay.dim() == 1 else log_decay[:, heads]
+        return scan_map(q, k, log_decay, layout.documents, layout.valid, q.shape[1])
 
     def rotate(self, q: Tensor, k: Tensor, layout: TokenLayout) -> tuple[Tensor, Tensor]:
         """Queries and keys, rotated if the mixer has positions."""

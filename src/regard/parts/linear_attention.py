@@ -10,6 +10,7 @@ The sums are a linear scan (kernels/recurrent/linear_attention.py). With normali
 zᵀ φ(q).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -18,12 +19,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.kernels.random_features import document_peak, draw_directions, log_features, running_peak
+from regard.kernels.recurrent.implied_map import one_hot_values
 from regard.kernels.recurrent.linear_attention import bidirectional_linear_attention, linear_attention
 from regard.kernels.recurrent.linear_scan import flops
 from regard.layout import TokenLayout
 from regard.parts.body import Body
 from regard.parts.split_heads import head_dim_of, merge_heads, split_heads
 from regard.parts.state import STATELESS, FixedSize, FixedState
+from regard.parts.tap import MapKind, Tap
 from regard.spec import Spec, require
 
 
@@ -116,6 +119,9 @@ class LinearAttention(Body):
 class LinearAttentionModule(nn.Module):
     """The projections; a subclass computes the features and the sums."""
 
+    attention_taps: tuple[str, ...] = ("q", "k")
+    reads_source = False
+
     def __init__(self, width: int, spec: LinearAttention):
         super().__init__()
         self.heads, self.normalize, self.memory = spec.heads, spec.normalize, spec.memory(width)
@@ -123,12 +129,24 @@ class LinearAttentionModule(nn.Module):
         self.k_proj = nn.Linear(width, width, bias=spec.bias)
         self.v_proj = nn.Linear(width, width, bias=spec.bias)
         self.o_proj = nn.Linear(width, width, bias=spec.bias)
+        self.q, self.k, self.v, self.z = Tap(), Tap(), Tap(), Tap()
+        signed = isinstance(spec.features, IdentityFeatures)
+        self.map_kind = MapKind("linear attention", signed=signed, normalized=spec.normalize)
 
     def forward(self, x: Tensor, layout: TokenLayout, state: FixedState = STATELESS) -> Tensor:
-        q = split_heads(self.q_proj(x), self.heads)  # (B, H, L, E)
-        k = split_heads(self.k_proj(x), self.heads)  # (B, H, L, E)
-        v = split_heads(self.v_proj(x), self.heads)  # (B, H, L, E)
-        return self.o_proj(merge_heads(self.attention(q, k, v, layout, state).to(x.dtype)))
+        q = self.q(split_heads(self.q_proj(x), self.heads))  # (B, H, L, E)
+        k = self.k(split_heads(self.k_proj(x), self.heads))  # (B, H, L, E)
+        v = self.v(split_heads(self.v_proj(x), self.heads))  # (B, H, L, E)
+        return self.o_proj(merge_heads(self.z(self.attention(q, k, v, layout, state).to(x.dtype))))
+
+    def attention_map(self, taps: Mapping[str, Tensor], layout: TokenLayout, heads: slice = slice(None)) -> Tensor:
+        q, k = taps["q"][:, heads], taps["k"][:, heads]
+        return self.attention(q, k, one_hot_values(len(q), q.shape[1], q), layout, STATELESS)
+
+    def empty_sums(self, k: Tensor, v: Tensor) -> Tensor:
+        """(B, H, N, columns) for features k (B, H, L, N) and values v (B, H, L, P)"""
+        wide = torch.promote_types(v.dtype, torch.float32)
+        return v.new_zeros(*k.shape[:2], k.shape[-1], v.shape[-1] + self.normalize, dtype=wide)
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, state: FixedState) -> Tensor:
         """The output of each head (B, H, L, E); updates the state."""
@@ -144,7 +162,7 @@ class FeatureMapModule(LinearAttentionModule):
         q, k = self.features(q), self.features(k)
         if self.memory is None:
             return bidirectional_linear_attention(q, k, v, layout.documents, layout.valid, self.normalize)
-        (sums,) = state.read(layout, **self.memory.zeros(v))  # (B, H, E, columns)
+        (sums,) = state.read(layout, sums=self.empty_sums(k, v))  # (B, H, E, columns)
         out, sums = linear_attention(q, k, v, sums, layout.documents, layout.valid, normalize=self.normalize)
         state.write(layout, sums=sums)
         return out
@@ -169,10 +187,9 @@ class PerformerModule(LinearAttentionModule):
             return bidirectional_linear_attention(
                 q, (k - document_peak(k, layout.documents).unsqueeze(-1)).exp(), v, layout.documents
             )
-        zeros = self.memory.zeros(v)
-        sums, peak = state.read(
-            layout, sums=zeros["sums"], peak=zeros["peak"] - torch.inf
-        )  # (B, H, R, columns), (B, H)
+        zeros = self.empty_sums(k, v)
+        peak = zeros.new_full(zeros.shape[:2], -torch.inf)
+        sums, peak = state.read(layout, sums=zeros, peak=peak)  # (B, H, R, columns), (B, H)
         peaks, log_decay, peak = running_peak(k, peak, layout.documents)
         k = (k - peaks.unsqueeze(-1)).exp()
         out, sums = linear_attention(q, k, v, sums, layout.documents, layout.valid, log_decay)

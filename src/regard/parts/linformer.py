@@ -61,7 +61,7 @@ class Linformer(Body):
 
 
 class LinformerModule(nn.Module):
-    no_attention_map = "its keys are learned combinations of tokens, not tokens"
+    no_attention_map = "its keys are learned combinations of tokens, not tokens; record its `pattern`"
     weight_decay = ("k_length", "v_length")
 
     def __init__(self, width: int, spec: Linformer):

@@ -39,7 +39,7 @@ from regard.parts.body import Body
 from regard.parts.position.base import NoPosition, Position
 from regard.parts.split_heads import merge_heads, split_heads
 from regard.parts.state import STATELESS, PerToken, State
-from regard.parts.tap import Tap
+from regard.parts.tap import Tap, attend_with_taps
 from regard.spec import require
 
 
@@ -98,7 +98,10 @@ class NativeSparse(Body):
 
 
 class NativeSparseModule(nn.Module):
-    no_attention_map = "its output is a gated sum of three attentions (compressed, selected, window), not of one map"
+    no_attention_map = (
+        "its output is a gated sum of three attentions, and compressed values are no linear function of the tokens; "
+        "record the patterns of its branches: compressed.pattern, selected.pattern, window.pattern, and gates"
+    )
 
     def __init__(self, width: int, spec: NativeSparse):
         super().__init__()
@@ -113,9 +116,9 @@ class NativeSparseModule(nn.Module):
         self.v_summary = Summary(spec.length, head_dim)
         self.position = spec.position.build(head_dim, self.heads)
         self.causal_mask, self.window_mask = Causal(), Window(spec.window)
-        self.z = Tap()
+        self.compressed, self.selected, self.window = Branch(), Branch(), WindowBranch()
+        self.gates, self.z = Tap(), Tap()
         self.scale = head_dim**-0.5
-        self.attend = backend("auto")
 
     def forward(self, x: Tensor, layout: TokenLayout, state: State = STATELESS) -> Tensor:
         q = split_heads(self.q_proj(x), self.heads)  # (B, H, L, E)
@@ -130,13 +133,14 @@ class NativeSparseModule(nn.Module):
         k_block, v_block, _ = state.extend(layout, k_block=blocks[0], v_block=blocks[1])  # (B, K, S, E)
 
         compressed, chosen = self.attend_compressed(q, k_block, v_block, key_layout, keys, bias)
+        pattern = self.selected.pattern if self.selected.pattern.hooked else None
         selected = attend_to_blocks(
-            q_rotated, k_selected, v_selected, key_layout, keys, chosen, self.spec.block, self.scale, bias
+            q_rotated, k_selected, v_selected, key_layout, keys, chosen, self.spec.block, self.scale, bias, pattern
         )
         options = ScoreOptions(self.window_mask, self.scale, bias)
-        window = self.attend(q_rotated, k_window, v_window, key_layout, options)
-        gates = split_heads(self.branch_proj(x).sigmoid(), 3 * self.heads).chunk(3, 1)  # (B, H, L, 1) each
-        z = sum(gate * branch for gate, branch in zip(gates, (compressed, selected, window), strict=True))
+        window = attend_with_taps(self.window, q_rotated, k_window, v_window, key_layout, options)
+        gates = self.gates(split_heads(self.branch_proj(x).sigmoid(), 3 * self.heads))  # (B, 3H, L, 1)
+        z = sum(gate * branch for gate, branch in zip(gates.chunk(3, 1), (compressed, selected, window), strict=True))
         return self.o_proj(merge_heads(self.z(z)))
 
     def summarize(self, k: Tensor, v: Tensor, valid: Tensor | None, keys: SortedKeys) -> list[Tensor]:
@@ -162,13 +166,28 @@ class NativeSparseModule(nn.Module):
         slots, starts, block_layout = layout.derived(compressed_blocks, spec.length, spec.stride)
         k, v = (gather_keys(x, slots.unsqueeze(1)) for x in (k, v))  # (B, K, N, E)
         options = ScoreOptions(self.causal_mask, self.scale, bias)
-        weights = attention_weights(q, k, block_layout, options)  # (B, H, L, N)
+        weights = self.compressed.pattern(attention_weights(q, k, block_layout, options))  # (B, H, L, N)
         with torch.no_grad():
             group = weights.unflatten(1, (self.kv_heads, -1)).sum(2)  # (B, K, L, N)
             blocks = -(-keys.slots.shape[1] // spec.block)
             scores = importance(group, starts, spec.length, spec.stride, spec.block, blocks)
             chosen = choose_blocks(scores, keys.query_indices, spec.block, spec.select)
         return weights.to(q.dtype) @ per_head(v, q), chosen
+
+
+class Branch(nn.Module):
+    """The tap of a branch's weights: (B, H, L, blocks) compressed, (B, H, L, S) selected and in the window."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pattern = Tap()
+
+
+class WindowBranch(Branch):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scores = Tap()
+        self.attend = backend("auto")
 
 
 def compressed_blocks(layout: TokenLayout, length: int, stride: int) -> tuple[Tensor, Tensor, TokenLayout]:

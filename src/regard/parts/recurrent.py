@@ -66,6 +66,8 @@ class RecurrentMixer(Body):
 
 
 class RecurrentMixerModule(nn.Module):
+    no_attention_map = "the state is no linear function of the inputs; `regard lens --states` shows the states"
+
     def __init__(self, width: int, spec: RecurrentMixer):
         super().__init__()
         size = spec.size(width)

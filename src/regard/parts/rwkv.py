@@ -9,6 +9,7 @@ taps m and 1 - m. Peng et al. 2023.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -17,11 +18,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.kernels.convolution import convolve
+from regard.kernels.recurrent.implied_map import channel_groups, token_distances
 from regard.kernels.recurrent.wkv import EMPTY, Sums, WKVInputs, wkv
 from regard.layout import TokenLayout
 from regard.parts.body import Body
 from regard.parts.state import STATELESS, FixedSize, FixedState
-from regard.parts.tap import Tap
+from regard.parts.tap import MapKind, Tap
 from regard.spec import require
 
 
@@ -47,10 +49,14 @@ class TimeMixing(Body):
 
 
 class TimeMixingModule(nn.Module):
+    attention_taps: tuple[str, ...] = ("k",)
+    reads_source = False
+    map_kind = MapKind("RWKV", signed=False, normalized=True, channels=True)
+
     def __init__(self, width: int, spec: TimeMixing):
         super().__init__()
         hidden = spec.hidden or width
-        self.memory = spec.memory(width)
+        self.memory, self.heads = spec.memory(width), channel_groups(hidden)  # heads: groups of channels, of the map
         self.k_mix, self.v_mix, self.r_mix = Mix(width), Mix(width), Mix(width)
         self.k_proj = nn.Linear(width, hidden, bias=False)
         self.v_proj = nn.Linear(width, hidden, bias=False)
@@ -60,16 +66,34 @@ class TimeMixingModule(nn.Module):
         # one, as in the first layer of RWKV's own code.
         self.log_decay = nn.Parameter(torch.linspace(-5, 3, hidden))
         self.bonus = nn.Parameter(torch.full((hidden,), math.log(0.3)))
+        self.k, self.v, self.z = Tap(), Tap(), Tap()  # keys, values and wkv, (B, L, F)
 
     def forward(self, x: Tensor, layout: TokenLayout, state: FixedState = STATELESS) -> Tensor:
         zeros = self.memory.zeros(x)
         last, *past = state.read(layout, **zeros | {"peak": torch.full_like(zeros["peak"], EMPTY)})
         (k, next_last), (v, _), (r, _) = (mix(x, last, layout) for mix in (self.k_mix, self.v_mix, self.r_mix))
         w = -self.log_decay.to(last.dtype).exp()
-        k, v = self.k_proj(k), self.v_proj(v)  # (B, L, F)
+        k, v = self.k(self.k_proj(k)), self.v(self.v_proj(v))  # (B, L, F)
         out, past = wkv(WKVInputs(k, v, w, self.bonus, Sums(*past), layout.documents, layout.valid))
         state.write(layout, last=next_last, **past._asdict())
-        return self.o_proj(self.r_proj(r).sigmoid() * out.to(x.dtype))
+        return self.o_proj(self.r_proj(r).sigmoid() * self.z(out.to(x.dtype)))
+
+    def attention_map(self, taps: Mapping[str, Tensor], layout: TokenLayout, heads: slice = slice(None)) -> Tensor:
+        """The mean weights of wkv over the channels of each group; a channel's weights sum to one."""
+        k, groups = taps["k"], range(self.heads)[heads]
+        k = k.to(torch.promote_types(k.dtype, torch.float32))
+        distance, reads = token_distances(layout.documents, layout.valid, layout.positions)
+        own = torch.eye(k.shape[1], dtype=torch.bool, device=k.device)
+        w, size = -self.log_decay.to(k.dtype).exp(), k.shape[-1] // self.heads
+        maps = []
+        for group in groups:
+            total = k.new_zeros(reads.shape)  # (B, L, L)
+            for f in range(group * size, (group + 1) * size):  # one at a time: a channel has L² weights
+                past = (distance - 1) * w[f] + k[:, None, :, f]
+                s = torch.where(own, self.bonus[f] + k[:, None, :, f], past.masked_fill(~reads, -torch.inf))
+                total += s.softmax(-1)
+            maps.append(total / size)
+        return torch.stack(maps, 1)
 
 
 @dataclass(frozen=True)
@@ -92,6 +116,8 @@ class ChannelMixing(Body):
 
 
 class ChannelMixingModule(nn.Module):
+    no_attention_map = "it is no linear function of the tokens: relu² of a mixture of a token with the previous one"
+
     def __init__(self, width: int, hidden: int):
         super().__init__()
         self.k_mix, self.r_mix = Mix(width), Mix(width)

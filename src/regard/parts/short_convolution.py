@@ -39,6 +39,7 @@ class ShortConvolution(Body):
 
 
 class ShortConvolutionModule(nn.Module):
+    no_attention_map = "its weights are the same for all tokens: the parameter `weight` has them"
     weight_decay = no_muon = ("weight",)
 
     def __init__(self, width: int, taps: int):

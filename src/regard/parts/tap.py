@@ -7,11 +7,12 @@ An attention has the taps `scores` (B, H, L, S), after scale, cap, bias and mask
 the weights after the softmax. No fast kernel has these tensors. So they exist only while a hook reads one of the two
 taps: then attention is computed by its equation, and otherwise by its backend, as if there were no such taps.
 
-An attention module whose weights can be recomputed from its taps implements `HasAttentionMap`. One that attends but has
-no (L, S) map sets `no_attention_map` to the reason.
+A mixer whose weights can be recomputed from its taps, or from its input, implements `HasAttentionMap`; if they are not
+softmax weights, its `map_kind` says what they are. A mixer without an (L, S) map sets `no_attention_map` to the reason.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -64,10 +65,31 @@ def is_tapped(module: HasScoreTaps) -> bool:
     return module.scores.hooked or module.pattern.hooked
 
 
+@dataclass(frozen=True)
+class MapKind:
+    """What the entries of a map are; an implied matrix is the one whose product with the values is the output."""
+
+    mixer: str  # "linear attention"
+    implied: bool = True  # False: softmax weights
+    signed: bool = True  # entries may be negative
+    normalized: bool = False  # rows sum to one; learned sinks take a share of a softmax
+    channels: bool = False  # the mean over a group of channels, each of which has its own matrix
+
+    @property
+    def label(self) -> str:
+        weights = "implied matrix" if self.implied else "softmax weights"
+        return f"{self.mixer}, {weights}{', mean over channels' if self.channels else ''}"
+
+
+SOFTMAX = MapKind("attention", implied=False, signed=False, normalized=True)
+
+
 @runtime_checkable
 class HasAttentionMap(Protocol):
+    """`map_kind` is SOFTMAX unless the module has one."""
+
     heads: int
-    attention_taps: tuple[str, ...]  # names of the taps that the map needs, relative to the module
+    attention_taps: tuple[str, ...]  # names of the taps that the map needs; "input" is the input of the module
     reads_source: bool  # the keys are those of a source
 
     def attention_map(self, taps: Mapping[str, Tensor], layout: TokenLayout, heads: slice = slice(None)) -> Tensor:

@@ -43,6 +43,8 @@ class WindowMLP(Body):
 
 
 class WindowMLPModule(nn.Module):
+    no_attention_map = "the hidden layer is no linear function of the tokens in the window; record its `neurons`"
+
     def __init__(self, width: int, spec: WindowMLP):
         super().__init__()
         self.size = spec.size

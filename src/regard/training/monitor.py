@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from regard.data.batch import Batch
 from regard.lens.hooks import eager_hooks, record
-from regard.lens.maps import Call, attention_modules, record_calls, row_entropy
+from regard.lens.maps import Call, attention_modules, map_kind, record_calls, row_entropy
 from regard.objectives.base import LossFunction
 from regard.parts.block import BlockModule
 from regard.parts.tap import HasAttentionMap
@@ -48,7 +48,11 @@ def measure_activations(
     """
     device, mode = next(model.parameters()).device, model.training
     layers = [name for name, module in model.named_modules() if isinstance(module, BlockModule)]
-    attention = {name: module for name, module in attention_modules(model) if isinstance(module, HasAttentionMap)}
+    attention = {
+        name: module
+        for name, module in attention_modules(model)
+        if isinstance(module, HasAttentionMap) and not map_kind(module).implied
+    }
     calls: dict[str, list[Call]] = {name: [] for name in attention}
     model.eval()
     with (

@@ -7,20 +7,23 @@ Every channel has N states. A is constant, but exp(Δ_t A) is not: with Δ → 0
 state is reset. Gu & Dao 2023. Jamba (Lieber et al. 2024) and FalconMamba normalize the low-rank input of Δ, B and C.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.kernels.convolution import convolve
+from regard.kernels.recurrent.implied_map import channel_groups, mean_over_channels
 from regard.kernels.recurrent.selective_scan import SelectiveScanInputs, backend, flops
 from regard.layout import TokenLayout
 from regard.parts.body import Body
 from regard.parts.norm import NoNorm, Norm
 from regard.parts.ssm.selective import ConvWeights, chunked_forward, log_rates, step_bias
 from regard.parts.state import STATELESS, FixedSize, FixedState
+from regard.parts.tap import MapKind, Tap
 from regard.spec import require
 
 
@@ -58,11 +61,23 @@ class Mamba(Body):
         return 2 * tokens * channels * columns + flops(channels, self.state, tokens)
 
 
+class MambaProjections(NamedTuple):
+    u: Tensor  # (B, L, F)
+    delta: Tensor  # (B, L, F) before bias and softplus
+    B: Tensor  # (B, L, N)
+    C: Tensor  # (B, L, N)
+    tail: Tensor  # of the convolution, (B, k - 1, F)
+
+
 class MambaModule(nn.Module):
+    attention_taps: tuple[str, ...] = ("input",)
+    reads_source = False
+    map_kind = MapKind("Mamba", channels=True)
+
     def __init__(self, width: int, spec: Mamba):
         super().__init__()
         channels, rank = spec.sizes(width)
-        self.memory = spec.memory(width)
+        self.memory, self.heads = spec.memory(width), channel_groups(channels)  # heads: groups of channels, of the map
         self.in_proj = nn.Linear(width, channels, bias=spec.bias)
         self.gate_proj = nn.Linear(width, channels, bias=spec.bias)
         self.conv = ConvWeights(spec.taps, channels, spec.conv_bias)
@@ -75,20 +90,40 @@ class MambaModule(nn.Module):
         self.A_log = log_rates(spec.state, channels)
         self.D = nn.Parameter(torch.ones(channels))
         self.o_proj = nn.Linear(channels, width, bias=spec.bias)
+        self.v, self.z = Tap(), Tap()  # u and y, (B, L, F)
         self.scan = backend("auto")
 
     def forward(self, x: Tensor, layout: TokenLayout, state: FixedState = STATELESS) -> Tensor:
-        out, tail, h = chunked_forward(self.run_chunk, x, layout, state.read(layout, **self.memory.zeros(x)))
+        past = state.read(layout, **self.memory.zeros(x))
+        out, tail, h = chunked_forward(self.run_chunk, x, layout, past, whole=self.v.hooked or self.z.hooked)
         state.write(layout, conv=tail, ssm=h)
         return out
 
     def run_chunk(self, x: Tensor, layout: TokenLayout, tail: Tensor, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """x (B, L, D), tail of the convolution (B, k - 1, F), state (B, F, N) -> out (B, L, D), new tail, new state."""
-        u, tail = convolve(self.in_proj(x), self.conv.weight, self.conv.bias, tail, layout)
-        u = F.silu(u)  # (B, L, F)
-        delta = self.step_proj(self.rank_norm(self.rank_proj(u)))  # (B, L, F) before bias and softplus
-        B, C = self.b_norm(self.b_proj(u)), self.c_norm(self.c_proj(u))  # (B, L, N)
+        u, delta, B, C, tail = self.project(x, layout, tail)
         A = -self.A_log.to(h.dtype).exp()  # (F, N)
+        u = self.v(u)
         inputs = SelectiveScanInputs(u, delta, A, B, C, self.D, h, layout.documents, layout.valid, self.step_bias)
         y, h = self.scan(inputs)
-        return self.o_proj(y.to(x.dtype) * F.silu(self.gate_proj(x))), tail, h
+        return self.o_proj(self.z(y.to(x.dtype)) * F.silu(self.gate_proj(x))), tail, h
+
+    def project(self, x: Tensor, layout: TokenLayout, tail: Tensor) -> MambaProjections:
+        u, tail = convolve(self.in_proj(x), self.conv.weight, self.conv.bias, tail, layout)
+        u = F.silu(u)  # (B, L, F)
+        delta = self.step_proj(self.rank_norm(self.rank_proj(u)))  # (B, L, F)
+        return MambaProjections(u, delta, self.b_norm(self.b_proj(u)), self.c_norm(self.c_proj(u)), tail)
+
+    def attention_map(self, taps: Mapping[str, Tensor], layout: TokenLayout, heads: slice = slice(None)) -> Tensor:
+        """The mean of C_t · exp(Σ_{j<s≤t} Δ_s A) ⊙ Δ_j B_j over the channels of a group, and of D on the diagonal"""
+        x, groups = taps["input"], range(self.heads)[heads]
+        tail = self.memory.zeros(x)["conv"]
+        _, delta, B, C, _ = self.project(x, layout, tail)
+        size = len(self.D) // self.heads
+        channels = slice(groups.start * size, groups.stop * size)
+        delta = F.softplus(delta.to(tail.dtype) + self.step_bias)[..., channels].unsqueeze(-1)  # (B, L, F, 1)
+        A, D = -self.A_log.to(tail.dtype).exp()[channels], self.D[channels]
+        B, C = B.unsqueeze(2) * delta, C.unsqueeze(2).expand(-1, -1, len(A), -1)  # (B, L, F, N)
+        weights = mean_over_channels(C, B, delta * A, len(groups), layout.documents, layout.valid)
+        skip = D.view(len(groups), 1, -1).mean(-1).expand(len(x), -1, x.shape[1])  # (B, groups, L)
+        return weights + torch.diag_embed(skip)

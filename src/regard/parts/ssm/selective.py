@@ -62,14 +62,19 @@ class ConvWeights(nn.Module):
 
 
 def chunked_forward(
-    layer: Callable[..., tuple[Tensor, ...]], x: Tensor, layout: TokenLayout, carried: Sequence[Tensor]
+    layer: Callable[..., tuple[Tensor, ...]],
+    x: Tensor,
+    layout: TokenLayout,
+    carried: Sequence[Tensor],
+    whole: bool = False,
 ) -> tuple[Tensor, ...]:
     """layer(x, layout, *carried) -> (y, *carried) in chunks of x (B, L, D), with the same result as in one pass.
 
     On a CPU the activations of a thousand tokens fit in the cache, those of sixteen thousand do not: chunks keep time
-    linear in the length and memory almost constant. A GPU runs all tokens at once, and so do packed rows.
+    linear in the length and memory almost constant. A GPU runs all tokens at once, and so do packed rows, and with
+    `whole` all rows: a hook then reads all tokens.
     """
-    if x.device.type != "cpu" or x.shape[1] <= CHUNK or layout.segments is not None:
+    if whole or x.device.type != "cpu" or x.shape[1] <= CHUNK or layout.segments is not None:
         return layer(x, layout, *carried)
     ys = []
     for start in range(0, x.shape[1], CHUNK):

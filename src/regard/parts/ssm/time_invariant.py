@@ -9,19 +9,22 @@ bidirectional: the same system is also run from right to left, with its own C.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from regard.kernels.recurrent.implied_map import channel_groups, token_distances
 from regard.kernels.recurrent.state_space import state_space
-from regard.kernels.recurrent.state_space.kernel import System, flops
+from regard.kernels.recurrent.state_space.kernel import System, flops, kernel
 from regard.kernels.recurrent.state_space.transition import Transition
 from regard.layout import TokenLayout
 from regard.parts.body import Body
 from regard.parts.feedforward import ACTIVATIONS, Activation
 from regard.parts.state import STATELESS, FixedSize, FixedState, Memory
+from regard.parts.tap import MapKind, Tap
 from regard.spec import require
 
 
@@ -62,6 +65,9 @@ class TimeInvariantSSM(Body):
 
 class TimeInvariantSSMModule(nn.Module):
     weight_decay = no_muon = ("C", "C_back")  # one row per channel, not a matrix
+    attention_taps: tuple[str, ...] = ("v",)
+    reads_source = False
+    map_kind = MapKind("state space", channels=True)
 
     def __init__(self, width: int, spec: TimeInvariantSSM):
         super().__init__()
@@ -74,6 +80,8 @@ class TimeInvariantSSMModule(nn.Module):
         self.activation = ACTIVATIONS[spec.activation]
         self.o_proj = nn.Linear(width, width, bias=spec.bias)
         self.gate_proj = nn.Linear(width, width, bias=spec.bias) if spec.gate else None
+        self.heads = channel_groups(width)  # groups of channels, of the map
+        self.v, self.z = Tap(), Tap()  # u and y, (B, L, D)
 
     @torch.no_grad()
     def initialize(self, spec: TimeInvariantSSM, eigenvalues: Tensor) -> None:
@@ -98,7 +106,7 @@ class TimeInvariantSSMModule(nn.Module):
         raise NotImplementedError
 
     def forward(self, x: Tensor, layout: TokenLayout, state: FixedState = STATELESS) -> Tensor:
-        y = self.activation(self.convolve(x, layout, state))  # (B, L, D)
+        y = self.activation(self.z(self.convolve(self.v(x), layout, state)))  # (B, L, D)
         out = self.o_proj(y)
         return out if self.gate_proj is None else out * torch.sigmoid(self.gate_proj(y))
 
@@ -117,3 +125,25 @@ class TimeInvariantSSMModule(nn.Module):
             back = replace(system, c=self.C_back.double())
             y = y + state_space(back, u.flip(1), None, segments, valid)[0].flip(1)
         return (y + self.skip * u).to(x.dtype)
+
+    def attention_map(self, taps: Mapping[str, Tensor], layout: TokenLayout, heads: slice = slice(None)) -> Tensor:
+        """K_{t-j}, averaged over the channels of each group, and d on the diagonal; it depends on positions only."""
+        v = taps["v"]
+        dtype, length = torch.promote_types(v.dtype, torch.float32), v.shape[1]
+        distance, reads = token_distances(layout.segments, layout.valid, layout.positions)
+        system = System(*self.discretise(), self.C.double())
+        weights = kernel_map(self.group_means(kernel(system, length, dtype))[heads], distance, reads)
+        if self.C_back is not None:
+            back = kernel(replace(system, c=self.C_back.double()), length, dtype)
+            weights = weights + kernel_map(self.group_means(back)[heads], -distance, reads.mT)
+        skip = self.group_means(self.skip.to(dtype))[heads]
+        return weights + torch.diag_embed(skip.unsqueeze(-1).expand(len(v), -1, length))
+
+    def group_means(self, x: Tensor) -> Tensor:
+        """(D, …) -> (groups, …)"""
+        return x.unflatten(0, (self.heads, -1)).mean(1)
+
+
+def kernel_map(kernels: Tensor, distance: Tensor, reads: Tensor) -> Tensor:
+    """Kernels (G, L), distances (B, L, L) and whether the query reads the key -> (B, G, L, L)"""
+    return kernels[:, distance.clamp_min(0)].transpose(0, 1) * reads.unsqueeze(1)
