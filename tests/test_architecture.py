@@ -54,6 +54,8 @@ PACKAGES = {  # package: the packages that it may import, beside itself
     "labs": STORED
     | {"lens", "planning", "evals", "text", "data", "adapt", "objectives", "training", "engine", "report"},
 }
+PACKAGES["instruments"] = MODELS | {"lens", "planning", "text", "data", "adapt", "objectives", "engine"}
+PACKAGES["server"] |= {"instruments"}
 PACKAGES["predictions"] = STORED | {"text", "data", "objectives"}
 PACKAGES["text_generation"] = PACKAGES["text_embedding"] = STORED | {"engine", "text"}
 PACKAGES["speech"] = MODELS | {"audio", "engine", "text"}

@@ -19,6 +19,7 @@ from regard.server import (
     completions,
     errors,
     inspection,
+    instrument_routes,
     monitoring,
     responses_api,
     text_encoder,
@@ -79,7 +80,16 @@ def create_app(
     errors.install_handlers(app)
     app.state.metrics = partial(monitoring.current_metrics, registry, responses)
     app.include_router(monitoring.router(registry, app.state.metrics))
-    for routes in (completions, chat, responses_api, text_encoder, transcriptions, tokenization, inspection):
+    for routes in (
+        completions,
+        chat,
+        responses_api,
+        text_encoder,
+        transcriptions,
+        tokenization,
+        inspection,
+        instrument_routes,
+    ):
         app.include_router(routes.router(registry))
     app.include_router(adapter_routes.router(registry, adapters))
 

@@ -1,0 +1,26 @@
+"""Instruments: small live experiments with the parts of the package, in the order of a course.
+
+    INSTRUMENTS["masks"].panels({"kind": "window", "tokens": 8})
+
+Each answers a question. The page draws their panels; /regard/instruments serves them.
+"""
+
+from regard.instruments import ancestors, attention, blocks, efficient, positions, serving
+from regard.instruments.instrument import Instrument, Panel
+from regard.instruments.subject import Subject, subject_of
+
+COURSE: dict[str, tuple[str, ...]] = {  # chapter: ids, in order
+    "Before attention": ("feed-forward", "recurrence", "lstm"),
+    "Attention": ("one-query", "self-attention", "five-tokens", "masks"),
+    "Blocks": ("feed-forward-layer", "norms", "residual", "gated-unit"),
+    "Positions": ("sinusoids", "rope", "position-choice"),
+    "Long sequences": (
+        "window", "tiles", "memory-wall", "associativity", "convolution-recurrence", "experts",
+    ),
+    "Serving and adapting": ("kv-cache", "prefill-decode", "sharing", "lora"),
+}  # fmt: skip
+MODULES = (ancestors, attention, blocks, positions, efficient, serving)
+DEFINED = {instrument.id: instrument for module in MODULES for instrument in module.INSTRUMENTS}
+INSTRUMENTS: dict[str, Instrument] = {id: DEFINED[id] for ids in COURSE.values() for id in ids}
+
+__all__ = ["COURSE", "INSTRUMENTS", "Instrument", "Panel", "Subject", "subject_of"]

@@ -1,0 +1,178 @@
+"""The kinds of panels that the page draws. Each is a dictionary of plain numbers and strings.
+
+numbers    labelled values                              table      columns and rows
+heatmap    a matrix with labels of rows and columns     tokens     pieces of text with a value each
+lines      curves over a common axis                    diagram    nodes and edges, at positions from 0 to 1
+bars       one value per label                          scatter    points in the plane, or arrows from the origin
+
+`sets` names the control that a click on a row, a bar, a token or a node sets, to its index. Numbers are rounded to six
+significant digits: a panel is drawn, not computed with.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+from torch import Tensor
+
+from regard.instruments.instrument import Panel
+
+Scale = Literal["unit", "signed", "positive"]  # 0 to 1, symmetric around 0, 0 to the largest
+Number = float | None
+
+
+def rounded(value: Any) -> Any:
+    """Numbers in nested lists to six significant digits. Raises ValueError for NaN and infinity."""
+    if isinstance(value, Tensor):
+        value = value.detach().double().tolist()
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueError(f"a panel has the value {value}; panels show finite numbers only")
+        return float(f"{value:.6g}")
+    if isinstance(value, list | tuple):
+        return [rounded(item) for item in value]
+    return value
+
+
+def numbers(items: Mapping[str, float | str], title: str = "") -> Panel:
+    return {
+        "kind": "numbers",
+        "title": title,
+        "items": [{"label": label, "value": rounded(value)} for label, value in items.items()],
+    }
+
+
+def heatmap(
+    title: str,
+    values: Tensor | Sequence[Sequence[Number]],
+    rows: Iterable[Any],
+    columns: Iterable[Any],
+    scale: Scale = "unit",
+    sets: str | None = None,
+    selected: int | None = None,
+    shows_numbers: bool = True,
+) -> Panel:
+    """A value of None is a blocked cell. `sets` is set by a click on a row."""
+    return {
+        "kind": "heatmap",
+        "title": title,
+        "rows": [str(row) for row in rows],
+        "columns": [str(column) for column in columns],
+        "values": rounded(values),
+        "scale": scale,
+        "sets": sets,
+        "selected": selected,
+        "shows_numbers": shows_numbers,
+    }
+
+
+def lines(
+    title: str,
+    series: Mapping[str, Iterable[tuple[float, float]]],
+    x: str,
+    y: str,
+    log_x: bool = False,
+    log_y: bool = False,
+    marks: Mapping[str, float] | None = None,
+) -> Panel:
+    """`marks` are labelled vertical lines. On a log axis, points that are not positive are left out."""
+    kept = {
+        name: [point for point in points if (point[0] > 0 or not log_x) and (point[1] > 0 or not log_y)]
+        for name, points in series.items()
+    }
+    return {
+        "kind": "lines",
+        "title": title,
+        "series": [{"name": name, "points": rounded(points)} for name, points in kept.items()],
+        "x": x,
+        "y": y,
+        "log_x": log_x,
+        "log_y": log_y,
+        "marks": [{"label": label, "x": rounded(float(at))} for label, at in (marks or {}).items()],
+    }
+
+
+def bars(
+    title: str,
+    values: Mapping[str, float] | Sequence[tuple[str, float]],
+    unit: str = "",
+    sets: str | None = None,
+    selected: int | None = None,
+    digits: int = 3,
+) -> Panel:
+    """Values may be negative; `digits` are the significant digits of the labels. Pairs allow equal labels."""
+    pairs = list(values.items()) if isinstance(values, Mapping) else list(values)
+    return {
+        "kind": "bars",
+        "title": title,
+        "labels": [label for label, _ in pairs],
+        "values": [rounded(float(value)) for _, value in pairs],
+        "unit": unit,
+        "sets": sets,
+        "selected": selected,
+        "digits": digits,
+    }
+
+
+def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Panel:
+    return {"kind": "table", "title": title, "columns": list(columns), "rows": [rounded(list(row)) for row in rows]}
+
+
+def tokens(
+    title: str,
+    pieces: Sequence[str],
+    values: Tensor | Sequence[float],
+    notes: Sequence[str] | None = None,
+    sets: str | None = None,
+    selected: int | None = None,
+) -> Panel:
+    """Pieces of text, tinted by values from 0 to 1; a note is shown below each."""
+    return {
+        "kind": "tokens",
+        "title": title,
+        "pieces": list(pieces),
+        "values": rounded(values if isinstance(values, Tensor) else [float(value) for value in values]),
+        "notes": list(notes) if notes is not None else [""] * len(pieces),
+        "sets": sets,
+        "selected": selected,
+    }
+
+
+def diagram(
+    title: str,
+    nodes: Sequence[dict[str, Any]],
+    edges: Sequence[tuple[str, str, float]],
+    sets: str | None = None,
+    selected: int | None = None,
+) -> Panel:
+    """Nodes have id, label, x, y and optionally value; an edge is (from, to, weight), its width by |weight|."""
+    return {
+        "kind": "diagram",
+        "title": title,
+        "nodes": [{"value": None} | {name: rounded(value) for name, value in node.items()} for node in nodes],
+        "edges": [{"from": a, "to": b, "weight": rounded(float(weight))} for a, b, weight in edges],
+        "sets": sets,
+        "selected": selected,
+    }
+
+
+def scatter(
+    title: str,
+    points: Sequence[tuple[float, float, str]],
+    groups: Sequence[str] | None = None,
+    arrows: bool = False,
+    x: str = "",
+    y: str = "",
+) -> Panel:
+    """Points (x, y, label), coloured by group; with `arrows`, vectors from the origin in equal scales."""
+    return {
+        "kind": "scatter",
+        "title": title,
+        "points": [
+            {"x": rounded(float(a)), "y": rounded(float(b)), "label": label, "group": group}
+            for (a, b, label), group in zip(points, groups or [""] * len(points), strict=True)
+        ],
+        "arrows": arrows,
+        "x": x,
+        "y": y,
+    }

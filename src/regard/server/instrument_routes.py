@@ -1,0 +1,76 @@
+"""The /regard/instruments routes: the table of instruments, and the panels of one for given controls.
+
+A thread computes the panels, so the event loop stays free. Instruments that read a model get the served one, if it is
+a decoder with a lens; a copy of its modules shares the weights, so the engine meets no hooks.
+"""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path
+from pydantic import Field
+
+from regard.instruments import COURSE, INSTRUMENTS, subject_of
+from regard.server.errors import ApiError
+from regard.server.model_registry import ModelRegistry
+from regard.server.response_bodies import ResponseBody
+from regard.server.schema import Name, RequestBody, Text, at_most
+from regard.server.worker_thread import WorkerThread
+from regard.spec import suggest_name
+
+MAX_CONTROLS = 32
+
+
+class InstrumentBody(RequestBody):
+    """The controls that differ from their defaults."""
+
+    model: Name | None = None  # that instruments read; None: the first one
+    controls: Annotated[
+        dict[Name, bool | int | float | Text], Field(max_length=MAX_CONTROLS), at_most(MAX_CONTROLS)
+    ] = {}
+
+
+class Chapter(ResponseBody):
+    title: str
+    instruments: list[dict[str, Any]]
+
+
+class Course(ResponseBody):
+    chapters: list[Chapter]
+
+
+class InstrumentPanels(ResponseBody):
+    id: str
+    controls: dict[str, Any]
+    panels: list[dict[str, Any]]
+
+
+def router(models: ModelRegistry) -> APIRouter:
+    routes, thread = APIRouter(prefix="/regard"), WorkerThread("instruments")
+    course = Course(
+        chapters=[
+            Chapter(title=title, instruments=[INSTRUMENTS[id].describe() for id in ids])
+            for title, ids in COURSE.items()
+        ]
+    )
+
+    @routes.get("/instruments")
+    async def instruments() -> Course:
+        return course
+
+    @routes.post("/instruments/{id}")
+    async def compute(id: Annotated[str, Path(max_length=64)], body: InstrumentBody) -> InstrumentPanels:
+        if id not in INSTRUMENTS:
+            raise ApiError(404, f"there is no instrument {id!r}; {suggest_name(id, INSTRUMENTS)}", code="not_found")
+        served, instrument = models.default if body.model is None else models.find(body.model), INSTRUMENTS[id]
+        subject = None
+        if instrument.reads_model and served.lens is not None and served.engine is not None:
+            subject = subject_of(served.name, getattr(served.engine.engine, "model", None), served.tokenizer)
+        with thread.request():
+            try:
+                values = instrument.values(body.controls)
+                panels = await thread.run(instrument.panels, values, subject)
+            except ValueError as error:
+                raise ApiError(400, str(error), code="invalid_value", param="controls") from error
+        return InstrumentPanels(id=id, controls=values, panels=panels)
+
+    return routes

@@ -1,0 +1,248 @@
+"""The numbers of the ledger's figures, as the instruments show them."""
+
+import math
+
+import pytest
+import torch
+
+from regard.instruments import INSTRUMENTS
+
+
+def shown(id: str, /, **controls) -> dict:
+    """The labelled numbers of an instrument."""
+    panels = INSTRUMENTS[id].panels(controls)
+    return {item["label"]: item["value"] for p in panels if p["kind"] == "numbers" for item in p["items"]}
+
+
+def panel(id: str, kind: str, index: int = 0, /, **controls) -> dict:
+    return [p for p in INSTRUMENTS[id].panels(controls) if p["kind"] == kind][index]
+
+
+@pytest.mark.ledger("fig.5.1")
+def test_a_feed_forward_network_has_four_inputs_two_hidden_layers_and_two_outputs() -> None:
+    drawn = panel("feed-forward", "diagram")
+    layers = [[node for node in drawn["nodes"] if node["id"].startswith(letter)] for letter in "xhgy"]
+    assert [len(layer) for layer in layers] == [4, 5, 3, 2] and len(drawn["edges"]) == 4 * 5 + 5 * 3 + 3 * 2
+    terms = panel("feed-forward", "table")["rows"]  # of output y1, which has no activation and a bias of 0
+    assert layers[3][0]["value"] == pytest.approx(sum(product for *_, product in terms), abs=1e-5)
+    step, derivatives = 1e-2, panel("feed-forward", "bars", activation="tanh")["values"]
+    y = [panel("feed-forward", "diagram", activation="tanh", x1=1 + d)["nodes"][12]["value"] for d in (step, -step)]
+    assert (y[0] - y[1]) / (2 * step) == pytest.approx(derivatives[0], abs=1e-3)
+
+
+@pytest.mark.ledger("fig.5.2")
+def test_a_recurrence_uses_the_same_weights_and_its_gradient_vanishes() -> None:
+    weak, strong = (shown("recurrence", gain=gain) for gain in (0.3, 0.9))
+    assert weak["gradient at the first step"] < 0.01 * strong["gradient at the first step"]
+    shorter = shown("recurrence", text="the boat left")
+    assert shorter["weights, however long the text"] == weak["weights, however long the text"]
+    assert weak["all steps in one call differ by"] < 1e-6
+
+
+@pytest.mark.ledger("fig.5.3")
+def test_an_open_lstm_cell_carries_its_memory() -> None:
+    open_cell = shown("lstm", forget=1.0, write=0.0, steps=60, start=1.5)
+    assert open_cell["C at the end"] == 1.5 and open_cell["∂C_T/∂C_0 by autograd"] == 1
+    closing = shown("lstm", forget=0.5, steps=10)
+    assert closing["∂C_T/∂C_0 by autograd"] == closing["Π f"] == pytest.approx(0.5**10, rel=1e-5)
+
+
+@pytest.mark.ledger("fig.000.sweep")
+def test_the_query_of_the_start_gives_20() -> None:
+    assert shown("one-query")["output"] == 20.0 and shown("one-query")["sum of exp"] == pytest.approx(5.0562, abs=1e-4)
+    assert panel("one-query", "bars")["values"] == pytest.approx([0.4011, 0.1978, 0.4011], abs=1e-4)
+    at_135 = panel("one-query", "bars", angle=135, length=4.0)["values"]
+    assert max(at_135) == at_135[1]
+
+
+@pytest.mark.ledger("fig.5.9")
+def test_scores_are_divided_by_8_and_rows_sum_to_1() -> None:
+    scaled, raw = shown("self-attention"), shown("self-attention", scaled=False)
+    assert scaled["√d_k"] == 8 and scaled["sum of the row"] == 1.0
+    deviation = "deviation of the scores"
+    assert raw[deviation] == pytest.approx(8 * scaled[deviation], rel=1e-4)
+    assert raw["entropy of the row, nats"] < scaled["entropy of the row, nats"]
+    hot = shown("self-attention", temperature=4.0)
+    assert hot[deviation] == pytest.approx(scaled[deviation] / 4, rel=1e-4)
+    weights = panel("self-attention", "heatmap")["values"]
+    assert len(weights) == 4 and all(sum(row) == pytest.approx(1, abs=1e-5) for row in weights)
+
+
+@pytest.mark.ledger("fig.001.heatmap")
+def test_five_tokens_equal_the_results_of_r() -> None:
+    drawn = panel("five-tokens", "heatmap")
+    assert drawn["scale"] == "unit" and drawn["rows"] == drawn["columns"]
+    assert drawn["values"][1] == pytest.approx([0.052, 0.001, 0, 0.002, 0.944], abs=5e-4)
+    outputs = panel("five-tokens", "heatmap", 1)["values"]
+    assert outputs[0] == pytest.approx([-2.871, -1.431, -1.750, -0.112], abs=6e-4)
+    causal = panel("five-tokens", "heatmap", causal=True)["values"]
+    assert causal[1] == pytest.approx([0.978, 0.022, 0, 0, 0], abs=5e-4)
+    numbers = shown("five-tokens")
+    assert numbers["deviation of the scaled scores"] == pytest.approx(6.6, abs=0.05)
+    assert numbers["largest entropy of a row"] == pytest.approx(0.231, abs=5e-4)
+
+
+@pytest.mark.ledger("fig.5.11")
+def test_a_causal_mask_blocks_6_of_16_cells() -> None:
+    assert shown("masks")["blocked cells"] == 6 and shown("masks", tokens=10)["blocked cells"] == 45
+    cells = panel("masks", "heatmap")["values"]
+    assert all((cells[i][j] is None) == (j > i) for i in range(4) for j in range(4))
+    assert cells[3] == [0.25] * 4
+    assert shown("masks", kind="full")["attends to later tokens"] == "yes"
+    assert shown("masks", kind="window", tokens=8, size=3, query=8)["keys of query 8"] == 3
+    assert shown("masks", kind="first tokens and window", tokens=8, size=3, first=2, query=8)["keys of query 8"] == 5
+
+
+@pytest.mark.ledger("fig.5.13")
+def test_the_feed_forward_layer_has_2_1_million_weights_and_attention_1_05() -> None:
+    numbers = shown("feed-forward-layer")
+    assert (numbers["feed-forward"], numbers["attention"], numbers["ratio"]) == (2_097_152, 1_048_576, 2)
+    merged = "one matrix W_down W_up instead differs by"
+    assert shown("feed-forward-layer", activation="identity")[merged] < 1e-6 < 0.1 < numbers[merged]
+
+
+@pytest.mark.ledger("fig.5.14")
+def test_norms_of_rows_and_columns() -> None:
+    x = torch.tensor([[1.0, 2, 3, 4], [2, 4, 6, 8], [-1, 0, 1, 0], [5, 5, 6, 4]])
+    after = panel("norms", "heatmap", 1)["values"]
+    assert torch.allclose(torch.tensor(after), torch.nn.functional.layer_norm(x, (4,)), atol=1e-4)
+    assert after[0] == pytest.approx(after[1], abs=1e-4)  # the second token is twice the first
+    batch = torch.tensor(panel("norms", "heatmap", 1, kind="BatchNorm")["values"])
+    assert batch.mean(0).abs().max() < 1e-5 and batch[0, 0] != batch[1, 0]
+    with pytest.raises(ValueError, match="no number"):
+        shown("norms", values="1 2; x 4")
+
+
+@pytest.mark.ledger("fig.5.15")
+def test_without_the_residual_path_gradients_vanish() -> None:
+    ratio = "gradient at the input / at the output"
+    assert shown("residual", depth=24)[ratio] > 10 * shown("residual", depth=24, skip=0.0)[ratio]
+    assert len(panel("residual", "lines", style="post", depth=6)["series"][0]["points"]) == 7
+
+
+@pytest.mark.ledger("fig.5.21")
+def test_a_gated_unit_has_as_many_weights_and_swish_a_minimum() -> None:
+    (_, _, plain, a), (_, _, gated, b) = panel("gated-unit", "table")["rows"]
+    assert (plain, gated) == (3072, 2048) and a == b
+    curve = panel("gated-unit", "lines")["series"][1]["points"]
+    assert min(y for _, y in curve) == pytest.approx(-0.2785, abs=1e-3)
+    assert shown("gated-unit", gate=0.0, up=3.0)["gate · W_up x"] == 0
+
+
+@pytest.mark.ledger("fig.5.16")
+def test_sinusoids_have_a_dot_product_of_half_the_width_with_themselves() -> None:
+    for position in (0, 7, 40):
+        assert shown("sinusoids", width=32, position=position)["dot product with itself"] == pytest.approx(16)
+    row = panel("sinusoids", "heatmap", width=4)["values"][3]
+    assert row == pytest.approx([math.sin(3), math.cos(3), math.sin(0.03), math.cos(0.03)], abs=1e-5)
+
+
+@pytest.mark.ledger("fig.5.20")
+def test_rotated_scores_depend_on_the_distance() -> None:
+    scores = {round(row[3], 4) for row in panel("rope", "table", m=2, n=5)["rows"]}
+    assert scores == {round(panel("rope", "table", m=100, n=103)["rows"][0][3], 4)}
+    angle = "angle per position, radians"
+    assert shown("rope", scaling="linear")[angle] == pytest.approx(shown("rope")[angle] / 4)
+
+
+@pytest.mark.ledger("fig.000.poschoice")
+def test_questions_lead_to_a_position_scheme() -> None:
+    chosen = {
+        (model, longer, tuned): shown("position-choice", model=model, longer=longer, tuned=tuned)["choose"]
+        for model in ("decoder", "encoder")
+        for longer in ("never", "much")
+        for tuned in (True, False)
+    }
+    assert chosen["decoder", "never", True] == "RoPE" and chosen["decoder", "much", False] == "ALiBi"
+    assert chosen["decoder", "much", True] == "RoPE with YaRN" and chosen["encoder", "never", False] == "learned"
+    rows = {row[0]: row[1:] for row in panel("position-choice", "table")["rows"]}
+    assert rows["RoPE"][1] == rows["ALiBi"][1] == "no" != rows["sinusoidal"][1]
+    assert rows["learned"][2] == "refused"
+    assert rows["RoPE"][3] == "2 of 8 pairs" and rows["RoPE with YaRN"][3] == "0 of 8 pairs"
+
+
+@pytest.mark.ledger("fig.5.22")
+def test_windows_reach_as_far_as_the_jacobian() -> None:
+    numbers = shown("window")
+    assert numbers["measured reach, tokens"] == numbers["L(w − 1) + 1"] == 9
+    assert numbers["L · w, if a window does not count the token itself"] == 12
+    assert numbers["32 layers with 4,096"] == 131_041
+    assert shown("window", layers=1, size=5)["measured reach, tokens"] == 5
+
+
+@pytest.mark.ledger("fig.5.26")
+def test_tiles_give_the_result_of_plain_attention() -> None:
+    assert shown("tiles")["difference from plain attention"] < 1e-12
+    steps = panel("tiles", "table")["rows"]
+    assert [row[0] for row in steps] == [1, 2, 3, 4]
+    assert [row[1] for row in steps] == sorted(row[1] for row in steps)
+    stored, tiled = panel("tiles", "bars")["values"]
+    assert stored > 5 * tiled
+
+
+@pytest.mark.ledger("fig.000.wall")
+def test_stored_scores_grow_with_the_square() -> None:
+    (stored, tiles, *_), (stored2, tiles2, *_) = (
+        panel("memory-wall", "bars", tokens=n)["values"] for n in (16, 17)
+    )  # fmt: skip
+    assert 3.8 < stored2 / stored < 4 and tiles2 / tiles == pytest.approx(2, rel=1e-3)
+
+
+@pytest.mark.ledger("fig.000.assoc")
+def test_the_other_order_builds_4_instead_of_16_entries() -> None:
+    assert panel("associativity", "bars")["values"] == [16, 4]
+    assert shown("associativity", tokens=64, head_dim=16)["relative difference of the results"] < 1e-12
+    assert shown("associativity", head_dim=16)["equal cost at n"] == 16
+
+
+@pytest.mark.ledger("fig.000.dual")
+def test_convolution_equals_recurrence() -> None:
+    for signal in ("impulse", "step", "wave"):
+        assert shown("convolution-recurrence", signal=signal, turn=0.5)["largest difference"] < 1e-12
+    points = panel("convolution-recurrence", "lines", decay=0.5)["series"][0]["points"]
+    assert [y for _, y in points[:4]] == pytest.approx([1, 0.5, 0.25, 0.125])
+
+
+@pytest.mark.ledger("fig.5.27")
+def test_two_of_eight_experts_are_chosen() -> None:
+    weights = panel("experts", "heatmap")["values"]
+    assert all(len(row) == 8 and sum(w > 0 for w in row) == 2 and sum(row) == pytest.approx(1) for row in weights)
+    assert sum(panel("experts", "bars")["values"]) == 2 * len(weights)
+    numbers = shown("experts")
+    assert 0.25 < numbers["active share of this layer"] < 0.26
+    assert numbers["Mixtral 8x7B, all weights"] == "46.7 G" and numbers["Mixtral 8x7B, active per token"] == "12.9 G"
+
+
+@pytest.mark.ledger("fig.5.23")
+def test_the_cache_of_8192_tokens_of_a_70b_model_takes_2_50_gib() -> None:
+    numbers = shown("kv-cache")
+    assert numbers["GiB (2³⁰)"] == 2.5 and numbers["GB (10⁹)"] == 2.68435
+    assert shown("kv-cache", tokens=4096)["GiB (2³⁰)"] == 1.25
+    with_cache, without = (s["points"][-1][1] for s in panel("kv-cache", "lines", 1)["series"])
+    assert with_cache == 8192 * 8193 / 2 and without > 2000 * with_cache
+
+
+@pytest.mark.ledger("fig.5.24")
+def test_prefill_is_limited_by_compute_and_decode_by_memory() -> None:
+    (prefill, decode) = panel("prefill-decode", "table")["rows"]
+    assert prefill[-1] == "compute" and decode[-1] == "memory bandwidth"
+    assert shown("prefill-decode", batch=32)["tokens per second"] > 20 * shown("prefill-decode")["tokens per second"]
+    measured = panel("prefill-decode", "bars", 1)
+    assert measured["labels"][0] == "prefill of 8" and len(measured["labels"]) == 7 and min(measured["values"]) > 0
+
+
+@pytest.mark.ledger("fig.5.25")
+@pytest.mark.parametrize(("kv_heads", "share"), [(8, 1), (2, 0.25), (1, 0.125)])
+def test_shared_heads_shrink_the_cache(kv_heads: int, share: float) -> None:
+    assert shown("sharing", kv_heads=kv_heads)["share of the multi-head cache"] == share
+    drawn = panel("sharing", "diagram", kv_heads=kv_heads)
+    assert len(drawn["nodes"]) == 8 + kv_heads and len(drawn["edges"]) == 8
+
+
+@pytest.mark.ledger("fig.5.32")
+def test_an_adapter_of_rank_8_has_few_weights_and_rank_8() -> None:
+    numbers = shown("lora")
+    assert numbers["weights of A and B"] == f"{8 * 2 * 4096:,}" and numbers["times fewer"] == 256
+    assert numbers["largest change at the start"] == 0
+    values = [y for _, y in panel("lora", "lines")["series"][0]["points"]]
+    assert len(values) == 32 and values[7] > 1e-4 and max(values[8:]) < 1e-6

@@ -1,0 +1,38 @@
+"""The /regard/instruments routes: the table, panels for controls, and refusals."""
+
+from regard.instruments import INSTRUMENTS
+
+
+def test_the_table_lists_every_instrument_in_the_order_of_the_course(start_server) -> None:
+    chapters = start_server().client.get("/regard/instruments").json()["chapters"]
+    listed = [instrument for chapter in chapters for instrument in chapter["instruments"]]
+    assert [instrument["id"] for instrument in listed] == list(INSTRUMENTS)
+    assert listed[3] == INSTRUMENTS[listed[3]["id"]].describe()
+
+
+def test_panels_are_computed_for_the_given_controls(start_server) -> None:
+    client = start_server(key="k").client
+    answer = client.post("/regard/instruments/masks", json={"controls": {"tokens": 6}}).json()
+    assert answer["controls"] == {"kind": "causal", "tokens": 6, "size": 3, "first": 1, "query": 4}
+    assert answer["panels"] == INSTRUMENTS["masks"].panels({"tokens": 6})
+    assert client.post("/regard/instruments/kv-cache", json={}).status_code == 200  # a fake engine has no decoder
+    assert client.post("/regard/instruments/masks", json={}, headers={"authorization": "Bearer x"}).status_code == 401
+
+
+def test_invalid_controls_are_refused_with_the_rule(start_server) -> None:
+    client = start_server().client
+
+    def refusal(id: str, body: dict) -> tuple[int, str]:
+        response = client.post(f"/regard/instruments/{id}", json=body)
+        return response.status_code, response.json()["error"]["message"]
+
+    assert refusal("mask", {})[0] == 404 and "did you mean 'masks'" in refusal("mask", {})[1]
+    status, message = refusal("masks", {"controls": {"tokens": 100}})
+    assert status == 400 and message == "tokens=100 must be from 1 to 24"
+    assert refusal("masks", {"controls": {"tokens": 2.5}})[1] == "tokens=2.5 must be a whole number"
+    assert refusal("masks", {"controls": {"token": 2}})[0] == 400
+    assert refusal("masks", {"controls": {str(i): 0 for i in range(100)}})[0] == 400
+    assert refusal("masks", {"controls": {"kind": [1]}})[0] == 400
+    assert refusal("sharing", {"controls": {"heads": 8, "kv_heads": 3}})[0] == 400
+    assert refusal("self-attention", {"controls": {"text": "a " * 20}})[1] == "the text has 20 words; write 1 to 12"
+    assert refusal("masks", {"model": "another"})[0] == 404
