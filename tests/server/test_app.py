@@ -60,6 +60,7 @@ def test_request_fields_are_frozen(start_server):
         " stream_options temperature text timeout tool_choice tools top_logprobs top_p truncation user",
         "PassageBody": "messages model text",
         "AttentionBody": "head layer messages model text",
+        "InstrumentBody": "controls model",
         "ErrorBody": "error",
         "AudioForm": "file model prompt response_format temperature",
         "TranscriptionForm": "file language model prompt response_format stream temperature timestamp_granularities[]",
