@@ -325,6 +325,7 @@ def test_flags_are_frozen() -> None:
     assert flags["serve"] >= {"--memory", "--queue", "--max-body", "--dtype", "--compile", "--no-compile", "--adapter"}
     assert flags["serve"] >= {"--allow-host", "--allow-origin", "--access-log", "--replicas", "--tensor-parallel"}
     assert flags["serve"] >= {"--lora-modules", "--lora-folder", "--max-loras", "--max-cpu-loras", "--batch-invariant"}
+    assert "--runs" in flags["serve"]
     assert "--quantize" in flags["serve"] & flags["batch"]
     assert flags["batch"] >= {
         "--memory",

@@ -30,6 +30,7 @@ from regard.cli.serve_options import (
     NameOption,
     PortOption,
     ReplicasOption,
+    RunsOption,
     ServedModelsArgument,
     split_keys,
 )
@@ -58,6 +59,7 @@ def serve(
     adapter: AdapterOption = None,
     lora_modules: LoraModulesOption = None,
     lora_folder: LoraFolderOption = None,
+    runs: RunsOption = Path("runs"),
     max_cpu_loras: MaxCpuLorasOption = 64,
     max_loras: MaxLorasOption = 8,
     dtype: DtypeOption = "auto",
@@ -81,6 +83,8 @@ def serve(
     /v1/audio/transcriptions, /v1/audio/translations, /v1/load_lora_adapter, /v1/unload_lora_adapter, /tokenize,
     /detokenize, /health, /ready, /metrics, and for inspection /regard/model, /regard/tokenize, /regard/attention.
 
+    The page also shows the training runs in the folder --runs (/regard/runs), and can train the demo there.
+
     \b
     Examples:
       regard serve runs/demo
@@ -89,6 +93,7 @@ def serve(
       regard serve chat=smollm2 minilm
       regard serve smollm2 --lora-modules pirate=runs/pirate --lora-modules legal=adapters/legal
       regard serve smollm2 --replicas 4
+      regard serve runs/demo --runs ~/experiments/runs
       regard serve models/llama-8b --tensor-parallel 2
       regard serve models/llama-8b --batch-invariant
       regard serve runs/demo --allow-origin https://app.example --access-log
@@ -120,9 +125,10 @@ def serve(
     served = open_served(named, console, options)
     load_adapters(served[0], loras, console)
 
+    from regard.cli.served_runs import ServedRuns
     from regard.server.run_server import serve as run
 
-    run(served, network, adapters=lora_folder, on_ready=announce)
+    run(served, network, adapters=lora_folder, runs=ServedRuns(runs), on_ready=announce)
 
 
 def require_server() -> None:

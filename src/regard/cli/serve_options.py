@@ -46,6 +46,9 @@ LoraModulesOption = Annotated[
 LoraFolderOption = Annotated[
     Path | None, typer.Option(help="A folder of adapters that clients may load and unload at run time.")
 ]
+RunsOption = Annotated[
+    Path, typer.Option(metavar="FOLDER", help="The training runs that the page shows; the demo is trained there.")
+]
 MaxCpuLorasOption = Annotated[int, typer.Option(min=1, help="Adapters that may be loaded per model.")]
 MaxLorasOption = Annotated[
     int, typer.Option(min=1, help="Adapters that run at the same time; requests with others wait.")

@@ -22,6 +22,7 @@ from regard.server import (
     instrument_routes,
     monitoring,
     responses_api,
+    run_routes,
     text_encoder,
     tokenization,
     transcriptions,
@@ -46,10 +47,14 @@ NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": Fal
 
 
 def create_app(
-    models: Sequence[ServedModel], network: NetworkOptions = LOCAL, *, adapters: Path | None = None
+    models: Sequence[ServedModel],
+    network: NetworkOptions = LOCAL,
+    *,
+    adapters: Path | None = None,
+    runs: run_routes.Runs | None = None,
 ) -> FastAPI:
     """The page shows the first of the models until another is chosen. `adapters` is a folder from which clients may
-    load adapters; None: they may not.
+    load adapters; None: they may not. `runs` is a folder of training runs.
     """
     registry, responses = ModelRegistry(models), Counter()
     reads_media = any(model.images is not None or model.speech is not None for model in models)
@@ -92,6 +97,7 @@ def create_app(
     ):
         app.include_router(routes.router(registry))
     app.include_router(adapter_routes.router(registry, adapters))
+    app.include_router(run_routes.router(runs, network.may_manage))
 
     @app.get("/", include_in_schema=False)
     async def page() -> FileResponse:

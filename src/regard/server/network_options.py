@@ -49,6 +49,11 @@ class NetworkOptions:
         return self.host in LOCAL_HOSTS
 
     @property
+    def may_manage(self) -> bool:
+        """Whether clients may start processes, and load and remove models: those of this machine, or with a key."""
+        return bool(self.keys) or self.local and not self.allow_hosts and not self.allow_origins
+
+    @property
     def host_names(self) -> tuple[str, ...]:
         """The host names that the server accepts; empty: any."""
         return (*LOCAL_HOSTS, *self.allow_hosts) if self.local or self.allow_hosts else ()

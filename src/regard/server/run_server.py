@@ -28,6 +28,7 @@ from regard.server.connections import (
     default_max_connections,
 )
 from regard.server.network_options import NetworkOptions
+from regard.server.run_routes import Runs
 from regard.server.served_model import ServedModel
 
 GRACE = 5.0  # seconds after the drain, for sending the last events
@@ -38,13 +39,14 @@ def serve(
     network: NetworkOptions,
     *,
     adapters: Path | None = None,
+    runs: Runs | None = None,
     on_ready: Callable[[str], None] = lambda url: None,
 ) -> None:
     """Serve until a signal arrives. `on_ready` is called with the URL once the server accepts connections.
 
-    The access log, if there is one, is written to stderr. For `models` and `adapters` see `create_app`.
+    The access log, if there is one, is written to stderr. For `models`, `adapters` and `runs` see `create_app`.
     """
-    run(create_app(models, network, adapters=adapters), network, on_ready)
+    run(create_app(models, network, adapters=adapters, runs=runs), network, on_ready)
 
 
 def run(app: Any, network: NetworkOptions, on_ready: Callable[[str], None]) -> None:

@@ -15,7 +15,6 @@ A checkpoint is either complete or absent. One that is damaged later, or copied 
 renamed. The directory can be moved.
 """
 
-import fcntl
 import json
 import os
 import re
@@ -38,6 +37,7 @@ from regard.checkpoint.atomic_folder import (
 from regard.checkpoint.model_folder import SavesFiles
 from regard.find_model import find_model
 from regard.training.run_identity import CHANGES, CONFIG, RUN, TOKENIZER, RunIdentity, read_changes
+from regard.training.run_summary import take_lock
 
 REFERENCES = "references"
 
@@ -246,7 +246,7 @@ class Run:
         """Hold the lock of the directory; the operating system releases it when the process ends, however it ends."""
         with (self.path / "lock").open("w") as stream:
             try:
-                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                take_lock(stream)
             except BlockingIOError:
                 raise ValueError(
                     f"another process is training in {self.path}; wait for it or choose another directory"

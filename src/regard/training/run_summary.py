@@ -8,10 +8,11 @@ import fcntl
 import json
 import math
 import os
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 from regard.training.history import History, complete_lines, read_history
 
@@ -202,14 +203,30 @@ def saved_parameters(checkpoint: Path) -> int | None:
 
 def is_locked(folder: Path) -> bool:
     """Whether a process trains in this folder (run.py)."""
+    return holds_lock(folder / "lock")
+
+
+def holds_lock(file: Path) -> bool:
+    """Whether a process holds the lock of a file."""
     try:
-        with (folder / "lock").open("rb") as stream:
+        with file.open("rb") as stream:
             fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     except OSError:
         return False
     return False
+
+
+def take_lock(stream: IO) -> None:
+    """Lock an open file; BlockingIOError if another process holds its lock, for longer than `holds_lock` does."""
+    for wait in (0.01, 0.02, 0.05, None):
+        try:
+            return fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if wait is None:
+                raise
+            time.sleep(wait)
 
 
 def last_change(folder: Path) -> float:

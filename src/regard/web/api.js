@@ -49,6 +49,15 @@ export const tokenize = (model, passage, signal) => requestJson("/regard/tokeniz
 export const attention = (model, passage, head, signal) =>
   requestJson("/regard/attention", { model, ...passage, ...head }, signal);
 
+// Runs: {folder, runs, process, may_start}; positions: [{run, cursor}, …]
+export const listRuns = (signal) => requestJson("/regard/runs", undefined, signal);
+export const runMetrics = (positions, points, signal) =>
+  requestJson("/regard/runs/metrics", { runs: positions, points }, signal);
+export const runSamples = (run, signal) =>
+  requestJson(`/regard/runs/samples?run=${encodeURIComponent(run)}`, undefined, signal);
+export const startDemo = (run, steps) => requestJson("/regard/runs/start", steps ? { run, steps } : { run });
+export const stopDemo = (run) => requestJson("/regard/runs/stop", { run });
+
 // sampling: OpenAI's fields
 export async function* generate(model, passage, sampling, signal) {
   const shared = { model, ...sampling, stream: true, stream_options: { include_usage: true } };
