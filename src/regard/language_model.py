@@ -350,11 +350,17 @@ class LanguageModel:
     def submit_source(self, ids: Sequence[int], sampling: Sampling, **options: Unpack[RequestOptions]) -> Request:
         """Submit the source of an encoder-decoder; the generation config sets the output's start and end tokens."""
         settings = self.generation
-        start = self.tokenizer.bos if settings.decoder_start_token_id is None else settings.decoder_start_token_id
-        if start is None:
-            raise ValueError("no token starts the output; set decoder_start_token_id in generation_config.json")
         sampling = replace(
             sampling, suppress_ids=settings.suppress_tokens, forced_bos_id=settings.forced_bos_token_id,
             forced_eos_id=settings.forced_eos_token_id,
         )  # fmt: skip
-        return self.engine.submit([start], sampling, ids, **options)
+        return self.engine.submit([self.decoder_start], sampling, ids, **options)
+
+    @property
+    def decoder_start(self) -> int:
+        """The id before the output of an encoder-decoder."""
+        given = self.generation.decoder_start_token_id
+        start = self.tokenizer.bos if given is None else given
+        if start is None:
+            raise ValueError("no token starts the output; set decoder_start_token_id in generation_config.json")
+        return start

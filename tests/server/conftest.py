@@ -14,13 +14,12 @@ from fastapi import FastAPI
 from regard.language_model import LanguageModel
 from regard.load_model import load
 from regard.server.app import create_app
-from regard.server.lens_thread import Lens
 from regard.server.network_options import NetworkOptions
 from regard.server.served_model import ServedModel
 from regard.text.chat import DEFAULT_TEMPLATE
 from regard.text.tokenizer import Tokenizer
 from regard.text.train import bpe
-from tests.server.fake_engine import HEADS, FakeEngine, FakeRecording
+from tests.server.fake_engine import FakeEngine, FakeRecording, fake_lens
 from tests.server.page import checked_pages, open_browser
 
 STORY = (
@@ -104,7 +103,7 @@ def start_server(tokenizer) -> Iterator[Callable[..., RunningServer]]:
         ) -> RunningServer:
             fake = FakeEngine(tokenizer, reply, **engine_options)
             served = Tokenizer(tokenizer.core, eos="<|end|>", chat_template=template)
-            model = ServedModel("tiny", served, fake, lens=Lens(lens, HEADS) if lens else None)
+            model = ServedModel("tiny", served, fake, lens=fake_lens(lens) if lens else None)
             app = create_app([model], NetworkOptions(keys=(key,) if isinstance(key, str) else tuple(key or ())))
             url = f"http://127.0.0.1:{stack.enter_context(serve(app))}"
             headers = {"authorization": f"Bearer {key}"} if key else {}

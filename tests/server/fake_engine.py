@@ -4,13 +4,17 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Unpack
 
 import torch
 
 from regard.engine.request import QueueFull, Request, RequestOptions, Sampling, Token
+from regard.lens.attention_layers import AttentionLayer, Mixer
+from regard.lens.detectors import KINDS, HeadScores
+from regard.server.lens_thread import Lens
+from regard.server.map_parts import Recording
 from regard.text.tokenizer import Tokenizer
 
 
@@ -105,10 +109,10 @@ class FakeRecording:
 
     nbytes = 1000
 
-    def __init__(self, ids: Sequence[int]):
+    def __init__(self, ids: Sequence[int], target: Sequence[int] = ()):
         self.ids = ids
 
-    def layer_map(self, layer: int) -> torch.Tensor | None:
+    def weights(self, layer: int, heads: slice = slice(None), rows: slice = slice(None)) -> torch.Tensor | None:
         length, generator = len(self.ids), torch.Generator().manual_seed(layer)
         distance = torch.arange(length)[:, None] - torch.arange(length)  # (L, L)
         equal = torch.tensor(self.ids)[:, None] == torch.tensor(self.ids)
@@ -117,7 +121,24 @@ class FakeRecording:
             return None
         noise = torch.randn(HEADS[layer], length, length, generator=generator)
         scores = torch.stack(patterns)[: HEADS[layer]] * 1.5 + noise  # (H, L, L)
-        return scores.masked_fill(distance < 0, -torch.inf).softmax(-1)
+        return scores.masked_fill(distance < 0, -torch.inf).softmax(-1)[heads, rows]
+
+
+def fake_lens(record: Callable[..., Recording] = FakeRecording, vocab: int = 340) -> Lens:
+    attention = [Mixer("attention", heads, kv_heads=heads, causal=True) for heads in HEADS]
+    attention[2] = Mixer("linear attention", 0, "it has no softmax")
+    layers = tuple(AttentionLayer("layers", i, (mixer,)) for i, mixer in enumerate(attention))
+    return Lens(record, layers, vocab, fake_scores)
+
+
+def fake_scores() -> HeadScores:
+    """The heads of FakeRecording; the first one of every layer attends to the previous token."""
+    scores = {kind: [torch.full((count,), 0.05) if count else None for count in HEADS] for kind in KINDS}
+    for head, kind in enumerate(("previous token", "first token", "duplicate token")):
+        for layer in scores[kind]:
+            if layer is not None:
+                layer[head] = 0.8
+    return HeadScores(scores, dict.fromkeys(KINDS, 0.05))
 
 
 def fake_embeddings(texts: Sequence[str]) -> torch.Tensor:

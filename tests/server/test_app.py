@@ -61,6 +61,8 @@ def test_request_fields_are_frozen(start_server):
         "PassageBody": "messages model text",
         "AttentionBody": "head layer messages model text",
         "InstrumentBody": "controls model",
+        "OverviewBody": "ids layers model target",
+        "HeadBody": "columns head ids layer model pool rows target",
         "ErrorBody": "error",
         "AudioForm": "file model prompt response_format temperature",
         "TranscriptionForm": "file language model prompt response_format stream temperature timestamp_granularities[]",

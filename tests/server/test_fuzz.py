@@ -12,6 +12,8 @@ ROUTES = {
     "/v1/chat/completions": {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2},
     "/regard/tokenize": {"text": "Mira"},
     "/regard/attention": {"text": "Mira"},
+    "/regard/attention/overview": {"ids": [5]},
+    "/regard/attention/head": {"ids": [5], "layer": 0, "head": 0},
 }
 FIELDS = sorted({*CompletionBody.model_fields, *ChatBody.model_fields, *AttentionBody.model_fields} - {"model"})
 SCALARS = (

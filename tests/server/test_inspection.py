@@ -30,7 +30,7 @@ def test_text_and_messages_are_tokenized(start_server, tokenizer):
 def test_one_head_returns_its_whole_map(start_server, tokenizer):
     body = {"text": "Mira put the lamp", "layer": 1, "head": 2}
     response = start_server().client.post("/regard/attention", json=body).json()
-    expected = FakeRecording(tokenizer.encode(body["text"])).layer_map(1)[2]
+    expected = FakeRecording(tokenizer.encode(body["text"])).weights(1)[2]
     torch.testing.assert_close(torch.tensor(response["weights"]), expected, atol=1e-4, rtol=0)
     assert response["entropy"][0] == 0 and 0 < response["entropy"][-1] < math.log(len(response["tokens"]))
 
@@ -72,15 +72,15 @@ class BlockedRecording(FakeRecording):
 
     forwards: list
 
-    def __init__(self, ids):
+    def __init__(self, ids, target=()):
         super().__init__(ids)
         self.forwards.append(ids)
         assert self.may_finish.wait(timeout=20)
 
-    def layer_map(self, layer):
+    def weights(self, layer, *part):
         if layer == 1:
             assert self.may_finish.wait(timeout=20)
-        return super().layer_map(layer)
+        return super().weights(layer, *part)
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ PATHS = [("GET", "/v1/models"), ("POST", "/v1/completions"), ("POST", "/v1/chat/
 PATHS += [("POST", path) for path in ("/v1/embeddings", "/v1/rerank", "/v1/responses", "/tokenize", "/detokenize")]
 PATHS += [("POST", "/v1/audio/transcriptions"), ("POST", "/v1/audio/translations")]
 PATHS += [("POST", "/regard/tokenize"), ("POST", "/regard/attention"), ("GET", "/metrics"), ("GET", "/openapi.json")]
+PATHS += [("POST", "/regard/attention/overview"), ("POST", "/regard/attention/head"), ("GET", "/regard/heads")]
 
 
 def test_every_route_but_the_public_ones_needs_the_key(start_server):

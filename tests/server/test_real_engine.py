@@ -11,7 +11,7 @@ import torch
 from regard.engine.engine import Engine
 from regard.engine.request import Sampling
 from regard.language_model import LanguageModel
-from regard.lens import RecordedAttention, attention_heads, attention_maps
+from regard.lens import RecordedAttention, attention_layers, attention_maps
 from regard.models.decoder import Decoder
 from regard.models.seq2seq import seq2seq
 from regard.models.stack import Repeat
@@ -38,7 +38,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def client(model):
-    lens = Lens(partial(RecordedAttention, model), attention_heads(model))
+    lens = Lens(partial(RecordedAttention, model), attention_layers(model), 261)
     app = create_app([ServedModel("small", byte(), Engine(model, rows=4), lens=lens)])
     with serve(app) as port, httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
         yield client
@@ -140,13 +140,13 @@ def test_the_engine_makes_steps_while_an_overview_is_computed() -> None:
             super().__init__(*args)
             steps.append(engine.counts["steps"] - begin)
 
-        def layer_map(self, layer):
+        def weights(self, *args):
             begin = engine.counts["steps"]
-            found = super().layer_map(layer)
+            found = super().weights(*args)
             steps.append(engine.counts["steps"] - begin)
             return found
 
-    served = ServedModel("small", byte(), engine, lens=Lens(partial(Counted, model), attention_heads(model)))
+    served = ServedModel("small", byte(), engine, lens=Lens(partial(Counted, model), attention_layers(model), 261))
     stream = {"model": "small", "prompt": "Mira", "max_tokens": 500, "ignore_eos": True}
     with (
         serve(create_app([served])) as port,

@@ -13,11 +13,10 @@ from hypothesis.errors import Unsatisfiable
 from schemathesis import checks
 
 from regard.server.app import create_app
-from regard.server.lens_thread import Lens
 from regard.server.served_model import ServedModel, TextEncoder
 from regard.text.train import byte
 from tests.server.conftest import REPLY, serve
-from tests.server.fake_engine import HEADS, FakeEngine, FakeRecording, fake_embeddings
+from tests.server.fake_engine import FakeEngine, fake_embeddings, fake_lens
 
 CHECKS = [
     checks.not_a_server_error,
@@ -31,7 +30,7 @@ MODES = [schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGAT
 def make_app() -> FastAPI:
     tokenizer, encoder = byte(), TextEncoder(fake_embeddings, context=4096)
     engine = FakeEngine(tokenizer, REPLY)
-    return create_app([ServedModel("tiny", tokenizer, engine, lens=Lens(FakeRecording, HEADS), encoder=encoder)])
+    return create_app([ServedModel("tiny", tokenizer, engine, lens=fake_lens(), encoder=encoder)])
 
 
 OPERATIONS = [result.ok() for result in schemathesis.openapi.from_dict(make_app().openapi()).get_all_operations()]

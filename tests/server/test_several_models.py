@@ -16,13 +16,12 @@ from regard.parts.block import Block, Sublayer
 from regard.parts.feedforward import SwiGLU
 from regard.parts.position.rope import Rope
 from regard.server.app import create_app
-from regard.server.lens_thread import Lens
 from regard.server.model_registry import ModelRegistry
 from regard.server.served_model import ServedModel, TextEncoder
 from regard.text.tokenizer import Tokenizer
 from regard.text.train import byte
 from tests.server.conftest import RunningServer, serve, wait_until
-from tests.server.fake_engine import HEADS, FakeEngine, FakeRecording, fake_embeddings
+from tests.server.fake_engine import FakeEngine, fake_embeddings, fake_lens
 from tests.server.test_metrics import parse
 
 WITHOUT_MODEL = {
@@ -35,6 +34,8 @@ WITHOUT_MODEL = {
     "/detokenize": {"tokens": [5]},
     "/regard/tokenize": {"text": "Mira"},
     "/regard/attention": {"text": "Mira"},
+    "/regard/attention/overview": {"ids": [5]},
+    "/regard/attention/head": {"ids": [5], "layer": 0, "head": 0},
 }
 
 
@@ -44,7 +45,7 @@ def server(tokenizer: Tokenizer) -> Iterator[RunningServer]:
     engine = FakeEngine(tokenizer, " The lamp", poison=7)
     chat = Tokenizer(tokenizer.core, eos="<|end|>", chat_template=tokenizer.chat_template)
     models = [
-        ServedModel("lamp", chat, engine, lens=Lens(FakeRecording, HEADS)),
+        ServedModel("lamp", chat, engine, lens=fake_lens()),
         ServedModel("box", tokenizer, FakeEngine(tokenizer, " The box")),
         ServedModel("vectors", byte(), encoder=TextEncoder(fake_embeddings, context=9)),
     ]
@@ -85,19 +86,21 @@ def test_a_request_without_a_model_is_refused_with_the_names_of_the_models(serve
 
 def test_the_only_model_need_not_be_named(tokenizer):
     chat = Tokenizer(tokenizer.core, eos="<|end|>", chat_template=tokenizer.chat_template)
-    encoder, lens = TextEncoder(fake_embeddings), Lens(FakeRecording, HEADS)
+    encoder, lens = TextEncoder(fake_embeddings), fake_lens()
     app = create_app([ServedModel("only", chat, FakeEngine(tokenizer, " The lamp"), encoder=encoder, lens=lens)])
     with serve(app) as port, httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20) as client:
         for path, body in WITHOUT_MODEL.items():
             response = client.post(path, json=body)
-            assert response.status_code == 200 and response.json().get("model", "only") == "only", path
+            assert response.status_code == 200, path
+            if response.headers["content-type"] == "application/json":
+                assert response.json().get("model", "only") == "only", path
         refused = client.post("/v1/audio/transcriptions", files={"file": b"x"}).json()["error"]
         assert refused["message"].startswith("the model 'only' reads no audio")
         schemas = client.get("/openapi.json").json()["components"]["schemas"]
         bodies = [
             name for name in schemas if name.endswith(("Body", "Form")) and "model" in schemas[name]["properties"]
         ]
-        assert len(bodies) == 11 and not any("model" in schemas[name].get("required", ()) for name in bodies)
+        assert len(bodies) == 13 and not any("model" in schemas[name].get("required", ()) for name in bodies)
 
 
 def test_the_page_starts_with_the_first_model(server):
@@ -128,6 +131,9 @@ def test_an_unknown_name_is_404_with_the_names_of_the_models(server, name, hint)
         ("POST", "/detokenize", {"model": name, "tokens": [5]}),
         ("POST", "/regard/tokenize", {"model": name, "text": "a"}),
         ("POST", "/regard/attention", {"model": name, "text": "a"}),
+        ("POST", "/regard/attention/overview", {"model": name, "ids": [5]}),
+        ("POST", "/regard/attention/head", {"model": name, "ids": [5], "layer": 0, "head": 0}),
+        ("GET", f"/regard/heads?model={name}", None),
         ("GET", f"/v1/models/{name}", None),
         ("GET", f"/regard/model?model={name}", None),
     )

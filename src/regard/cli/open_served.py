@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
     from regard.cli.open_engine import EngineOptions
     from regard.language_model import LanguageModel
+    from regard.lens import HeadScores
+    from regard.server.lens_thread import Lens
     from regard.server.served_model import ServedModel, TextEncoder
 
 
@@ -63,7 +65,7 @@ def open_served(models: list[NamedModel], console: "Console", options: "EngineOp
             console.print(f"[bold]{name}[/]", highlight=False)
         if encoder is not None:
             print_choices(encoder_choices(llm, encoder, options, several), console)
-            served.append(ServedModel(name, llm.tokenizer, encoder=encoder))
+            served.append(ServedModel(name, llm.tokenizer, encoder=encoder, lens=open_lens(llm)))
             continue
         index = sum(model.engine is not None for model in served)
         with named_errors(name if several else None):
@@ -117,12 +119,10 @@ def generating_model(name: str, path: Path, llm: "LanguageModel", inspected: boo
 
     from regard.cli.open_model import require_decoder
     from regard.image_prompts import embed_patches, expand_images
-    from regard.lens import RecordedAttention, attention_heads
     from regard.models.encoder_decoder import EncoderDecoderModule
     from regard.models.interleaved import InterleavedModule
     from regard.parts.input import Tokens
     from regard.server.image_input import ImageReader
-    from regard.server.lens_thread import Lens
     from regard.server.served_model import ServedModel
     from regard.speech.transcribe import speech_model
 
@@ -130,8 +130,9 @@ def generating_model(name: str, path: Path, llm: "LanguageModel", inspected: boo
         if not isinstance(llm.model.spec.source.input, Tokens):
             speech = speech_model(llm.model, llm.tokenizer, llm.engine)
             return ServedModel(name, llm.tokenizer, llm.engine, read_adapter=llm.read_adapter, speech=speech)
+        lens = open_lens(llm) if inspected else None
         return ServedModel(
-            name, llm.tokenizer, llm.engine, submit_source=llm.submit_source, read_adapter=llm.read_adapter
+            name, llm.tokenizer, llm.engine, lens=lens, submit_source=llm.submit_source, read_adapter=llm.read_adapter
         )
     if isinstance(llm.model, InterleavedModule):
         marker = llm.model.spec.marker
@@ -142,8 +143,29 @@ def generating_model(name: str, path: Path, llm: "LanguageModel", inspected: boo
     require_decoder(path, llm)
     if not inspected:
         return ServedModel(name, llm.tokenizer, llm.engine)
-    lens = Lens(partial(RecordedAttention, llm.model), attention_heads(llm.model))
-    return ServedModel(name, llm.tokenizer, llm.engine, lens=lens, read_adapter=llm.read_adapter)
+    return ServedModel(name, llm.tokenizer, llm.engine, lens=open_lens(llm), read_adapter=llm.read_adapter)
+
+
+def open_lens(llm: "LanguageModel") -> "Lens":
+    """Attention maps of a decoder, an encoder of texts, or an encoder-decoder."""
+    from functools import partial
+
+    from regard.lens import RecordedAttention, attention_layers, score_heads
+    from regard.lens.recorded_attention import copy_with_shared_tensors
+    from regard.models.encoder import Encoder
+    from regard.models.encoder_decoder import EncoderDecoderModule
+    from regard.server.lens_thread import Lens
+
+    record, layers, spec = partial(RecordedAttention, llm.model), attention_layers(llm.model), llm.model.spec
+    if isinstance(llm.model, EncoderDecoderModule):
+        return Lens(record, layers, spec.target.vocab, start=(llm.decoder_start,))
+    vocab = spec.input.vocab if isinstance(spec, Encoder) else spec.vocab
+
+    def score() -> "HeadScores":
+        model, start = copy_with_shared_tensors(llm.model), llm.tokenizer.prefix_ids
+        return score_heads(model, vocab, min(32, vocab), start=start)
+
+    return Lens(record, layers, vocab, score if any(layer.heads for layer in layers) else None)
 
 
 def named_adapters(texts: list[str], models: list[NamedModel]) -> dict[str, Path]:

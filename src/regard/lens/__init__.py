@@ -4,6 +4,7 @@ All of it uses ordinary hooks on the model that trains and serves; there is no s
 """
 
 from regard.lens.ablation import ablate
+from regard.lens.attention_layers import AttentionLayer, attention_layers
 from regard.lens.circuits import CircuitTest, circuit_test
 from regard.lens.detectors import HeadScores, score_heads
 from regard.lens.hooks import names, patch, record, shapes
@@ -32,6 +33,7 @@ from regard.lens.steering import steer, steering_vector
 from regard.lens.tuned_lens import TunedLens
 
 __all__ = [
+    "AttentionLayer",
     "Attribution",
     "CircuitTest",
     "HeadScores",
@@ -45,6 +47,7 @@ __all__ = [
     "ablate",
     "activation_patching",
     "attention_heads",
+    "attention_layers",
     "attention_maps",
     "attention_rollout",
     "attention_weights",

@@ -1,13 +1,14 @@
-"""The attention of one sequence, recorded once, with the map of any layer on demand.
+"""The attention of one sequence, recorded once, with any part of any map on demand.
 
-    recorded = RecordedAttention(model, ids)     # one forward; keeps the queries and keys of every layer
-    recorded.layer_map(3)                        # (H, L, L)
+    recorded = RecordedAttention(model, ids)                  # one forward; keeps the queries and keys of every layer
+    recorded.weights(3)                                       # (H, L, L)
+    recorded.weights(3, heads=slice(0, 1), rows=slice(8))     # (1, 8, L): only these are computed
 
-The forward runs on a copy of the modules that shares the weights. So another thread can use the model meanwhile: it
-meets no hooks, and compiled code of it stays valid.
+Layers are numbered as in `attention_layers`. The forward runs on a copy of the modules that shares the weights. So
+another thread can use the model meanwhile: it meets no hooks, and compiled code of it stays valid.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from itertools import chain
 from typing import Any
@@ -16,36 +17,62 @@ import torch
 from torch import Tensor, nn
 
 from regard.layout import TokenLayout
-from regard.lens.maps import Call, layers_of, record_calls
+from regard.lens.attention_layers import modules_of_layers
+from regard.lens.maps import Call, record_calls
+from regard.models.encoder_decoder import EncoderDecoderModule
 from regard.parts.tap import HasAttentionMap
+
+EVERY = slice(None)
 
 
 class RecordedAttention:
     @torch.no_grad()
-    def __init__(self, model: nn.Module, ids: Sequence[int]):
+    def __init__(self, model: nn.Module, ids: Sequence[int], target: Sequence[int] = ()):
+        """target: the input ids of the decoder, for an encoder-decoder whose source is `ids`."""
         copy: Any = copy_with_shared_tensors(model)
-        self.calls: list[list[tuple[HasAttentionMap, list[Call]]]] = [
-            [(module, []) for module in modules.values() if isinstance(module, HasAttentionMap)]
-            for modules in layers_of(copy)
-        ]
-        for module, calls in chain.from_iterable(self.calls):
-            for _ in record_calls(module, calls):  # the copy is not used again, so its hooks can stay
+        layers = [[m for m in layer.modules if isinstance(m, HasAttentionMap)] for layer in modules_of_layers(copy)]
+        calls: dict[HasAttentionMap, list[Call]] = {module: [] for module in chain.from_iterable(layers)}
+        for module in calls:
+            for _ in record_calls(module, calls[module]):  # the copy is not used again, so its hooks can stay
                 pass
-        tokens = torch.tensor([ids], device=next(copy.parameters()).device)  # (1, L)
-        copy.hidden(tokens, TokenLayout.whole(1, len(ids), tokens.device))
+        device = next(copy.parameters()).device
+        if isinstance(copy, EncoderDecoderModule):
+            copy(torch.tensor([ids], device=device), torch.tensor([target], device=device))
+        else:
+            run = getattr(copy, "hidden", copy)
+            run(torch.tensor([ids], device=device), TokenLayout.whole(1, len(ids), device))
+        # a module of several layers was called once for each, in their order; one that did not run has no map
+        self.layers = [[(module, calls[module].pop(0)) for module in modules if calls[module]] for modules in layers]
+
+    def weights(self, layer: int, heads: slice = EVERY, rows: slice = EVERY) -> Tensor | None:
+        """(heads, rows, S), or None for a layer without a map."""
+        parts = list(self.parts(layer, heads, rows))
+        return torch.cat(parts) if parts else None
 
     @torch.no_grad()
-    def layer_map(self, layer: int) -> Tensor | None:
-        """(H, L, L) weights, or None for a layer without a map."""
-        maps = [
-            module.attention_map(call.taps, call.layout)[0] for module, calls in self.calls[layer] for call in calls
-        ]
-        return torch.cat(maps) if maps else None
+    def parts(self, layer: int, heads: slice, rows: slice) -> Iterator[Tensor]:
+        """The weights of each mixer of a layer."""
+        wanted, begin = range(sum(module.heads for module, _ in self.layers[layer]))[heads], 0
+        for module, call in self.layers[layer]:
+            own = range(max(wanted.start - begin, 0), min(wanted.stop - begin, module.heads))
+            if own:
+                yield part_of_map(module, call, slice(own.start, own.stop), rows)
+            begin += module.heads
 
     @property
     def nbytes(self) -> int:
-        recorded = (call for _, calls in chain.from_iterable(self.calls) for call in calls)
-        return sum(tensor.nbytes for call in recorded for tensor in call.taps.values())
+        return sum(x.nbytes for _, call in chain.from_iterable(self.layers) for x in call.taps.values())
+
+
+def part_of_map(module: HasAttentionMap, call: Call, heads: slice, rows: slice) -> Tensor:
+    """(heads, rows, S). Softmax weights of some queries are computed alone, other maps whole, a head at a time."""
+    layout, taps = call
+    implied = getattr(module, "map_kind", None) is not None
+    if implied or {name.rpartition(".")[2] for name in taps} != {"q", "k"}:
+        each = (slice(head, head + 1) for head in range(heads.start, heads.stop))
+        return torch.cat([module.attention_map(taps, layout, head)[0, :, rows] for head in each])
+    queries = {name: x[:, :, rows] if name.endswith("q") else x for name, x in taps.items()}
+    return module.attention_map(queries, layout.queries(rows), heads)[0]
 
 
 def copy_with_shared_tensors(model: nn.Module) -> nn.Module:

@@ -15,6 +15,7 @@ from starlette.staticfiles import StaticFiles
 
 from regard.server import (
     adapter_routes,
+    attention_routes,
     chat,
     completions,
     errors,
@@ -94,6 +95,7 @@ def create_app(
         tokenization,
         inspection,
         instrument_routes,
+        attention_routes,
     ):
         app.include_router(routes.router(registry))
     app.include_router(adapter_routes.router(registry, adapters))

@@ -5,11 +5,13 @@ thumbnails (the largest weight of every patch) and mean entropies. A thread comp
 """
 
 import json
+from dataclasses import asdict
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
 from starlette.responses import JSONResponse, Response
 
+from regard.server.attention_routes import check_head as check_layer_and_head
 from regard.server.chat_schema import AttentionBody, PassageBody
 from regard.server.errors import ApiError
 from regard.server.lens_thread import LensThread
@@ -39,6 +41,7 @@ def router(models: ModelRegistry) -> APIRouter:
             "generates": served.engine is not None and served.speech is None,
             "source": served.prompt_is_source,  # an encoder-decoder: its output does not continue the prompt
             "attention": served.lens is not None,
+            "attention_layers": [asdict(layer) for layer in served.lens.lens.layers] if served.lens else [],
         }
 
     @routes.post("/tokenize")
@@ -63,9 +66,9 @@ def router(models: ModelRegistry) -> APIRouter:
         async def compute() -> None:
             nonlocal view
             if body.layer is None or body.head is None:
-                view = b'{"layers":' + await lens.overview(ids) + b"}"
+                view = b'{"layers":' + await lens.json_overview(ids) + b"}"
             else:
-                view = await lens.head(ids, body.layer, body.head)
+                view = await lens.json_head(ids, body.layer, body.head)
 
         if not await run_until_disconnect(request, compute()):
             return Response(status_code=CLIENT_CLOSED_REQUEST)
@@ -79,14 +82,12 @@ def router(models: ModelRegistry) -> APIRouter:
 async def encode_passage(served: ServedModel, body: PassageBody, add_generation_prompt: bool) -> list[int]:
     if body.messages is not None:
         return await served.encode_chat(body.messages, add_generation_prompt)
+    if served.engine is None:
+        return await served.encode_with_special_tokens(body.text or "")
     return await served.encode(body.text or "")
 
 
 def check_head(lens: LensThread, body: AttentionBody) -> None:
     if body.layer is None or body.head is None:
         return
-    if body.layer >= len(lens.heads):
-        raise ApiError(400, f"layer={body.layer}, but the layers are 0 to {len(lens.heads) - 1}", param="layer")
-    if body.head >= lens.heads[body.layer]:
-        rule = f"has {lens.heads[body.layer]} heads" if lens.heads[body.layer] else "has no attention"
-        raise ApiError(400, f"head={body.head}, but layer {body.layer} {rule}", param="head")
+    check_layer_and_head(lens, body.layer, body.head)

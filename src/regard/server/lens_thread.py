@@ -4,68 +4,97 @@ A pass over a long text takes seconds, in which streams must go on. The work of 
 forward, then one part per layer, so that requests take turns. The forward of a text is kept for its next maps.
 """
 
-import json
+import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-from torch import Tensor
-from torch.nn.functional import adaptive_max_pool2d
+import torch
 
-from regard.lens.maps import entropy, row_entropy
+from regard.lens.attention_layers import AttentionLayer
+from regard.lens.detectors import HeadScores
+from regard.server.binary_arrays import encode_arrays
+from regard.server.lens_json import head_map, layer_overview
+from regard.server.map_parts import MapShape, Recording, Thumbnails, head_part, layer_thumbnails
 from regard.server.worker_thread import WorkerThread
 
-THUMBNAIL_SIZE = 24
 MAX_FORWARDS = 4  # that are kept
 MAX_BYTES = 1 << 29  # of the forwards that are kept; the newest is kept in any case
 
-
-class Recording(Protocol):
-    """The attention of one sequence."""
-
-    @property
-    def nbytes(self) -> int: ...
-
-    def layer_map(self, layer: int) -> Tensor | None:
-        """(H, L, L) weights, or None for a layer without attention."""
-        ...
+Sequences = tuple[tuple[int, ...], tuple[int, ...]]  # the ids, and the input of the decoder of an encoder-decoder
 
 
 class Lens(NamedTuple):
-    """`record(ids)` runs the model once; `heads` is the number of heads per layer."""
+    """`record(ids, target)` runs the model once; `score()` tells what its heads do. `start` are the ids before the
+    output of an encoder-decoder; other models have none."""
 
-    record: Callable[[Sequence[int]], Recording]
-    heads: tuple[int, ...]
+    record: Callable[[Sequence[int], Sequence[int]], Recording]
+    layers: tuple[AttentionLayer, ...]
+    vocab: int
+    score: Callable[[], HeadScores] | None = None
+    start: tuple[int, ...] = ()
+
+    @property
+    def heads(self) -> tuple[int, ...]:
+        return tuple(layer.heads for layer in self.layers)
+
+    def shape(self, layer: int, sequences: Sequences) -> MapShape:
+        stack = self.layers[layer].stack
+        source, target = map(len, sequences)
+        queries = target if stack in ("decoder", "cross") else source
+        keys = target if stack == "decoder" else source
+        return MapShape(self.heads[layer], queries, keys, self.layers[layer].implied)
 
 
 class LensThread:
     def __init__(self, lens: Lens):
         self.lens, self.heads = lens, lens.heads
         self._thread = WorkerThread("lens")
-        self._recordings: OrderedDict[tuple[int, ...], Recording] = OrderedDict()  # used only in the thread
+        self._recordings: OrderedDict[Sequences, Recording] = OrderedDict()  # used only in the thread
+        self._scores: asyncio.Task[HeadScores] | None = None
 
     def stop(self) -> None:
         self._thread.stop()
 
-    async def overview(self, ids: list[int]) -> bytes:
-        """A JSON array: thumbnails and entropies of the heads of each layer, or null."""
-        layers = await self._run(ids, [(layer_overview, layer) for layer in range(len(self.heads))])
+    async def overview(self, sequences: Sequences, layers: range) -> bytes:
+        """The thumbnails and entropies of the heads of these layers."""
+        shapes = {layer: self.lens.shape(layer, sequences) for layer in layers if self.heads[layer]}
+        found = await self._run(sequences, [(layer_thumbnails, layer, shape) for layer, shape in shapes.items()])
+        return await asyncio.to_thread(encode_overview, dict(zip(shapes, found, strict=True)))
+
+    async def head(
+        self, sequences: Sequences, layer: int, head: int, rows: range, columns: range, pool: int = 1
+    ) -> bytes:
+        """A part of the map of a head, and the entropy of its rows."""
+        shape = self.lens.shape(layer, sequences)
+        (part,) = await self._run(sequences, [(head_part, layer, shape, head, rows, columns, pool)])
+        return await asyncio.to_thread(encode_arrays, {}, part._asdict())
+
+    async def json_overview(self, ids: list[int]) -> bytes:
+        layers = await self._run((tuple(ids), ()), [(layer_overview, layer) for layer in range(len(self.heads))])
         return b"[" + b",".join(layers) + b"]"
 
-    async def head(self, ids: list[int], layer: int, head: int) -> bytes:
-        """A JSON object: the whole map of a head, and the entropy of its rows."""
-        (view,) = await self._run(ids, [(head_map, layer, head)])
+    async def json_head(self, ids: list[int], layer: int, head: int) -> bytes:
+        (view,) = await self._run((tuple(ids), ()), [(head_map, layer, head)])
         return view
 
-    async def _run(self, ids: list[int], parts: list[tuple[Any, ...]]) -> list[bytes]:
+    async def scores(self) -> HeadScores | None:
+        """What the heads do; computed once."""
+        if self.lens.score is None:
+            return None
+        if self._scores is None or self._scores.cancelled():
+            self._scores = asyncio.ensure_future(self._thread.run(self.lens.score))
+        return await asyncio.shield(self._scores)  # a client that disconnects does not stop it
+
+    async def _run(self, sequences: Sequences, parts: list[tuple[Any, ...]]) -> list[Any]:
         with self._thread.request():
-            recording = await self._thread.run(self._recording, tuple(ids))
+            recording = await self._thread.run(self._recording, sequences)
             return [await self._thread.run(view, recording, *args) for view, *args in parts]
 
-    def _recording(self, ids: tuple[int, ...]) -> Recording:
+    def _recording(self, sequences: Sequences) -> Recording:
         """The attention of the sequence; the least recently used ones are dropped."""
-        recording = self._recordings.pop(ids, None) or self.lens.record(ids)
-        self._recordings[ids] = recording
+        recording = self._recordings.pop(sequences, None) or self.lens.record(*sequences)
+        self._recordings[sequences] = recording
         while len(self._recordings) > 1 and (
             len(self._recordings) > MAX_FORWARDS or sum(r.nbytes for r in self._recordings.values()) > MAX_BYTES
         ):
@@ -73,31 +102,15 @@ class LensThread:
         return recording
 
 
-def layer_overview(recording: Recording, layer: int) -> bytes:
-    """A thumbnail, which has the largest weight of every patch, and the mean entropy of each head, as JSON."""
-    weights = recording.layer_map(layer)
-    if weights is None:
-        return b"null"
-    weights, size = weights.float(), min(THUMBNAIL_SIZE, weights.shape[-1])
-    thumbnails = adaptive_max_pool2d(weights[None], size)[0]  # (H, size, size)
-    return json_object(thumbnails=rounded(thumbnails, 3), entropy=rounded(entropy(weights), 4))
-
-
-def head_map(recording: Recording, layer: int, head: int) -> bytes:
-    weights = recording.layer_map(layer)
-    assert weights is not None, "the request named a head of a layer without attention"
-    weights = weights[head].float()  # (L, L)
-    return json_object(weights=rounded(weights, 4), entropy=rounded(row_entropy(weights), 4))
-
-
-def rounded(values: Tensor, decimals: int) -> list:
-    return values.double().round(decimals=decimals).tolist()
-
-
-def json_object(**fields: list) -> bytes:
-    """JSON, encoded row by row: the encoder holds the interpreter's lock, and a whole map takes it 0.1 seconds."""
-    members = [
-        f'"{name}":[' + ",".join(json.dumps(row, separators=(",", ":")) for row in rows) + "]"
-        for name, rows in fields.items()
+def encode_overview(found: dict[int, Thumbnails]) -> bytes:
+    """The arrays of all layers, one after the other; the header has their sizes."""
+    layers = [
+        dict(zip(("layer", "heads", "rows", "columns"), (layer, *thumbnails.pixels.shape), strict=True))
+        for layer, thumbnails in found.items()
     ]
-    return ("{" + ",".join(members) + "}").encode()
+    arrays = {
+        name: torch.cat([getattr(thumbnails, name).flatten() for thumbnails in found.values()])
+        for name in Thumbnails._fields
+        if found
+    }
+    return encode_arrays({"layers": layers}, arrays)

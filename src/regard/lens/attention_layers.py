@@ -1,0 +1,93 @@
+"""The layers of a model that mix tokens, described for people: what attends to what, with how many heads, and how.
+
+The layers of an encoder-decoder are those of its encoder, then the self-attention of its decoder, then the attention of
+the decoder to the source, so that every layer has one map.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from torch import nn
+
+from regard.lens.maps import attention_modules, layers_of
+from regard.models.encoder_decoder import EncoderDecoderModule
+from regard.parts.tap import HasAttentionMap
+
+StackName = Literal["layers", "encoder", "decoder", "cross"]
+
+
+@dataclass(frozen=True)
+class Mixer:
+    """`heads` have a map; 0 with the reason why there is none."""
+
+    name: str  # "attention"
+    heads: int
+    reason: str | None = None
+    kv_heads: int | None = None
+    causal: bool | None = None
+    window: int | None = None  # the latest keys that a query attends to, its own included
+    first_tokens: int = 0  # that every query attends to beside its window
+    sinks: bool = False  # learned scores that take weight and have no value
+    implied: bool = False  # the map is the matrix that a recurrence implies, not a softmax
+
+
+@dataclass(frozen=True)
+class AttentionLayer:
+    stack: StackName
+    index: int  # in its stack
+    mixers: tuple[Mixer, ...]
+
+    @property
+    def heads(self) -> int:
+        return sum(mixer.heads for mixer in self.mixers)
+
+    @property
+    def implied(self) -> bool:
+        return any(mixer.implied for mixer in self.mixers)
+
+
+class LayerModules(NamedTuple):
+    stack: StackName
+    index: int
+    modules: list[nn.Module]
+
+
+def attention_layers(model: nn.Module) -> tuple[AttentionLayer, ...]:
+    return tuple(
+        AttentionLayer(stack, index, tuple(map(describe_mixer, modules)))
+        for stack, index, modules in modules_of_layers(model)
+    )
+
+
+def modules_of_layers(model: nn.Module) -> list[LayerModules]:
+    """Per layer its modules that have a map, or a reason why they have none."""
+    if not isinstance(model, EncoderDecoderModule):
+        return own_layers("layers", model)
+    cross = [
+        [module for _, module in attention_modules(block) if getattr(module, "reads_source", False)]
+        for block in model.target.stack.blocks
+    ]
+    to_source: list[LayerModules] = [LayerModules("cross", i, modules) for i, modules in enumerate(cross) if modules]
+    return own_layers("encoder", model.source) + own_layers("decoder", model.target) + to_source
+
+
+def own_layers(stack: StackName, model: nn.Module) -> list[LayerModules]:
+    return [LayerModules(stack, i, list(modules.values())) for i, modules in enumerate(layers_of(model))]
+
+
+def describe_mixer(module: Any) -> Mixer:
+    name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", type(module).__name__.removesuffix("Module")).lower()
+    if not isinstance(module, HasAttentionMap):
+        return Mixer(name, 0, getattr(module, "no_attention_map", None))
+    kind, mask = getattr(module, "map_kind", None), getattr(module, "mask", None)
+    return Mixer(
+        name,
+        module.heads,
+        kv_heads=getattr(module, "kv_heads", None),
+        causal=None if mask is None else mask.causal,
+        window=None if mask is None else mask.sliding_window,
+        first_tokens=0 if mask is None else mask.first_tokens,
+        sinks=getattr(module, "sinks", None) is not None,
+        implied=kind is not None and kind.implied,
+    )
