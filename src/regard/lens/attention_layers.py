@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 from torch import nn
 
-from regard.lens.maps import attention_modules, layers_of
+from regard.lens.maps import attention_modules, layers_of, map_kind
 from regard.models.encoder_decoder import EncoderDecoderModule
 from regard.parts.tap import HasAttentionMap
 
@@ -77,17 +77,17 @@ def own_layers(stack: StackName, model: nn.Module) -> list[LayerModules]:
 
 
 def describe_mixer(module: Any) -> Mixer:
-    name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", type(module).__name__.removesuffix("Module")).lower()
     if not isinstance(module, HasAttentionMap):
-        return Mixer(name, 0, getattr(module, "no_attention_map", None))
-    kind, mask = getattr(module, "map_kind", None), getattr(module, "mask", None)
+        words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", type(module).__name__.removesuffix("Module"))
+        return Mixer(words.lower(), 0, getattr(module, "no_attention_map", None))
+    kind, mask = map_kind(module), getattr(module, "mask", None)
     return Mixer(
-        name,
+        kind.mixer,
         module.heads,
         kv_heads=getattr(module, "kv_heads", None),
         causal=None if mask is None else mask.causal,
         window=None if mask is None else mask.sliding_window,
         first_tokens=0 if mask is None else mask.first_tokens,
         sinks=getattr(module, "sinks", None) is not None,
-        implied=kind is not None and kind.implied,
+        implied=kind.implied,
     )

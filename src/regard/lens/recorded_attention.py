@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from regard.layout import TokenLayout
 from regard.lens.attention_layers import modules_of_layers
-from regard.lens.maps import Call, record_calls
+from regard.lens.maps import Call, map_kind, record_calls
 from regard.models.encoder_decoder import EncoderDecoderModule
 from regard.parts.tap import HasAttentionMap
 
@@ -67,8 +67,7 @@ class RecordedAttention:
 def part_of_map(module: HasAttentionMap, call: Call, heads: slice, rows: slice) -> Tensor:
     """(heads, rows, S). Softmax weights of some queries are computed alone, other maps whole, a head at a time."""
     layout, taps = call
-    implied = getattr(module, "map_kind", None) is not None
-    if implied or {name.rpartition(".")[2] for name in taps} != {"q", "k"}:
+    if map_kind(module).implied or {name.rpartition(".")[2] for name in taps} != {"q", "k"}:
         each = (slice(head, head + 1) for head in range(heads.start, heads.stop))
         return torch.cat([module.attention_map(taps, layout, head)[0, :, rows] for head in each])
     queries = {name: x[:, :, rows] if name.endswith("q") else x for name, x in taps.items()}
