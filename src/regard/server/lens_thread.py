@@ -14,8 +14,15 @@ import torch
 from regard.lens.attention_layers import AttentionLayer
 from regard.lens.detectors import HeadScores
 from regard.server.binary_arrays import encode_arrays
-from regard.server.lens_json import head_map, layer_overview
-from regard.server.map_parts import MapShape, Recording, Thumbnails, head_part, layer_thumbnails
+from regard.server.map_parts import (
+    MapShape,
+    Recording,
+    Thumbnails,
+    head_map,
+    head_part,
+    layer_overview,
+    layer_thumbnails,
+)
 from regard.server.worker_thread import WorkerThread
 
 MAX_FORWARDS = 4  # that are kept
