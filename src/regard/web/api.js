@@ -96,6 +96,34 @@ function readCompletionChoice({ text, logprobs }) {
   return { text, tokens };
 }
 
+// Continues a prompt of ids, which is exact where encoding its text again may give other tokens. Yields {text, tokens,
+// finish, usage}; a token is {id, text, logprob, top: [{id, text, logprob}, …]}, the most likely one first. The last
+// token of a text that the model ended is the stop token, which has no text.
+export async function* complete(model, ids, sampling, signal) {
+  const options = { stream: true, stream_options: { include_usage: true }, logprobs: TOP_LOGPROBS, return_token_ids: true };
+  const response = await request("/v1/completions", { model, prompt: ids, ...sampling, ...options }, signal);
+  for await (const chunk of events(response.body)) {
+    if (chunk.error) throw new ApiError(chunk.error.message, 200, chunk.error.code);
+    const [choice] = chunk.choices;
+    if (!choice) yield { text: "", tokens: [], usage: chunk.usage };
+    else yield { text: choice.text, tokens: choice.logprobs.content.map(readToken), finish: choice.finish_reason };
+  }
+}
+
+// The tokens of a prompt of ids with their probabilities; the first one has none.
+export async function scorePrompt(model, ids, signal) {
+  const body = { model, prompt: ids, echo: true, max_tokens: 0, logprobs: TOP_LOGPROBS, return_token_ids: true };
+  const { choices } = await requestJson("/v1/completions", body, signal);
+  return choices[0].logprobs.content.map(readToken);
+}
+
+const round = (logprob) => (logprob === null ? null : Math.round(logprob * 1e4) / 1e4);
+
+function readToken({ id, token, logprob, top_logprobs }) {
+  const top = top_logprobs.map((other) => ({ id: other.id, text: other.token, logprob: round(other.logprob) }));
+  return { id, text: token, logprob: round(logprob), top };
+}
+
 async function* events(body) {
   let incomplete = "";
   for await (const text of read(body.pipeThrough(new TextDecoderStream()))) {

@@ -1,0 +1,104 @@
+// The list of conversations that the browser keeps: open, rename, delete, export, import.
+
+import { html, useEffect, useRef, useSignal, useState } from "../../html.js";
+import { conversation, forget, list, listVersion, load, open, rename, storageProblem } from "./conversations.js";
+import { asMarkdown, download, importFile } from "./exports.js";
+
+export function History({ onClose, onImport }) {
+  useSignal(listVersion);
+  const opened = useSignal(conversation);
+  const [sure, setSure] = useState(false);
+  const [problem, setProblem] = useState("");
+  const picker = useRef();
+  const kept = list();
+  const read = async (event) => {
+    const [file] = event.target.files;
+    event.target.value = "";
+    if (!file) return;
+    try {
+      setProblem("");
+      onImport(await importFile(file));
+    } catch (error) {
+      setProblem(error.message);
+    }
+  };
+  const all = () => download("regard-conversations.json", kept.map(({ id }) => load(id)));
+  const clear = () => (sure ? (forget(kept.map(({ id }) => id)), setSure(false)) : setSure(true));
+  return html`<aside class="chat-history" aria-label="History">
+    <header>
+      <h2>History</h2>
+      <button type="button" class="icon-button" aria-label="Close the history" onClick=${onClose}>×</button>
+    </header>
+    ${problem && html`<p class="problem" role="alert">${problem}</p>`}
+    ${kept.length === 0 && html`<p class="muted">Conversations are kept here, in this browser only.</p>`}
+    <ul>
+      ${kept.map((about) => html`<${Entry} key=${about.id} about=${about} current=${about.id === opened.id} />`)}
+    </ul>
+    <footer>
+      <button type="button" onClick=${() => picker.current.click()}>Import</button>
+      <input ref=${picker} type="file" accept=".json,application/json" hidden onChange=${read} />
+      ${kept.length > 0 &&
+      html`<button type="button" onClick=${all}>Export all</button>
+        <button type="button" class=${sure ? "chat-danger" : ""} onClick=${clear} onBlur=${() => setSure(false)}>
+          ${sure ? `Delete all ${kept.length}?` : "Clear all"}
+        </button>`}
+    </footer>
+  </aside>`;
+}
+
+function Entry({ about, current }) {
+  const [renaming, setRenaming] = useState(false);
+  const { id, title, mode, model, updated } = about;
+  const name = title || "Untitled";
+  return html`<li class=${current ? "chat-entry chat-current" : "chat-entry"}>
+    ${renaming
+      ? html`<${Rename} title=${title} onDone=${(text) => (setRenaming(false), text !== null && rename(id, text))} />`
+      : html`<button type="button" class="chat-entry-title" aria-current=${current || null} onClick=${() => open(load(id))}>
+          <span>${name}</span><small class="muted">${mode} · ${model} · ${new Date(updated).toLocaleString()}</small>
+        </button>`}
+    <div class="chat-entry-actions">
+      <button type="button" class="quiet" aria-label=${`Rename ${name}`} onClick=${() => setRenaming(true)}>Rename</button>
+      <button
+        type="button"
+        class="quiet"
+        aria-label=${`Export ${name} as JSON`}
+        onClick=${() => download(`${fileName(name)}.json`, [load(id)])}
+      >
+        JSON
+      </button>
+      <button
+        type="button"
+        class="quiet"
+        aria-label=${`Export ${name} as Markdown`}
+        onClick=${() => download(`${fileName(name)}.md`, asMarkdown(load(id)))}
+      >
+        Markdown
+      </button>
+      <button type="button" class="quiet" aria-label=${`Delete ${name}`} onClick=${() => forget([id])}>Delete</button>
+    </div>
+  </li>`;
+}
+
+function Rename({ title, onDone }) {
+  const [text, setText] = useState(title);
+  const field = useRef();
+  useEffect(() => field.current.select(), []);
+  return html`<form onSubmit=${(event) => (event.preventDefault(), onDone(text))}>
+    <input
+      ref=${field}
+      type="text"
+      aria-label="Title"
+      value=${text}
+      onInput=${(event) => setText(event.target.value)}
+      onKeyDown=${(event) => event.key === "Escape" && onDone(null)}
+      onBlur=${() => onDone(text)}
+    />
+  </form>`;
+}
+
+const fileName = (title) => title.replace(/[^\p{L}\p{N}]+/gu, "-").slice(0, 40).replace(/^-|-$/g, "") || "conversation";
+
+export function StorageNotice() {
+  const message = useSignal(storageProblem);
+  return message && html`<p class="problem" role="status">${message}</p>`;
+}

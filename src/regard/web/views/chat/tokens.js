@@ -1,0 +1,115 @@
+// Tokens as elements: tinted by surprisal, or by the attention weights of the selected row. One tab stop per list; arrow
+// keys move between tokens. Events are handled by the thread for all tokens, so pointing at one renders nothing again.
+// The surprisal of a token is −log2 p, in bits: 0 for a certain token, 1 for a probability of one half.
+
+import { html, useMemo } from "../../html.js";
+import { passage, select, selection } from "../../state.js";
+import { closeCard, openCard, openedCard, pinCard } from "./card.js";
+
+const FULL_TINT = 5; // bits of surprisal with the strongest tint
+const CHUNK = 64; // tokens that are rendered together, so that a new token touches only the last ones
+
+export const bits = (logprob) => -logprob / Math.LN2;
+
+// pieces: as in tree.js; trim: without the space before the first word; offset: index of the first token in the passage, or
+// null; prompt: the tokens of a prompt, whose probabilities come later. `source` is what the card needs.
+export function Tokens({ pieces, offset = null, trim = false, label, source }) {
+  const chunks = [];
+  let position = 0;
+  for (let i = 0; i < pieces.length; i += CHUNK) {
+    const part = pieces.slice(i, i + CHUNK);
+    const first = trim && i === 0;
+    chunks.push(html`<${Chunk} key=${i} part=${part} position=${position} trim=${first} offset=${offset} />`);
+    for (const piece of part) position += piece.tokens.length;
+  }
+  const keep = (element) => element && (element.tokenList = { pieces, source });
+  return html`<span class="chat-tokens" role="group" aria-label=${label} ref=${keep}>${chunks}</span>`;
+}
+
+function Chunk({ part, position, trim, offset }) {
+  return useMemo(() => {
+    let at = position;
+    return part.map((piece, i) => {
+      const start = at;
+      at += piece.tokens.length;
+      const surprisal = piece.tokens.reduce((sum, { logprob }) => sum + bits(logprob ?? 0), 0);
+      return html`<span
+        class=${piece.text.includes("\n") ? "chat-token chat-line-break" : "chat-token"}
+        tabindex=${start === 0 ? 0 : -1}
+        data-start=${start}
+        data-row=${offset === null ? null : offset + start}
+        style=${{ "--surprisal": Math.min(surprisal / FULL_TINT, 1).toFixed(3) }}
+        >${trim && i === 0 ? piece.text.replace(/^ /, "") : piece.text}</span
+      >`;
+    });
+  }, [part[0], part.length, position, trim, offset]);
+}
+
+// The handlers of an element that contains lists of tokens.
+export const handlers = {
+  onPointerOver(event) {
+    const token = event.target.closest(".chat-token");
+    if (event.pointerType === "touch") return;
+    if (openedCard.value?.pinned) return;
+    if (token) point(token);
+    else leave();
+  },
+  onPointerLeave: () => openedCard.value?.pinned || leave(),
+  onFocusIn(event) {
+    const token = event.target.closest(".chat-token");
+    const fromCard = event.relatedTarget?.closest?.("#card"); // Escape closed it
+    if (token?.matches(":focus-visible") && !fromCard) point(token);
+  },
+  onFocusOut: () => openedCard.value?.pinned || closeCard(),
+  onClick(event) {
+    const token = event.target.closest(".chat-token");
+    if (!token || getSelection().toString()) return;
+    point(token);
+    pinCard();
+  },
+  onKeyDown(event) {
+    const token = event.target.closest(".chat-token");
+    if (!token) return;
+    if (event.key === "Enter" || event.key === " ") pinCard();
+    else if (event.key === "Escape") closeCard();
+    else if (!move(token, event.key)) return;
+    event.preventDefault();
+  },
+};
+
+function point(token) {
+  openCard(token);
+  if (token.dataset.row !== undefined) select({ row: Number(token.dataset.row), column: null });
+}
+
+function leave() {
+  closeCard();
+  if (selection.value.row !== null && !selection.value.pinned) select({ row: null, column: null });
+}
+
+function move(token, key) {
+  const tokens = [...token.closest(".chat-tokens").querySelectorAll(".chat-token")];
+  const at = tokens.indexOf(token);
+  const to = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: tokens.length - 1 }[key];
+  if (to === undefined) return false;
+  const next = tokens[to];
+  if (!next) return true;
+  token.tabIndex = -1;
+  next.tabIndex = 0;
+  next.focus();
+  return true;
+}
+
+// Marks the selected row and column of the attention map in the text, and tints tokens by `weights` of the row, if there
+// are any: 0 to 1 for each token of the passage.
+export function mark(thread, { row, column }, weights) {
+  const largest = weights ? Math.max(...weights.subarray(0, (row ?? 0) + 1), 1e-9) : 1;
+  const weighted = weights !== null && row !== null && passage.value !== null;
+  thread.classList.toggle("chat-weighted", weighted);
+  for (const token of thread.querySelectorAll("[data-row]")) {
+    const at = Number(token.dataset.row);
+    token.classList.toggle("chat-row", at === row);
+    token.classList.toggle("chat-column", at === column);
+    if (weighted) token.style.setProperty("--weight", ((weights[at] ?? 0) / largest).toFixed(3));
+  }
+}
