@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
+from regard import load, save
 from regard.cli import app, main
 from regard.engine.engine import Engine
 from regard.engine.request import GenerationError
+from regard.models.presets import transformer_2017
 from tests.cli.conftest import regard
 
 
@@ -117,6 +119,24 @@ def test_lens_prints_and_draws_attention_maps(demo_run: Path, tmp_path: Path) ->
     assert regard("lens", demo_run, "-t", "Anna is", "--layer", 0, "--head", 1, "-o", picture).exit_code == 0
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert "no layer 99" in str(regard("lens", demo_run, "-t", "Anna", "--layer", 99).exception)
+
+
+def test_lens_shows_the_three_attentions_of_an_encoder_decoder(demo_run: Path, tmp_path: Path) -> None:
+    tokenizer = load(demo_run).tokenizer
+    tokenizer.decoder_start = tokenizer.eos
+    model = transformer_2017(tokenizer.vocab_size, 16, 2, 24, 2).build(seed=0)
+    save(model, tmp_path / "model", tokenizer)
+    found = json.loads(regard("lens", tmp_path / "model", "-t", "Anna is in", "--target", "the barn", "--json").stdout)
+    sizes = {kind: {(len(m["weights"]), len(m["weights"][0])) for m in found["maps"] if m["attention"] == kind}
+             for kind in ("encoder", "decoder", "cross")}  # fmt: skip
+    source, target = len(found["source"]), len(found["target"])
+    assert sizes == {"encoder": {(source, source)}, "decoder": {(target, target)}, "cross": {(target, source)}}
+    assert len(found["maps"]) == 12 and "cross" in regard("lens", tmp_path / "model", "-t", "Anna is in").stdout
+    picture = tmp_path / "cross.png"
+    assert regard("lens", tmp_path / "model", "-t", "Anna", "--target", "the", "-o", picture).exit_code == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert "source.stack.blocks.*" in regard("lens", "names", tmp_path / "model").stdout
+    assert "leave --target out" in str(regard("lens", demo_run, "-t", "Anna", "--target", "is").exception)
 
 
 def test_lens_names_lists_activations_with_their_shapes(demo_run: Path) -> None:

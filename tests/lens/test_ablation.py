@@ -8,7 +8,8 @@ from torch import Tensor
 
 from regard.kernels.attention.mask import Full
 from regard.kernels.attention.patterns.longformer import Longformer
-from regard.lens import ablate, record
+from regard.lens import ablate, patch, record
+from regard.models.decoder import Decoder
 from regard.models.encoder import Encoder
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention
@@ -17,7 +18,7 @@ from regard.parts.experts import Experts
 from regard.parts.feedforward import SwiGLU
 from regard.parts.global_attention import GlobalAttention
 from regard.parts.input import Tokens
-from tests.laws import error
+from tests.laws import MODELS, OTHERS, build, error, random_ids
 from tests.lens.their_hooks import IDS, LIMIT, blocks, edited_input, head_projection, last_projection
 
 if TYPE_CHECKING:
@@ -94,5 +95,74 @@ def test_unknown_heads_neurons_and_layers_are_refused(make_model) -> None:
             model(torch.tensor([[1, 2]]))
     body = Experts(4, 2, SwiGLU(8))
     experts = Encoder(Tokens(9), 16, (Repeat((Block((Sublayer(Attention(2, mask=Full())), Sublayer(body))),)),)).build()
-    with pytest.raises(ValueError, match="has 0 feed-forward layers"), ablate(experts, neurons=[(0, 0)]):
+    for neurons, message in [
+        ([(0, 0)], "has 0 feed-forward layers.* of experts give"),
+        ([(0, 4, 0)], "no expert 4; choose 0 to 3"),
+        ([(1, 0, 0)], "no layer 1"),
+        ([(0, 0, 8)], "no neuron 8; choose 0 to 7"),
+        ([(0,)], "neither .layer, index. nor"),
+    ]:
+        with pytest.raises(ValueError, match=message), ablate(experts, neurons=neurons):
+            experts(torch.tensor([[1, 2]]))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("mean", [False, True])
+def test_a_removed_neuron_of_an_expert_equals_a_changed_weight(mean: bool) -> None:
+    """Without the neuron, its column of the last matrix of that expert has no effect; its mean adds a constant."""
+    spec = Decoder(97, 16, (Repeat((Block((Sublayer(Attention(2)), Sublayer(Experts(4, 2, SwiGLU(8))))),), 2),))
+    model = spec.build(seed=0).double().eval()
+    experts = model.stack.blocks[1].sublayers[1].body.experts
+    with ablate(model, neurons=[(1, 2, 5), (1, 0, 3)], mean_over=OTHER_IDS if mean else None):
+        found = model(IDS)
+    if not mean:
+        for expert, neuron in ((2, 5), (0, 3)):
+            experts.down_proj.weight[expert, :, neuron] = 0
+        assert error(found, model(IDS)) <= 1e-12
+        return
+    rows = []
+    handle = experts.register_forward_pre_hook(lambda _, args, kwargs: rows.append(kwargs["ends"][0]), with_kwargs=True)
+    with record(model, "stack.blocks.1.*.experts.neurons") as recorded:
+        model(OTHER_IDS)
+    handle.remove()
+    (h,), bounds = recorded.values(), [0, *rows[0].tolist()]
+    weight = experts.down_proj.weight
+    bias = torch.zeros(4, 16, dtype=torch.float64)
+    for expert, neuron in ((2, 5), (0, 3)):
+        bias[expert] = weight[expert, :, neuron] * h[bounds[expert] : bounds[expert + 1], neuron].mean()
+        weight[expert, :, neuron] = 0
+    experts.down_proj.bias = torch.nn.Parameter(bias)
+    assert error(found, model(IDS)) <= 1e-12
+
+
+@torch.no_grad()
+def test_heads_and_layers_of_an_encoder_decoder_are_ablated() -> None:
+    model, source, ids = build(OTHERS["encoder-decoder"]), random_ids(2, 7, seed=3), random_ids(2, 5)
+    expected = model(source, ids)
+    with pytest.raises(ValueError, match="choose stack='source' or stack='target'"), ablate(model, heads=[(0, 0)]):
+        pass
+    with pytest.raises(ValueError, match="stack='encoder' is no stack"), ablate(model, stack="encoder"):
+        pass
+    cross = "target.stack.blocks.1.sublayers.1.body.z"
+    for mean_over in (None, (source.flip(0, 1), ids)):
+        with record(model, cross) as recorded:
+            model(*(mean_over or (source, ids)))
+        value = 0.0 if mean_over is None else recorded[cross].mean((0, 2), keepdim=True)[:, 3]
+        with patch(model, {cross: lambda z, value=value: z.index_copy(1, torch.tensor([3]), 0 * z[:, 3:] + value)}):
+            changed = model(source, ids)
+        with ablate(model, heads=[(1, 3)], stack="target", to_source=True, mean_over=mean_over):
+            assert error(model(source, ids), changed) <= 1e-12
+        assert error(changed, expected) > 1e-3
+    with ablate(model, heads=[(0, 1)], layers=[1], stack="source"), record(model, "source.stack.blocks.?") as recorded:
+        model(source, ids)
+    assert torch.equal(recorded["source.stack.blocks.1"], recorded["source.stack.blocks.0"])
+
+
+@torch.no_grad()
+def test_heads_of_linear_attention_are_ablated_and_channels_are_not_heads() -> None:
+    model = build(MODELS["linear"])
+    with ablate(model, heads=[(0, h) for h in range(4)]), record(model, "stack.blocks.0.sublayers.0.body") as recorded:
+        model(random_ids(1, 5))
+    assert recorded["stack.blocks.0.sublayers.0.body"].count_nonzero() == 0
+    with pytest.raises(ValueError, match=r"Mamba. has no heads.*body.z"), ablate(build(MODELS["mamba"]), [(0, 0)]):
         pass

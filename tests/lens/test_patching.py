@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from regard.lens import activation_patching, logit_difference
+from regard.lens import activation_patching, logit_difference, path_patching
+from tests.laws import MODELS, OTHERS, VOCAB, build, random_ids
 from tests.lens.their_hooks import IDS, blocks, edited_input, head_projection, inputs_of
 
 if TYPE_CHECKING:
@@ -85,3 +86,26 @@ def test_unsuitable_inputs_are_refused(make_model) -> None:
     ]:
         with pytest.raises(ValueError, match=message):
             activation_patching(model, *arguments, **options)
+
+
+@torch.no_grad()
+def test_activations_of_an_encoder_decoder_are_patched() -> None:
+    """Sources differ: all of the encoder's stream carries it, and so does the decoder's after its cross-attention."""
+    model, ids = build(OTHERS["encoder-decoder"]), random_ids(5)
+    clean, corrupted = random_ids(7, seed=3), random_ids(7, seed=3)
+    corrupted[2] = (corrupted[2] + 1) % VOCAB
+    metric = logit_difference(3, 4)
+    found = activation_patching(model, (clean, ids), (corrupted, ids), metric)
+    assert [effects.shape for effects in found.effects.values()] == [(7,)] * 3 + [(5,)] * 3
+    assert found.effects["source.stack.input"][2].item() == pytest.approx(1)
+    assert found.effects["source.stack.input"][[0, 1, 3]].abs().max() <= 1e-9
+    assert found.effects["target.stack.input"].abs().max() <= 1e-9
+    assert found.effects["target.stack.blocks.1"][-1].item() == pytest.approx(1)
+    heads = activation_patching(model, (clean, ids), (corrupted, ids), metric, "target.*.sublayers.1.body.z", "head")
+    assert heads.matrix.shape == (2, 4) and heads.matrix.abs().max() > 0.01
+    paths = path_patching(model, (clean, ids), (corrupted, ids), metric, senders="target.*.sublayers.1.body.z")
+    assert paths.matrix.shape == (2, 4) and paths.matrix.abs().max() > 0.01
+    with pytest.raises(ValueError, match=r"needs a pair .source ids, ids."):
+        activation_patching(model, ids, ids, metric)
+    with pytest.raises(ValueError, match="needs ids, not a pair"):
+        activation_patching(build(MODELS["dot"]), (ids, ids), (ids, ids), metric)

@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from regard.cli.open_inspected import encode, open_inspected
 from regard.cli.open_model import DeviceOption, ModelArgument
-from regard.find_model import find_model
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from regard.language_model import LanguageModel
     from regard.parts.tap import MapKind
 
 
@@ -25,12 +24,15 @@ def lens(
         bool, typer.Option("--states", help="Show the states of recurrent layers instead of attention.")
     ] = False,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Draw the maps into this PNG or SVG file.")] = None,
+    target: Annotated[
+        str | None, typer.Option(help="The output of an encoder-decoder; by default the one that it generates.")
+    ] = None,
     device: DeviceOption = "auto",
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object with tokens, maps and entropies.")
     ] = False,
 ) -> None:
-    """Show the attention weights of every head of a decoder or an encoder on a text.
+    """Show the attention weights of every head of a decoder, an encoder or an encoder-decoder on a text.
 
     The table lists, per head, the tokens that the last token attends to most, and the mean entropy of the attention in
     nats: 0 for a single key, log n for n equal ones. Linear attention and state spaces have no softmax: their implied
@@ -42,13 +44,24 @@ def lens(
       regard lens runs/demo --text "Anna is in the barn." --layer 1 --out attention.png
       regard lens runs/demo --text "Anna is in the barn." --states
       regard lens minilm --text "A cat sleeps." --layer 0
+      regard lens models/t5 --text "translate English to German: a cat" --target "eine Katze"
       regard lens names runs/demo
     """
-    llm = open_inspected(model, device)
+    llm = open_inspected(model, device, pairs=True)
     from regard.lens import attention_maps, map_kinds
     from regard.lens.recurrent_states import states as recurrent_states
     from regard.models.decoder import DecoderModule
+    from regard.models.encoder_decoder import EncoderDecoderModule
 
+    if isinstance(llm.model, EncoderDecoderModule):
+        if states:
+            raise ValueError(f"{model} is an encoder-decoder; --states shows the recurrent layers of decoders")
+        from regard.cli.lens_pair import show_pair
+
+        show_pair(model, llm, text, target, layer, head, out, as_json)
+        return
+    if target is not None:
+        raise ValueError(f"{model} is no encoder-decoder; leave --target out")
     network, ids = llm.model, encode(model, llm, text)
     tokens = [llm.tokenizer.decode_token(id) for id in ids]
     if states:
@@ -73,40 +86,6 @@ def lens(
         [mixer.kind for mixer in mixers if mixer.kind for _ in range(mixer.heads)] for mixers in map_kinds(network)
     ]
     show_attention(selected, {(i, h): kinds[i][h] for i, h in selected}, tokens, text, out, as_json)
-
-
-def open_inspected(name: Path, device: str) -> "LanguageModel":
-    """A decoder, or an encoder of texts."""
-    find_model(name)  # before torch is imported: a mistyped name is refused at once
-    from regard.load_model import load
-    from regard.models.decoder import DecoderModule
-    from regard.models.encoder import EncoderModule
-    from regard.parts.input import Tokens
-
-    llm = load(name, device)
-    network = llm.model
-    if isinstance(network, DecoderModule) or (
-        isinstance(network, EncoderModule) and isinstance(network.spec.input, Tokens)
-    ):
-        return llm
-    raise ValueError(
-        f"{name} is of kind {network.spec.kind}; this command reads decoders and encoders of text: for others use "
-        "regard.lens in Python"
-    )
-
-
-def encode(name: Path, llm: "LanguageModel", text: str) -> list[int]:
-    """The ids of the text with the tokenizer's special tokens; ValueError if there are none, or too many."""
-    from regard.models.encoder import EncoderModule
-
-    spec, is_encoder = llm.model.spec, isinstance(llm.model, EncoderModule)
-    ids = llm.tokenizer.encode_with_special_tokens(text, special=True) if is_encoder else llm.encode(text)
-    if not ids:
-        raise ValueError("the text has no tokens; give a longer --text")
-    limit = spec.context or spec.position.max_positions
-    if len(ids) > (limit or len(ids)):
-        raise ValueError(f"the text has {len(ids)} tokens, but {name} reads {limit}; shorten it")
-    return ids
 
 
 def show_attention(

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from regard.cli.lens import open_inspected
+from regard.cli.open_inspected import open_inspected
 from regard.cli.open_model import DeviceOption, ModelArgument
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from regard.cli.lens import encode, open_inspected
+from regard.cli.open_inspected import encode, open_inspected
 from regard.cli.open_model import DeviceOption, ModelArgument
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from regard.cli.lens import encode, open_inspected
+from regard.cli.open_inspected import encode, open_inspected
 from regard.cli.open_model import DeviceOption, ModelArgument
 
 LAYER = re.compile(r"\bblocks\.\d+")
@@ -31,15 +31,16 @@ def names(
       regard lens names minilm "*.pattern"
       regard lens names runs/demo "stack.blocks.0.*" --json
     """
-    llm = open_inspected(model, device)
-    import torch
-
+    llm = open_inspected(model, device, pairs=True)
     from regard.lens import names as names_of
     from regard.lens import shapes
+    from regard.lens.inputs import rows_of
+    from regard.models.encoder_decoder import EncoderDecoderModule
 
-    ids = torch.tensor([encode(model, llm, text)], device=next(llm.model.parameters()).device)
+    ids = encode(model, llm, text)
+    inputs = (ids, ids[:1]) if isinstance(llm.model, EncoderDecoderModule) else ids
     matching = set(names_of(llm.model, pattern))
-    found = {name: shape for name, shape in shapes(llm.model, ids).items() if name in matching}
+    found = {name: shape for name, shape in shapes(llm.model, *rows_of(llm.model, inputs)).items() if name in matching}
     if as_json:
         print(json.dumps(found))
         return

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from regard.cli.lens import encode, open_inspected
 from regard.cli.lens_logits import one_token
+from regard.cli.open_inspected import encode, open_inspected
 from regard.cli.open_model import DeviceOption, ModelArgument
 
 

@@ -27,6 +27,13 @@ from regard.lens.patching import Patching, activation_patching
 from regard.lens.path_patching import path_patching
 from regard.lens.probes import Probe, control_labels, fit_probe
 from regard.lens.recorded_attention import RecordedAttention
+from regard.lens.residual_stream import (
+    MassiveActivation,
+    RankCollapse,
+    StreamSizes,
+    massive_activations,
+    rank_collapse,
+)
 from regard.lens.rollout import attention_rollout
 from regard.lens.sparse_autoencoder import SparseAutoencoder
 from regard.lens.steering import steer, steering_vector
@@ -39,10 +46,13 @@ __all__ = [
     "HeadScores",
     "IntegratedGradients",
     "LayerMap",
+    "MassiveActivation",
     "Patching",
     "Probe",
+    "RankCollapse",
     "RecordedAttention",
     "SparseAutoencoder",
+    "StreamSizes",
     "TunedLens",
     "ablate",
     "activation_patching",
@@ -61,10 +71,12 @@ __all__ = [
     "logit_difference",
     "logit_lens",
     "map_kinds",
+    "massive_activations",
     "named_attention_maps",
     "names",
     "patch",
     "path_patching",
+    "rank_collapse",
     "record",
     "relative_weights",
     "row_entropy",

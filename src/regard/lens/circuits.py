@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from regard.lens.ablation import ablate
+from regard.lens.inputs import IdSequence, measure, rows_of
 from regard.lens.maps import attention_heads
-from regard.lens.metric import Metric, measure
+from regard.lens.metric import Metric
 
 HeadIndex = tuple[int, int]  # layer, head
 
@@ -34,19 +35,18 @@ class CircuitTest:
 @torch.no_grad()
 def circuit_test(
     model: nn.Module,
-    ids: Sequence[int] | Tensor,
+    ids: IdSequence,
     metric: Metric,
     heads: Sequence[HeadIndex],
     trials: int = 20,
     seed: int = 0,
-    mean_over: Sequence[int] | Tensor | None = None,
+    mean_over: IdSequence | None = None,
 ) -> CircuitTest:
     """Ablate heads, and `trials` random sets of as many other heads of the model.
 
     ids: (L,) or (B, L). mean_over: see `ablate`; the heads get their mean over these tokens instead of 0.
     """
-    tokens = torch.as_tensor(ids, device=next(model.parameters()).device)
-    tokens = tokens if tokens.dim() == 2 else tokens.unsqueeze(0)
+    rows = rows_of(model, ids)
     tested = list(dict.fromkeys(heads))
     others = [
         (layer, head)
@@ -61,9 +61,9 @@ def circuit_test(
 
     def without(removed: Sequence[HeadIndex]) -> float:
         with ablate(model, heads=removed, mean_over=mean_over):
-            return measure(model, tokens, metric).mean().item()
+            return measure(model, rows, metric).mean().item()
 
     generator = torch.Generator().manual_seed(seed)
     draws = [torch.randperm(len(others), generator=generator)[: len(tested)].tolist() for _ in range(trials)]
     random = torch.tensor([without([others[i] for i in draw]) for draw in draws])
-    return CircuitTest(measure(model, tokens, metric).mean().item(), without(tested), random)
+    return CircuitTest(measure(model, rows, metric).mean().item(), without(tested), random)

@@ -95,14 +95,6 @@ def shapes(model: nn.Module, *inputs: Any, **options: Any) -> dict[str, tuple[in
     return found
 
 
-def residual_names(model: nn.Module) -> list[str]:
-    """The names of the residual stream: the input of the stack, and the output of each block."""
-    blocks = getattr(getattr(model, "stack", None), "blocks", None)
-    if blocks is None:
-        raise ValueError(f"{type(model).__name__} has no single stack of layers; give a decoder or an encoder")
-    return ["stack.input", *(f"stack.blocks.{i}" for i in range(len(blocks)))]
-
-
 def patch(model: nn.Module, edits: Mapping[str, Edit]) -> AbstractContextManager[None]:
     """Replace outputs: by name or pattern, a tensor, or a function from the output to its replacement."""
     hooks = [(name, edit_hook(edit)) for pattern, edit in edits.items() for name in names(model, pattern)]

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from regard.lens.hooks import patch, record
-from regard.lens.metric import Metric, measure
+from regard.lens.inputs import measure
+from regard.lens.metric import Metric
 
 POINTS, WEIGHTS = np.polynomial.legendre.leggauss(8)  # on [-1, 1]
 
@@ -108,5 +109,5 @@ def metric_gradient(model: nn.Module, ids: Tensor, metric: Metric, name: str, x:
     """The metric (B,) with x in place of an activation, and its gradient with respect to x."""
     x = x.detach().requires_grad_()
     with torch.enable_grad(), patch(model, {name: x}):
-        value = measure(model, ids, metric)
+        value = measure(model, (ids,), metric)
     return value.detach(), torch.autograd.grad(value.sum(), x)[0]

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from regard.lens.hooks import record, residual_names
+from regard.lens.hooks import record
+from regard.lens.inputs import single_stream
 from regard.models.decoder import DecoderModule
 from regard.models.encoder import EncoderModule
 from regard.models.heads import MaskedLMModule
@@ -26,7 +27,7 @@ def logit_lens(model: nn.Module, ids: Sequence[int] | Tensor, positions: slice =
     """
     tokens = torch.as_tensor(ids, device=next(model.parameters()).device)
     tokens = tokens if tokens.dim() == 2 else tokens.unsqueeze(0)
-    names = residual_names(model)
+    names = single_stream(model)
     with record(model, names) as recorded:
         model(tokens)
     return {name: unembed(model, recorded[name][:, positions], tokens[:, positions]) for name in names}

@@ -82,13 +82,13 @@ def attention_heads(model: nn.Module) -> tuple[int, ...]:
     )
 
 
-def layers_of(model: Any) -> list[dict[str, nn.Module]]:
-    """Per layer its attention modules by name, without those that attend to a source."""
+def layers_of(model: Any, to_source: bool = False) -> list[dict[str, nn.Module]]:
+    """Per layer its attention modules by name: those that attend to a source, or all others."""
     return [
         {
             name: module
             for name, module in attention_modules(block, f"stack.blocks.{i}")
-            if not getattr(module, "reads_source", False)
+            if getattr(module, "reads_source", False) == to_source
         }
         for i, block in enumerate(model.stack.blocks)
     ]

@@ -8,6 +8,8 @@ effect of 1 restores the metric of the clean run, and 0 changes nothing. Vig et 
     metric = logit_difference(answer=17, wrong=4)
     result = activation_patching(model, clean, corrupted, metric)   # residual stream: layers × positions
     result.effects                                                  # {"stack.input": (L,), "stack.blocks.0": (L,) …}
+
+The inputs of an encoder-decoder are pairs of source ids and ids.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,8 +19,9 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard.lens.hooks import patch, record, residual_names
-from regard.lens.metric import Metric, measure
+from regard.lens.hooks import patch, record
+from regard.lens.inputs import ModelInputs, Rows, measure, residual_names, rows_of
+from regard.lens.metric import Metric
 
 OnProgress = Callable[[int, int], None]  # activations done, and all
 ROWS = 32  # cells per forward, which bounds memory
@@ -40,8 +43,8 @@ class Patching:
 @torch.no_grad()
 def activation_patching(
     model: nn.Module,
-    clean: Sequence[int] | Tensor,
-    corrupted: Sequence[int] | Tensor,
+    clean: ModelInputs,
+    corrupted: ModelInputs,
     metric: Metric,
     patterns: str | Sequence[str] | None = None,
     by: Literal["position", "head", "all"] = "position",
@@ -49,7 +52,8 @@ def activation_patching(
 ) -> Patching:
     """The effect of every cell of the named activations, by default of the residual stream at every position.
 
-    `clean` and `corrupted` are ids (L,) of the same length; `metric` maps logits (B, L, V) to (B,). by: "position"
+    `clean` and `corrupted` are ids (L,) of the same length, or pairs of source ids and ids; `metric` maps logits
+    (B, L, V) to (B,). by: "position"
     patches one position at a time (of scores and patterns one query), "head" one head at all positions, of activations
     (B, H, L, …), "all" a whole activation.
     """
@@ -58,12 +62,12 @@ def activation_patching(
     for done, (name, x) in enumerate(runs.recorded.items()):
         if progress is not None:
             progress(done, len(runs.recorded))
-        effects[name] = runs.effect(patched_values(model, runs.ids, name, x, metric, by))
+        effects[name] = runs.effect(patched_values(model, runs.rows, name, x, metric, by))
     return Patching(effects, runs.clean, runs.corrupted)
 
 
 class BothRuns(NamedTuple):
-    ids: Tensor  # (L,) of the corrupted input
+    rows: Rows  # the corrupted input, each (1, L)
     recorded: dict[str, Tensor]  # activations of the clean run
     clean: float  # the metric of each run
     corrupted: float
@@ -74,35 +78,39 @@ class BothRuns(NamedTuple):
 
 def run_both(
     model: nn.Module,
-    clean: Sequence[int] | Tensor,
-    corrupted: Sequence[int] | Tensor,
+    clean: ModelInputs,
+    corrupted: ModelInputs,
     metric: Metric,
     patterns: str | Sequence[str],
 ) -> BothRuns:
     """Record the named activations of the clean run; ValueError for inputs of different lengths or the same metric."""
-    device = next(model.parameters()).device
-    first, second = (torch.as_tensor(ids, device=device) for ids in (clean, corrupted))
-    if first.shape != second.shape or first.dim() != 1:
-        shapes = f"{tuple(first.shape)} and {tuple(second.shape)}"
-        raise ValueError(f"the ids have shapes {shapes}; give two sequences of the same length")
+    first, second = rows_of(model, clean), rows_of(model, corrupted)
+    for one, other in zip(first, second, strict=True):
+        if one.shape != other.shape or len(one) != 1:
+            shapes = f"{tuple(one.shape)} and {tuple(other.shape)}"
+            raise ValueError(f"the ids have shapes {shapes}; give two sequences of the same length")
     with record(model, patterns) as recorded:
-        clean_value = measure(model, first.unsqueeze(0), metric).item()
-    corrupted_value = measure(model, second.unsqueeze(0), metric).item()
+        clean_value = measure(model, first, metric).item()
+    corrupted_value = measure(model, second, metric).item()
     if clean_value == corrupted_value:
         raise ValueError("the metric is the same for both inputs, so there is no difference to explain; choose others")
     return BothRuns(second, recorded, clean_value, corrupted_value)
 
 
-def patched_values(model: nn.Module, ids: Tensor, name: str, clean: Tensor, metric: Metric, by: str) -> Tensor:
-    """The metric with each cell of the clean activation (1, …) patched into a run of `ids` (L,): (cells,) or ()"""
+def patched_values(model: nn.Module, rows: Rows, name: str, clean: Tensor, metric: Metric, by: str) -> Tensor:
+    """The metric with each cell of the clean activation (1, …) patched into a run of `rows` (1, L): (cells,) or ()"""
     if by == "all":
         with patch(model, {name: clean}):
-            return measure(model, ids.unsqueeze(0), metric)[0]
+            return measure(model, rows, metric)[0]
     values = []
     for cells, edit in cell_edits(name, clean, by):
         with patch(model, {name: edit}):
-            values.append(measure(model, ids.expand(cells, -1), metric))
+            values.append(measure(model, repeated(rows, cells), metric))
     return torch.cat(values)
+
+
+def repeated(rows: Rows, count: int) -> Rows:
+    return tuple(ids.expand(count, -1) for ids in rows)
 
 
 def cell_edits(name: str, clean: Tensor, by: str) -> Iterator[tuple[int, Callable[[Tensor], Tensor]]]:

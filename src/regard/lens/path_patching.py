@@ -11,20 +11,21 @@ run is then patched into a run with nothing else changed. Wang et al. 2022; Gold
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from regard.lens.hooks import names, patch, record
-from regard.lens.metric import Metric, measure
-from regard.lens.patching import OnProgress, Patching, cell_edits, run_both
+from regard.lens.inputs import ModelInputs, measure
+from regard.lens.metric import Metric
+from regard.lens.patching import OnProgress, Patching, cell_edits, repeated, run_both
 
-BODIES = "stack.blocks.*.sublayers.*.body"
+BODIES = "*stack.blocks.*.sublayers.*.body"
 
 
 @torch.no_grad()
 def path_patching(
     model: nn.Module,
-    clean: Sequence[int] | Tensor,
-    corrupted: Sequence[int] | Tensor,
+    clean: ModelInputs,
+    corrupted: ModelInputs,
     metric: Metric,
     receivers: str | Sequence[str] | None = None,
     senders: str | Sequence[str] = "*.body.z",
@@ -37,23 +38,23 @@ def path_patching(
     runs = run_both(model, clean, corrupted, metric, senders)
     bodies = [name for name in names(model, BODIES) if name.endswith(".body")]
     with record(model, bodies) as frozen:
-        model(runs.ids.unsqueeze(0))
+        model(*runs.rows)
     effects = {}
     for done, (name, x) in enumerate(runs.recorded.items()):
         if progress is not None:
             progress(done, len(runs.recorded))
         values = []
         for cells, edit in cell_edits(name, x, "head"):
-            ids = runs.ids.expand(cells, -1)
+            rows = repeated(runs.rows, cells)
             own = name.rpartition(".")[0]
             kept = {body: y.expand(cells, *y.shape[1:]) for body, y in frozen.items() if body != own}
             with patch(model, {name: edit} | kept):
                 if receivers is None:
-                    values.append(measure(model, ids, metric))
+                    values.append(measure(model, rows, metric))
                     continue
                 with record(model, receivers) as received:
-                    model(ids)
+                    model(*rows)
             with patch(model, received):
-                values.append(measure(model, ids, metric))
+                values.append(measure(model, rows, metric))
         effects[name] = runs.effect(torch.cat(values))
     return Patching(effects, runs.clean, runs.corrupted)

@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from regard.lens.hooks import record, residual_names
+from regard.lens.hooks import record
+from regard.lens.inputs import single_stream
 from regard.lens.logit_lens import unembed
 
 
@@ -26,7 +27,7 @@ class TunedLens(nn.Module):
 
     def __init__(self, model: Any):
         super().__init__()
-        self.names = residual_names(model)[:-1]
+        self.names = single_stream(model)[:-1]
         weight = next(model.parameters())
         width = model.spec.width
         self.maps = nn.ModuleList(nn.Linear(width, width, device=weight.device, dtype=weight.dtype) for _ in self.names)
@@ -37,7 +38,7 @@ class TunedLens(nn.Module):
     def logits(self, ids: Tensor) -> dict[str, Tensor]:
         """Logits (B, L, V) for ids (B, L), by name; the last are the model's own."""
         (model,) = self.model
-        last = residual_names(model)[-1]
+        last = single_stream(model)[-1]
         with torch.no_grad(), record(model, [*self.names, last]) as recorded:
             model(ids)
         found = {

@@ -60,9 +60,14 @@ def smooth(values: Sequence[float], decay: float = 0.9) -> list[float]:
     return means
 
 
-def attention_grid(maps: Mapping[tuple[int, int], Tensor], tokens: Sequence[str], out: Path) -> None:
-    """A heat map per (layer, head): rows are queries, columns are keys."""
-    plt = pyplot()
+def attention_grid(
+    maps: Mapping[tuple[int, int], Tensor], tokens: Sequence[str], out: Path, keys: Sequence[str] | None = None
+) -> None:
+    """A heat map per (layer, head): rows are queries, columns are keys; `keys` are the tokens of another sequence.
+
+    Maps with negative entries (implied matrices) are drawn from blue, negative, to red.
+    """
+    plt, keys = pyplot(), tokens if keys is None else keys
     layers = sorted({layer for layer, _ in maps})
     heads = sorted({head for _, head in maps})
     single = len(maps) == 1  # large enough for the tokens' labels
@@ -78,13 +83,12 @@ def attention_grid(maps: Mapping[tuple[int, int], Tensor], tokens: Sequence[str]
             if (layer, head) not in maps:
                 continue
             axes.set_axis_on()
-            axes.imshow(
-                maps[layer, head].float().cpu().numpy(), cmap="Blues", vmin=0, aspect="equal", interpolation="nearest"
-            )
+            values = maps[layer, head].float().cpu()
+            limit = float(values.abs().max()) or 1.0
+            colours = {"cmap": "RdBu_r", "vmin": -limit, "vmax": limit} if values.min() < 0 else {"vmin": 0}
+            axes.imshow(values.numpy(), **{"cmap": "Blues"} | colours, aspect="equal", interpolation="nearest")
             axes.set_title(f"layer {layer}, head {head}", fontsize=9)
-            axes.set_xticks(
-                range(len(tokens)) if single else [], labels=tokens if single else [], rotation=90, fontsize=7
-            )
+            axes.set_xticks(range(len(keys)) if single else [], labels=keys if single else [], rotation=90, fontsize=7)
             axes.set_yticks(range(len(tokens)) if single else [], labels=tokens if single else [], fontsize=7)
             for spine in axes.spines.values():
                 spine.set_visible(True)

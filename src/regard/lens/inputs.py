@@ -1,0 +1,66 @@
+"""The inputs of a model for functions that run it: ids, or for an encoder-decoder a pair of source ids and ids."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.lens.metric import Metric
+
+IdSequence = Sequence[int] | Tensor
+ModelInputs = IdSequence | tuple[IdSequence, IdSequence]  # a pair: source and ids of an encoder-decoder
+Rows = tuple[Tensor, ...]  # what the model is called with: each (B, L)
+
+
+def rows_of(model: nn.Module, inputs: ModelInputs) -> Rows:
+    """One row (L,) becomes a batch of one; ValueError for ids where a pair is needed, and the reverse."""
+    pair = isinstance(inputs, tuple) and not all(isinstance(item, int) for item in inputs)
+    if pair != is_encoder_decoder(model):
+        needed = "a pair (source ids, ids)" if not pair else "ids, not a pair"
+        raise ValueError(f"{type(model).__name__} needs {needed}")
+    device = next(model.parameters()).device
+    tensors = [torch.as_tensor(ids, device=device) for ids in (inputs if pair else (inputs,))]
+    for ids in tensors:
+        if ids.dim() not in (1, 2):
+            raise ValueError(f"ids of shape {tuple(ids.shape)} are neither a sequence (L,) nor a batch (B, L)")
+    return tuple(ids if ids.dim() == 2 else ids.unsqueeze(0) for ids in tensors)
+
+
+def is_encoder_decoder(model: nn.Module) -> bool:
+    return len(stack_names(model)) == 2
+
+
+def stack_names(model: nn.Module) -> list[str]:
+    """The modules with a stack of layers: "" if the model has one itself, else "source" and "target"."""
+    if hasattr(model, "stack"):
+        return [""]
+    return [name for name, child in model.named_children() if hasattr(child, "stack")]
+
+
+def residual_names(model: nn.Module) -> list[str]:
+    """The names of the residual streams: the input of each stack, and the output of each block."""
+    found = []
+    for name in stack_names(model):
+        part: Any = model.get_submodule(name)
+        prefix = f"{name}.stack" if name else "stack"
+        found += [f"{prefix}.input", *(f"{prefix}.blocks.{i}" for i in range(len(part.stack.blocks)))]
+    if not found:
+        raise ValueError(f"{type(model).__name__} has no stack of layers; give a decoder, encoder or encoder-decoder")
+    return found
+
+
+def single_stream(model: nn.Module) -> list[str]:
+    """`residual_names` of a decoder or encoder; ValueError for a model with several stacks."""
+    if not hasattr(model, "stack"):
+        raise ValueError(f"{type(model).__name__} has no single stack of layers; give a decoder or an encoder")
+    return residual_names(model)
+
+
+def measure(model: nn.Module, rows: Rows, metric: Metric) -> Tensor:
+    """(B,): the metric of the model's logits."""
+    logits: Any = model(*rows)
+    values, count = metric(logits), len(rows[-1])
+    if values.shape != (count,):
+        raise ValueError(f"the metric returned {tuple(values.shape)}; it must return one number per row, ({count},)")
+    return values

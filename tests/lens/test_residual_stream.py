@@ -1,0 +1,44 @@
+"""Massive activations and the collapse of rank, found where they were planted."""
+
+import pytest
+import torch
+
+from regard.lens import massive_activations, patch, rank_collapse
+from tests.laws import MODELS, OTHERS, build, random_ids
+
+
+def test_planted_massive_activations_are_found_and_random_models_have_none() -> None:
+    model, ids = build(MODELS["grouped-query"]), random_ids(2, 9)
+    assert massive_activations(model, ids).found == []
+
+    def plant(x: torch.Tensor) -> torch.Tensor:
+        x = x.clone()
+        x[1, 0, 7] = -5e6
+        return x
+
+    with patch(model, {"stack.blocks.1": plant}):
+        sizes = massive_activations(model, ids)
+    first = sizes.found[0]
+    assert first[:5] == ("stack.blocks.1", 1, 0, 7, -5e6) and first.ratio > 1000
+    assert sizes.ratios["stack.blocks.1"] == pytest.approx(first.ratio) and sizes.largest["stack.blocks.0"] < 5e6
+    assert {one.channel for one in sizes.found} == {7}  # the stream carries it to the later layers
+
+
+def test_equal_tokens_are_collapsed_and_orthogonal_ones_are_not() -> None:
+    model, ids = build(MODELS["grouped-query"]), random_ids(2, 9)
+    same = torch.randn(1, 1, 24, dtype=torch.float64).expand(2, 9, 24)
+    orthogonal = torch.eye(24, dtype=torch.float64)[:9].expand(2, 9, 24)
+    with patch(model, {"stack.input": orthogonal, "stack.blocks.1": same}):
+        found = rank_collapse(model, ids)
+    assert found.residual["stack.blocks.1"] == pytest.approx(0, abs=1e-9)
+    assert found.cosine["stack.blocks.1"] == pytest.approx(1)
+    assert found.cosine["stack.input"] == pytest.approx(0, abs=1e-9)
+    assert found.residual["stack.input"] == pytest.approx((1 - 1 / 9) ** 0.5)
+    with pytest.raises(ValueError, match="one token has no other"):
+        rank_collapse(model, ids[:, :1])
+
+
+def test_both_streams_of_an_encoder_decoder_are_measured() -> None:
+    model = build(OTHERS["encoder-decoder"])
+    found = rank_collapse(model, (random_ids(2, 7), random_ids(2, 5)))
+    assert {name.split(".")[0] for name in found.cosine} == {"source", "target"} and len(found.cosine) == 6
