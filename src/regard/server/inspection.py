@@ -41,6 +41,7 @@ def router(models: ModelRegistry) -> APIRouter:
             "generates": served.engine is not None and served.speech is None,
             "source": served.prompt_is_source,  # an encoder-decoder: its output does not continue the prompt
             "attention": served.lens is not None,
+            "head_labels": served.lens is not None and served.lens.lens.score is not None,
             "attention_layers": [asdict(layer) for layer in served.lens.lens.layers] if served.lens else [],
         }
 

@@ -55,7 +55,9 @@ class Thumbnails(NamedTuple):
 class Part(NamedTuple):
     weights: Tensor  # (rows, columns), after pooling
     second: Tensor  # (rows,) the first column without the first token
-    entropy: Tensor  # (rows,) of every query, in nats
+    first: Tensor  # (queries,) the weight of the first token, whatever the columns are; so the next two
+    peak: Tensor  # (queries,) the largest weight of all other keys
+    entropy: Tensor  # (queries,) in nats
 
 
 def layer_thumbnails(recording: Recording, layer: int, shape: MapShape) -> Thumbnails:
@@ -83,15 +85,15 @@ def layer_thumbnails(recording: Recording, layer: int, shape: MapShape) -> Thumb
 def head_part(
     recording: Recording, layer: int, shape: MapShape, head: int, rows: range, columns: range, pool: int
 ) -> Part:
-    found, seconds, entropies = [], [], []
+    parts = []
     for weights in chunks(recording, layer, slice(head, head + 1), rows, shape.keys, pool):
-        entropies.append(entropy_of(weights, shape.implied)[0])
-        part = weights[..., columns.start : columns.stop]  # (1, rows, columns)
-        pooled = pool_squares(part, pool)
-        found.append(pooled[0])
-        rest = part[..., max(1 - columns.start, 0) : pool]  # without the first token
-        seconds.append(pool_squares(rest, pool)[0, :, 0] if rest.shape[-1] else torch.zeros_like(pooled[0, :, 0]))
-    return Part(torch.cat(found), torch.cat(seconds), torch.cat(entropies))
+        window = weights[..., columns.start : columns.stop]  # (1, rows, columns)
+        pooled = pool_squares(window, pool)
+        rest = window[..., max(1 - columns.start, 0) : pool]
+        second = pool_squares(rest, pool)[0, :, 0] if rest.shape[-1] else torch.zeros_like(pooled[0, :, 0])
+        peak = largest(weights[0, :, 1:]).abs()
+        parts.append(Part(pooled[0], second, weights[0, :, 0], peak, entropy_of(weights, shape.implied)[0]))
+    return Part(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
 
 
 def chunks(

@@ -1,6 +1,8 @@
 // The client of the server's public routes. Streams of both generation routes are converted to the same deltas,
 // {text, tokens, finish, usage}; a token is {text, logprob, top: [{text, logprob}, …]}, the most likely one first.
 
+import { decodeArrays } from "./arrays.js";
+
 const TOP_LOGPROBS = 8;
 let key = sessionStorage.getItem("regard-key") ?? "";
 
@@ -57,6 +59,34 @@ export const runSamples = (run, signal) =>
   requestJson(`/regard/runs/samples?run=${encodeURIComponent(run)}`, undefined, signal);
 export const startDemo = (run, steps) => requestJson("/regard/runs/start", steps ? { run, steps } : { run });
 export const stopDemo = (run) => requestJson("/regard/runs/stop", { run });
+
+// Attention as typed arrays. sequence: {model, ids, target}; layers: [first, end]; part: {layer, head, rows, columns,
+// pool}. The overview is a list of layers with their arrays.
+export async function attentionOverview(sequence, layers, signal) {
+  const { layers: sizes, ...arrays } = await requestArrays("/regard/attention/overview", { ...sequence, layers }, signal);
+  const [offsets, next] = [{}, (name, count) => take(arrays, offsets, name, count)];
+  return sizes.map(({ layer, heads, rows, columns }) => ({
+    ...{ layer, heads, rows, columns },
+    pixels: next("pixels", heads * rows * columns),
+    second: next("second", heads * rows),
+    scale: next("scale", heads),
+    entropy: next("entropy", heads),
+  }));
+}
+export const attentionHead = (sequence, part, signal) =>
+  requestArrays("/regard/attention/head", { ...sequence, ...part }, signal);
+export const headLabels = (model) => requestJson(`/regard/heads?model=${encodeURIComponent(model)}`);
+
+async function requestArrays(path, body, signal) {
+  return decodeArrays(await (await request(path, body, signal)).arrayBuffer());
+}
+
+// The next `count` numbers of an array.
+function take(arrays, offsets, name, count) {
+  const start = offsets[name] ?? 0;
+  offsets[name] = start + count;
+  return arrays[name].subarray(start, start + count);
+}
 
 // sampling: OpenAI's fields
 export async function* generate(model, passage, sampling, signal) {

@@ -1,5 +1,67 @@
-import { html } from "../../html.js";
+// The attention view: the passage, all heads as a matrix, and the selected head large beside it.
+
+import { html, useEffect, useRef, useSignal, useState } from "../../html.js";
+import { model, passage } from "../../state.js";
+import { HeadFacts, HeadFilters, MapOptions, ViewChoice } from "./options.js";
+import { LargeMap } from "./large.js";
+import { Overview } from "./overview.js";
+import { Passage } from "./passage.js";
+import { failure, useAttention } from "./weights.js";
 
 export default function View() {
-  return html`<p class="notice">…</p>`;
+  const opened = useSignal(model);
+  const shown = useSignal(passage);
+  if (!opened) return null;
+  if (!opened.attention || !opened.heads.some((count) => count > 0)) return html`<${NoMaps} opened=${opened} />`;
+  return html`<div class="attention-view">
+    <${Passage} />
+    ${shown && html`<${Maps} />`}
+  </div>`;
+}
+
+function Maps() {
+  useAttention();
+  const refusal = useSignal(failure);
+  if (refusal) return html`<p class="problem" role="alert">${refusal}</p>`;
+  return html`<div class="attention-columns">
+    <section class="panel attention-all" aria-labelledby="attention-all-title">
+      <h2 id="attention-all-title">All heads</h2>
+      <${HeadFilters} />
+      <${FittedOverview} />
+    </section>
+    <section class="panel attention-one" aria-labelledby="attention-one-title">
+      <div class="attention-one-head">
+        <h2 id="attention-one-title">Selected head</h2>
+        <${ViewChoice} />
+      </div>
+      <${LargeMap} label="Attention weights of the selected head. Arrow keys move between cells, plus and minus zoom." />
+      <${HeadFacts} />
+      <details class="attention-more">
+        <summary>Scale and filters</summary>
+        <${MapOptions} />
+      </details>
+    </section>
+  </div>`;
+}
+
+// The matrix of heads with the height that is left for it.
+function FittedOverview() {
+  const frame = useRef();
+  const [height, setHeight] = useState(500);
+  useEffect(() => {
+    const observer = new ResizeObserver(([entry]) => setHeight(Math.max(160, entry.contentRect.height - 30)));
+    observer.observe(frame.current);
+    return () => observer.disconnect();
+  }, []);
+  return html`<div class="attention-fitted" ref=${frame}><${Overview} height=${height} /></div>`;
+}
+
+function NoMaps({ opened }) {
+  const reasons = opened.attention_layers.flatMap(({ mixers }) => mixers).filter(({ reason }) => reason);
+  return html`<div class="notice">
+    <p>${opened.attention ? "No layer of this model has an attention map." : "This model has no attention maps."}</p>
+    ${[...new Map(reasons.map((mixer) => [mixer.name, mixer]))].map(
+      ([name, { reason }]) => html`<p key=${name}><b>${name}</b>: ${reason}</p>`,
+    )}
+  </div>`;
 }

@@ -1,0 +1,21 @@
+// How maps are shown; kept in the browser.
+
+import { signal } from "../../html.js";
+import { stored } from "../../state.js";
+
+const DEFAULTS = { view: "map", hideFirst: false, scale: "map", linear: false, threshold: 0, order: "layers" };
+export const settings = stored("attention", DEFAULTS);
+settings.value = { ...DEFAULTS, ...settings.value }; // fields that an earlier version did not have
+export const set = (change) => (settings.value = { ...settings.value, ...change });
+
+// Only these heads and tokens are shown; not kept.
+export const kindFilter = signal(null); // a kind of the detectors
+export const tokenFilter = signal("");
+
+// One colour and letter for each kind that the detectors know.
+export const KINDS = {
+  "previous token": { letter: "P", colour: "--series-2" },
+  "first token": { letter: "F", colour: "--series-4" },
+  "duplicate token": { letter: "D", colour: "--series-3" },
+  induction: { letter: "I", colour: "--series-1" },
+};
