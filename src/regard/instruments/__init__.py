@@ -6,8 +6,7 @@ Each answers a question. The page draws their panels; /regard/instruments serves
 """
 
 from regard.instruments import ancestors, attention, blocks, efficient, positions, serving
-from regard.instruments.instrument import Instrument, Panel
-from regard.instruments.subject import Subject, subject_of
+from regard.instruments.instrument import Instrument, Panel, Subject, subject_of
 
 COURSE: dict[str, tuple[str, ...]] = {  # chapter: ids, in order
     "Before attention": ("feed-forward", "recurrence", "lstm"),

@@ -7,12 +7,10 @@ from torch import Tensor
 
 from regard.instruments.instrument import Instrument, Panel, Quiz, Selection, Slider, Switch, TextField
 from regard.instruments.panels import bars, heatmap, numbers, scatter, table
-from regard.instruments.words import seeded, split_words, whole, word_vectors
-from regard.kernels.attention.arguments import ScoreOptions
+from regard.instruments.words import one_head, seeded, split_words, whole, word_vectors
 from regard.kernels.attention.mask import Causal, Full, Mask, PrefixLM
 from regard.kernels.attention.patterns.longformer import Longformer
 from regard.kernels.attention.patterns.window import Dilated, SinksAndWindow, Window
-from regard.kernels.attention.reference import attend, attention_scores, attention_weights
 from regard.layout import TokenLayout
 from regard.lens.hooks import record
 from regard.lens.maps import row_entropy
@@ -35,20 +33,6 @@ TOY_PROJECTIONS = (
     (0.197645, 1.572099, 0.768634, 0.942941, -0.021835, 1.483242, 0.186895, 0.239568,
      -1.593504, -0.222678, -1.330609, -0.483265, -1.025421, -0.340831, 0.063698, 0.525216),
 )  # fmt: skip
-
-
-def one_head(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-    """(scores, weights, output) of one head from matrices q (L, E), k (S, E), v (S, Ev)."""
-    layout = TokenLayout(torch.arange(len(q))[None]).with_keys(torch.arange(len(k))[None])
-    options = ScoreOptions(mask, scale)
-    q, k, v = (x.double()[None, None] for x in (q, k, v))
-    results = (
-        attention_scores(q, k, layout, options),
-        attention_weights(q, k, layout, options),
-        attend(q, k, v, layout, options),
-    )
-    scores, weights, out = (x[0, 0] for x in results)
-    return scores, weights, out
 
 
 def sweep(angle: float, length: float) -> list[Panel]:

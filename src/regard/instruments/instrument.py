@@ -9,13 +9,38 @@ instrument that reads a model has `subject` as its first argument: the served mo
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
-from regard.instruments.subject import Subject
+from regard.lens.recorded_attention import copy_with_shared_tensors
+from regard.models.decoder import DecoderModule
 from regard.spec import suggest_name
+from regard.text.tokenizer import Tokenizer
 
 MAX_TEXT = 200  # characters of a text control
 Panel = dict[str, Any]
+
+
+class Subject(NamedTuple):
+    """A decoder that instruments read, and its tokenizer."""
+
+    name: str
+    model: DecoderModule
+    tokenizer: Tokenizer
+
+
+COPIES: WeakKeyDictionary[DecoderModule, DecoderModule] = WeakKeyDictionary()  # they share the weights
+
+
+def subject_of(name: str, model: Any, tokenizer: Tokenizer) -> Subject | None:
+    """None for a model that is no decoder."""
+    if not isinstance(model, DecoderModule):
+        return None
+    if model not in COPIES:
+        copy = copy_with_shared_tensors(model).eval()
+        assert isinstance(copy, DecoderModule)
+        COPIES[model] = copy
+    return Subject(name, COPIES[model], tokenizer)
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ heatmap    a matrix with labels of rows and columns     tokens     pieces of tex
 lines      curves over a common axis                    diagram    nodes and edges, at positions from 0 to 1
 bars       one value per label                          scatter    points in the plane, or arrows from the origin
 
-`sets` names the control that a click on a row, a bar, a token or a node sets, to its index. Numbers are rounded to six
-significant digits: a panel is drawn, not computed with.
+`sets` names the control that a click on a row, a bar, a token or a node sets, to its index. Numbers other than
+integers are rounded to six significant digits: a panel is drawn, not computed with.
 """
 
 import math
@@ -28,7 +28,7 @@ def rounded(value: Any) -> Any:
     if isinstance(value, float):
         if not math.isfinite(value):
             raise ValueError(f"a panel has the value {value}; panels show finite numbers only")
-        return float(f"{value:.6g}")
+        return value if value.is_integer() and abs(value) < 1e15 else float(f"{value:.6g}")
     if isinstance(value, list | tuple):
         return [rounded(item) for item in value]
     return value

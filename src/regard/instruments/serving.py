@@ -8,9 +8,8 @@ from torch import nn
 
 from regard.adapt.lora import LoRA, LoRALinear
 from regard.engine.stores.contiguous import Contiguous
-from regard.instruments.instrument import Instrument, Panel, Quiz, Selection, Slider
+from regard.instruments.instrument import Instrument, Panel, Quiz, Selection, Slider, Subject
 from regard.instruments.panels import bars, diagram, lines, numbers, table
-from regard.instruments.subject import Subject
 from regard.layout import TokenLayout
 from regard.models.decoder import Decoder, DecoderModule
 from regard.models.stack import Repeat

@@ -1,10 +1,13 @@
-"""Words and vectors for instruments that need no trained model: the vector of a word depends on its letters alone."""
+"""For instruments that need no trained model: words with vectors that depend on their letters alone, and one head."""
 
 import zlib
 
 import torch
 from torch import Tensor, nn
 
+from regard.kernels.attention.arguments import ScoreOptions
+from regard.kernels.attention.mask import Mask
+from regard.kernels.attention.reference import attend, attention_scores, attention_weights
 from regard.layout import TokenLayout
 from regard.models.base import initialize
 from regard.parts.body import Body
@@ -40,3 +43,17 @@ def whole(words: list[str]) -> TokenLayout:
 
 def random_matrix(rows: int, columns: int, seed: int) -> Tensor:
     return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed))
+
+
+def one_head(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+    """(scores, weights, output) of one head from matrices q (L, E), k (S, E), v (S, Ev)."""
+    layout = TokenLayout(torch.arange(len(q))[None]).with_keys(torch.arange(len(k))[None])
+    options = ScoreOptions(mask, scale)
+    q, k, v = (x.double()[None, None] for x in (q, k, v))
+    results = (
+        attention_scores(q, k, layout, options),
+        attention_weights(q, k, layout, options),
+        attend(q, k, v, layout, options),
+    )
+    scores, weights, out = (x[0, 0] for x in results)
+    return scores, weights, out

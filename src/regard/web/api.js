@@ -87,6 +87,10 @@ function take(arrays, offsets, name, count) {
   offsets[name] = start + count;
   return arrays[name].subarray(start, start + count);
 }
+// instruments: the course, [{title, instruments}]; instrument: the panels of one for the given controls
+export const instruments = async () => (await requestJson("/regard/instruments")).chapters;
+export const instrument = (id, controls, model, signal) =>
+  requestJson(`/regard/instruments/${encodeURIComponent(id)}`, { model, controls }, signal);
 
 // sampling: OpenAI's fields
 export async function* generate(model, passage, sampling, signal) {

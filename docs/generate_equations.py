@@ -1,0 +1,49 @@
+"""Writes the equations of the instruments as MathML trees for the page: `python docs/generate_equations.py TEMML`.
+
+TEMML is the folder of the npm package `temml`, which converts LaTeX to MathML; Node runs it. The page builds elements
+from the trees [tag, attributes, ...children], so it parses no HTML and needs no library for equations.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+from regard.instruments import INSTRUMENTS
+
+TARGET = Path(__file__).parents[1] / "src/regard/web/views/instruments/equations.json"
+KEPT = {"display", "fence", "form", "stretchy", "separator", "lspace", "rspace", "width", "mathvariant", "accent",
+        "largeop", "movablelimits", "scriptlevel", "displaystyle", "linethickness"}  # fmt: skip
+SCRIPT = """
+const temml = require(process.argv[1] + "/dist/temml.cjs");
+const latex = JSON.parse(require("fs").readFileSync(0));
+const rendered = latex.map((text) => temml.renderToString(text, { displayMode: true, throwOnError: true }));
+process.stdout.write(JSON.stringify(rendered));
+"""
+
+
+def tree(element: ElementTree.Element) -> list:
+    """[tag, attributes, ...children], without styles, which the page's security policy forbids."""
+    children: list = [element.text] if element.text else []
+    for child in element:
+        children.append(tree(child))
+        if child.tail:
+            children.append(child.tail)
+    tag = element.tag.rpartition("}")[2]
+    return [tag, {name: value for name, value in element.attrib.items() if name in KEPT}, *children]
+
+
+def main(temml: str) -> None:
+    latex = [instrument.equation for instrument in INSTRUMENTS.values()]
+    command = ["node", "-e", SCRIPT, str(Path(temml).resolve())]
+    found = subprocess.run(command, input=json.dumps(latex), capture_output=True, text=True, check=True).stdout
+    equations = {
+        id: {"latex": source, "tree": tree(ElementTree.fromstring(mathml))}
+        for id, source, mathml in zip(INSTRUMENTS, latex, json.loads(found), strict=True)
+    }
+    TARGET.write_text(json.dumps(equations, ensure_ascii=False, separators=(",", ":")) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

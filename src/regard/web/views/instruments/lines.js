@@ -1,0 +1,115 @@
+// Curves over a common axis, as SVG: it follows the theme and the width without being drawn again.
+
+import { html, useState } from "../../html.js";
+import { axisLabel, format, logTicks, ticks } from "./format.js";
+import { useWidth } from "./width.js";
+
+const HEIGHT = 230;
+const FRAME = { left: 56, right: 12, top: 10, bottom: 40 };
+
+function scale(values, log, from, to) {
+  let [low, high] = [Math.min(...values), Math.max(...values)];
+  if (log) {
+    if (high <= low) [low, high] = [low / 2, high * 2];
+    const [a, b] = [Math.log10(low), Math.log10(high)];
+    return { at: (v) => from + ((Math.log10(v) - a) / (b - a)) * (to - from), ticks: logTicks(low, high) };
+  }
+  if (high - low < 1e-12 * Math.max(1, Math.abs(high))) [low, high] = [low - 0.5, high + 0.5];
+  return {
+    at: (v) => from + ((v - low) / (high - low)) * (to - from),
+    ticks: ticks(low, high, Math.abs(to - from) / 60),
+  };
+}
+
+export function Lines({ panel }) {
+  const [frame, width] = useWidth();
+  const [near, setNear] = useState(null);
+  const series = panel.series.filter(({ points }) => points.length > 0);
+  if (series.length === 0) return html`<div ref=${frame}><p class="muted">nothing to show</p></div>`;
+  const all = series.flatMap(({ points }) => points);
+  const x = scale(
+    all.map((p) => p[0]),
+    panel.log_x,
+    FRAME.left,
+    width - FRAME.right,
+  );
+  const heights = all.map((p) => p[1]);
+  const y = scale(panel.log_y ? heights : [...heights, 0], panel.log_y, HEIGHT - FRAME.bottom, FRAME.top);
+  const point = (event) => {
+    const box = frame.current.getBoundingClientRect();
+    setNear(event.clientX - box.left);
+  };
+  const path = (points) =>
+    points.map(([a, b], i) => `${i ? "L" : "M"}${x.at(a).toFixed(1)} ${y.at(b).toFixed(1)}`).join("");
+  const found =
+    near === null
+      ? []
+      : series.map(({ points }) =>
+          points.reduce((a, b) => (Math.abs(x.at(b[0]) - near) < Math.abs(x.at(a[0]) - near) ? b : a)),
+        );
+  const texts = series.map(({ name, points }) => `${name}: from ${format(points[0][1])} to ${format(points.at(-1)[1])}`);
+  const summary = `${panel.title}. ${texts.join("; ")}`;
+  return html`<div class="instrument-plot" ref=${frame}>
+    <svg
+      width=${width}
+      height=${HEIGHT}
+      viewBox=${`0 0 ${width} ${HEIGHT}`}
+      role="img"
+      aria-label=${summary}
+      onPointerMove=${point}
+      onPointerLeave=${() => setNear(null)}
+    >
+      ${x.ticks.map(
+        (t) =>
+          html`<g key=${`x${t}`}>
+            <line class="grid" x1=${x.at(t)} x2=${x.at(t)} y1=${FRAME.top} y2=${HEIGHT - FRAME.bottom} />
+            <text x=${x.at(t)} y=${HEIGHT - FRAME.bottom + 15} text-anchor="middle">${axisLabel(t)}</text>
+          </g>`,
+      )}
+      ${y.ticks.map(
+        (t) =>
+          html`<g key=${`y${t}`}>
+            <line class="grid" x1=${FRAME.left} x2=${width - FRAME.right} y1=${y.at(t)} y2=${y.at(t)} />
+            <text x=${FRAME.left - 6} y=${y.at(t) + 4} text-anchor="end">${axisLabel(t)}</text>
+          </g>`,
+      )}
+      <text class="axis" x=${(FRAME.left + width - FRAME.right) / 2} y=${HEIGHT - 6} text-anchor="middle">
+        ${panel.x}
+      </text>
+      ${panel.marks
+        .filter((mark) => x.at(mark.x) >= FRAME.left - 1 && x.at(mark.x) <= width - FRAME.right + 1)
+        .map(
+          (mark) =>
+            html`<line
+              key=${mark.label}
+              class="mark"
+              x1=${x.at(mark.x)}
+              x2=${x.at(mark.x)}
+              y1=${FRAME.top}
+              y2=${HEIGHT - FRAME.bottom}
+            />`,
+        )}
+      ${series.map(
+        ({ name, points }, i) => html`<path
+          key=${name}
+          class=${`curve series-${i % 6}`}
+          d=${path(points)}
+          stroke-dasharray=${i % 2 ? "6 4" : null}
+        />`,
+      )}
+      ${found.map(
+        (p, i) => html`<circle key=${i} class=${`dot series-${i % 6}`} cx=${x.at(p[0])} cy=${y.at(p[1])} r="4" />`,
+      )}
+    </svg>
+    <ul class="instrument-legend">
+      ${series.map(
+        ({ name }, i) =>
+          html`<li key=${name}>
+            <span class=${`instrument-key series-${i % 6}`}></span
+            >${name}${found[i] ? html`<b class="number"> ${format(found[i][1])}</b>` : ""}
+          </li>`,
+      )}
+      <li class="muted">${panel.y}${found[0] ? `, ${panel.x} ${format(found[0][0])}` : ""}</li>
+    </ul>
+  </div>`;
+}

@@ -1,0 +1,89 @@
+// The panels of an instrument: each kind that the server sends, and the component that draws it.
+
+import { classes, html } from "../../html.js";
+import { Bars } from "./bars.js";
+import { Diagram } from "./diagram.js";
+import { format } from "./format.js";
+import { Heatmap } from "./heatmap.js";
+import { Lines } from "./lines.js";
+import { Scatter } from "./scatter.js";
+
+const KINDS = {
+  numbers: Numbers,
+  table: Table,
+  heatmap: Heatmap,
+  lines: Lines,
+  bars: Bars,
+  tokens: Tokens,
+  diagram: Diagram,
+  scatter: Scatter,
+};
+
+export function Panel({ panel, onPick }) {
+  const Drawing = KINDS[panel.kind];
+  return html`<section
+    class=${`panel instrument-panel instrument-${panel.kind}`}
+    aria-label=${panel.title || "Numbers"}
+  >
+    ${panel.title && html`<h3>${panel.title}</h3>`}
+    <${Drawing} panel=${panel} onPick=${(index) => panel.sets && onPick(panel.sets, index)} />
+  </section>`;
+}
+
+function Numbers({ panel }) {
+  return html`<dl>
+    ${panel.items.map(
+      ({ label, value }) =>
+        html`<div key=${label}>
+          <dt>${label}</dt>
+          <dd class=${classes("number", format(value).length > 16 && "long")}>${format(value)}</dd>
+        </div>`,
+    )}
+  </dl>`;
+}
+
+function Table({ panel }) {
+  return html`<div class="instrument-scroll" tabindex="0" role="group" aria-label=${`Table: ${panel.title}`}>
+    <table>
+      <thead>
+        <tr>
+          ${panel.columns.map(
+            (column, i) =>
+              html`<th key=${i} scope="col">${column || html`<span class="visually-hidden">row</span>`}</th>`,
+          )}
+        </tr>
+      </thead>
+      <tbody>
+        ${panel.rows.map(
+          (row, i) =>
+            html`<tr key=${i}>
+              ${row.map((cell, j) => html`<td key=${j}>${format(cell)}</td>`)}
+            </tr>`,
+        )}
+      </tbody>
+    </table>
+  </div>`;
+}
+
+// Pieces of text, tinted by their value; a click selects one.
+function Tokens({ panel, onPick }) {
+  return html`<ul class="instrument-pieces">
+    ${panel.pieces.map((piece, i) => {
+      const share = Math.round(100 * Math.min(1, Math.max(0, panel.values[i])));
+      const style = { background: `color-mix(in srgb, var(--highlight) ${0.45 * share}%, transparent)` };
+      const text = html`<span class="instrument-piece" style=${style}
+        >${piece.replace(/ /g, "·").replace(/\n/g, "↵")}</span
+      >`;
+      return html`<li key=${i}>
+        ${
+          panel.sets
+            ? html`<button class="instrument-token" aria-pressed=${i === panel.selected} onClick=${() => onPick(i)}>
+                ${text}
+              </button>`
+            : text
+        }
+        ${panel.notes[i] && html`<span class="instrument-note">${panel.notes[i]}</span>`}
+      </li>`;
+    })}
+  </ul>`;
+}

@@ -1,0 +1,114 @@
+"""The instruments in a real browser: all of them draw, sliders and clicks change them, questions are answered."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from regard.engine.engine import Engine
+from regard.instruments import INSTRUMENTS
+from regard.models.decoder import Decoder
+from regard.models.stack import Repeat
+from regard.parts.attention import Attention
+from regard.parts.block import Block, Sublayer
+from regard.server.app import create_app
+from regard.server.served_model import ServedModel
+from regard.text.train import byte
+from tests.server.conftest import serve
+from tests.server.page import PAGE, count_colours
+from tests.server.page_checks import assert_accessible, assert_fits
+
+pytestmark = pytest.mark.browser
+PHONE = {"viewport": {"width": 360, "height": 740}, "has_touch": True}
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    tokenizer = byte()
+    block = Block((Sublayer(Attention(2)),))
+    model = Decoder(tokenizer.vocab_size, 16, (Repeat((block,)),), context=64).build(seed=0).eval()
+    with serve(create_app([ServedModel("tiny", tokenizer, Engine(model, rows=1))])) as port:
+        yield f"http://127.0.0.1:{port}"
+
+
+@pytest.fixture
+def open_instrument(url: str, visit: Callable) -> Callable:
+    def open_page(id: str = "", **options):
+        page = visit(url, f"{PAGE}#/instruments/{id}", **options)
+        page.wait_for_selector(".instrument-panels[aria-busy=false] .instrument-panel")
+        return page
+
+    return open_page
+
+
+def test_every_instrument_draws_its_panels_and_equation(open_instrument) -> None:
+    page = open_instrument()
+    for id, instrument in INSTRUMENTS.items():
+        page.evaluate("id => (location.hash = '/instruments/' + id)", id)
+        page.wait_for_selector(f"#instrument-title:text-is({instrument.title!r})")
+        page.wait_for_selector(".instrument-panels[aria-busy=false] .instrument-panel")
+        drawn = page.locator(".instrument-panel").evaluate_all(
+            "all => all.map(part => part.className.split('-').pop())"
+        )
+        assert drawn == [panel["kind"] for panel in instrument.panels({})]
+        assert page.locator(".instrument-equation math").count() == 1
+        assert page.locator(".instrument-problem").count() == 0, id
+        assert_fits(page)
+
+
+def test_sliders_and_clicks_change_the_panels(open_instrument) -> None:
+    page = open_instrument("masks")
+    slider = page.get_by_label("tokens", exact=False).first
+    slider.focus()
+    for _ in range(6):
+        page.keyboard.press("ArrowRight")
+    page.wait_for_selector(".instrument-numbers dd:has-text('45')")  # n = 10 blocks n(n - 1)/2 cells
+    canvas = page.locator(".instrument-heatmap canvas")
+    assert count_colours(page, ".instrument-heatmap canvas") > 5
+    box = canvas.bounding_box()
+    canvas.click(position={"x": box["width"] - 8, "y": box["height"] - 8})
+    page.wait_for_selector("dt:has-text('keys of query 10')")
+    page.get_by_role("button", name="Reset").click()
+    page.wait_for_selector("dt:has-text('keys of query 4')")
+
+
+def test_an_answer_sets_the_controls_and_is_remembered(open_instrument) -> None:
+    page = open_instrument("kv-cache")
+    page.get_by_role("button", name="Show the answer").click()
+    page.wait_for_selector(".instrument-answer:has-text('2.50 GiB')")
+    assert page.locator(".instruments-tick.ticked").count() == 1
+    page.reload()
+    page.wait_for_selector(".instruments-tick.ticked")
+    page.locator(".instrument-steps a").last.click()
+    page.wait_for_selector("#instrument-title:text-is('Prefill and decode')")
+
+
+def test_a_refusal_is_shown_and_the_panels_stay(url: str, browser) -> None:
+    page = browser.new_page()  # not `visit`: the browser logs the refused request
+    page.goto(f"{url}{PAGE}#/instruments/self-attention")
+    page.wait_for_selector(".instrument-panels[aria-busy=false] .instrument-panel")
+    panels = page.locator(".instrument-panel").count()
+    page.get_by_label("words").fill("word " * 15)
+    page.wait_for_selector(".instrument-problem:has-text('15 words')")
+    assert page.locator(".instrument-panel").count() == panels
+    page.get_by_label("words").fill("<img src=x onerror=alert(1)> lamp")
+    page.wait_for_selector(".instrument-problem", state="detached")
+    assert page.locator("img[src=x]").count() == 0
+    page.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing(open_instrument, scheme: str) -> None:
+    page = open_instrument("experts", color_scheme=scheme)
+    assert_accessible(page)
+    page.evaluate("location.hash = '/instruments/norms'")
+    page.wait_for_selector("#instrument-title:has-text('LayerNorm')")
+    page.get_by_role("button", name="Show the answer").click()
+    assert_accessible(page)
+
+
+def test_on_a_phone_a_list_replaces_the_course(open_instrument) -> None:
+    page = open_instrument("rope", **PHONE)
+    assert page.locator(".instruments-course").is_hidden()
+    page.get_by_label("Instrument", exact=True).select_option("lora")
+    page.wait_for_selector("#instrument-title:text-is('Low-rank adapters')")
+    assert_fits(page)
