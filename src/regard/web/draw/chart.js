@@ -45,13 +45,14 @@ export function Chart({
   const structure = JSON.stringify([layers, styles, xLabel, yLabel, height, logX, logY, sync, theme]);
 
   useLayoutEffect(() => {
-    const settings = { layers, styles, xLabel, yLabel, height, logX, logY, sync, width: frame.current.clientWidth };
-    const drawn = new uPlot(options(settings, (u) => setIndex(u.cursor.idx), () => (zoomed.current = true)), data, frame.current);
+    const element = frame.current; // the reference is null when the view is left, the observer still reports once
+    const settings = { layers, styles, xLabel, yLabel, height, logX, logY, sync, width: element.clientWidth };
+    const drawn = new uPlot(options(settings, (u) => setIndex(u.cursor.idx), () => (zoomed.current = true)), data, element);
     drawn.over.addEventListener("dblclick", () => (zoomed.current = false));
     plot.current = drawn;
     zoomed.current = false;
-    const resized = new ResizeObserver(() => drawn.setSize({ width: frame.current.clientWidth, height }));
-    resized.observe(frame.current);
+    const resized = new ResizeObserver(() => drawn.setSize({ width: element.clientWidth, height }));
+    resized.observe(element);
     return () => {
       resized.disconnect();
       drawn.destroy();

@@ -26,8 +26,9 @@ export function Overview({ height }) {
   const { layer, head } = useSelectedHead();
   const opened = useSignal(model);
   useEffect(() => {
-    const observer = new ResizeObserver(() => setWidth(frame.current.clientWidth));
-    observer.observe(frame.current);
+    const element = frame.current; // the reference is null when the view is left, the observer still reports once
+    const observer = new ResizeObserver(() => setWidth(element.clientWidth));
+    observer.observe(element);
     return () => observer.disconnect();
   }, []);
   const heads = listHeads(opened, found, labelled, order, kind);
