@@ -54,6 +54,16 @@ def test_every_form_equals_plain_sums(function, length: int, name: str) -> None:
     assert torch.equal(y[without], before[without])
 
 
+@pytest.mark.parametrize("function", [reference, grouped, gathered])
+@pytest.mark.parametrize("name", INDICES)
+def test_bfloat16_with_a_scale_in_float32(function, name: str) -> None:
+    arguments = draw(INDICES[name], 1, torch.bfloat16)
+    arguments[4] = arguments[4].float()
+    result = expected(*(tensor.double() for tensor in arguments[:5]), arguments[5])
+    function(*arguments)
+    assert (arguments[0] - result).abs().max() <= 0.02 * result.abs().max()
+
+
 @pytest.mark.parametrize("name", INDICES)
 def test_a_row_does_not_depend_on_the_other_rows(name: str) -> None:
     arguments = draw(INDICES[name], 3, torch.float64)

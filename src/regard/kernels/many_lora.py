@@ -51,7 +51,7 @@ def grouped(y: Tensor, x: Tensor, a: Tensor, b: Tensor, scale: Tensor, index: Te
             groups.setdefault(adapter, []).append(row)
     if len(groups) > 2 and x.shape[0] * x.shape[1] <= FEW_TOKENS * len(groups):
         rows = torch.tensor([row for group in groups.values() for row in group])
-        y.index_add_(0, rows, products(x[rows], a, b, scale, index[rows].long()))
+        y.index_add_(0, rows, products(x[rows], a, b, scale, index[rows].long()).to(y.dtype))  # the scale is in float32
         return
     for adapter, rows in groups.items():
         if len(rows) == len(index):
