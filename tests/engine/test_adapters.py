@@ -319,25 +319,36 @@ def test_requests_with_adapters_that_are_decoded_eagerly_warn_once(models) -> No
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", ["gqa", "window and full", "mla", "experts", "mamba2 and full"])
 def test_mixed_adapters_in_cuda_graphs(models, kind: str) -> None:
-    """Every chosen token is the most likely one of the model with that adapter alone, in float64."""
-    model = copy.deepcopy(models[kind]).float()
+    """Log-probabilities are as close to those of the model with one adapter, in float64, as without graphs."""
+    if kind == "experts":  # torch's grouped product can be captured in bfloat16, and needs aligned rows
+        model = build(decoder(block(Attention(4, 2), Experts(4, 2, SwiGLU(16), shared=SwiGLU(8)))), torch.bfloat16)
+    else:
+        model = copy.deepcopy(models[kind]).float()
+    slack = 1e-4 if model.embedding.weight.dtype == torch.float32 else 0.02
     versions = [each.cuda() for each in (model, *(adapted(model, rank, KINDS[kind][2]) for rank in (3, 9)))]
-    engine = open_engine(model, rows=6, blocks=96, compile=True)
-    with pytest.warns(UserWarning, match="decoded by CUDA graphs of the ordinary layers"):
-        for name, version in zip("ab", versions[1:], strict=True):
-            engine.load_adapter(name, lora_weights(version))
-    engine.warm_up()
-    requests = []
-    for i in range(9):
-        requests.append(engine.submit(prompt(5 + i, i), GREEDY, adapter=(None, "a", "b")[i % 3]))
-        engine.step()
-    run(engine, *requests)
-    assert engine.loras.runner.graphs is not None and engine.loras.runner.graphs.graphs
-    for i, request in enumerate(requests):
-        ids = torch.tensor([request.tokens], device="cuda")
-        with torch.inference_mode():
-            exact = copy.deepcopy(versions[i % 3]).double()
-            logprobs = exact(ids[:, :-1])[0, len(request.ids) - 1 :].log_softmax(-1)  # (new, V)
-        expected = logprobs.gather(-1, ids[0, len(request.ids) :, None])[:, 0]
-        found = torch.tensor([token.logprob for token in request.new], device="cuda", dtype=torch.float64)
-        assert (found - expected).abs().max() < 1e-3 and (logprobs.amax(-1) - expected).max() < 1e-3, i
+    exact, errors = [copy.deepcopy(each).double() for each in versions], []
+    for compile in (False, True):
+        engine = open_engine(model, rows=6, blocks=96, compile=compile)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "requests with adapters are decoded by CUDA graphs of the ordinary")
+            for name, version in zip("ab", versions[1:], strict=True):
+                engine.load_adapter(name, lora_weights(version))
+        engine.loras.warm_up()  # only the graphs with adapters: every batch below has some
+        chosen, requests = (1, 2, 0, 1, 2, 0, 1, 2), []
+        for i, version in enumerate(chosen):
+            requests.append(engine.submit(prompt(5 + i, i), GREEDY, adapter=(None, "a", "b")[version]))
+            engine.step()
+        run(engine, *requests)
+        graphs = engine.loras.runner.graphs
+        assert graphs is not None and graphs.graphs if compile else graphs is None
+        errors.append(max(largest_error(exact[v], request) for v, request in zip(chosen, requests, strict=True)))
+    assert errors[1] <= 2 * errors[0] + slack
+
+
+@torch.inference_mode()
+def largest_error(exact: nn.Module, request: Request) -> float:
+    """Of the log-probabilities of the new tokens."""
+    ids = torch.tensor([request.tokens], device="cuda")
+    logprobs = exact(ids[:, :-1])[0, len(request.ids) - 1 :].log_softmax(-1)  # (new, V)
+    expected = logprobs.gather(-1, ids[0, len(request.ids) :, None])[:, 0].cpu()
+    return (torch.tensor([token.logprob for token in request.new]) - expected).abs().max().item()

@@ -68,7 +68,7 @@ def test_reference_equals_its_definition(mask: str, heads: str, bias: str | None
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("heads", HEADS)
-@pytest.mark.parametrize("name", BACKENDS.keys() - {"decode"})
+@pytest.mark.parametrize("name", sorted(BACKENDS.keys() - {"decode"}))
 def test_backends_on_a_gpu_equal_the_reference(name: str, heads: str, dtype: torch.dtype) -> None:
     slots = torch.arange(LENGTH, device="cuda").expand(2, LENGTH)
     valid = torch.ones(2, LENGTH, dtype=torch.bool, device="cuda")

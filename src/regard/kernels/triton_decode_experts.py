@@ -47,10 +47,11 @@ def expert_linear(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     """x (T, I) sorted by expert, weight (X, O, I), ends (X,) with ends[-1] = T -> (T, O)"""
     experts, outputs, columns = weight.shape
     out = x.new_empty(len(x), outputs)
-    tile = 64
+    tile, largest = 64, 512 // x.element_size()  # columns: four stages of float32 would need too much shared memory
     multiply_rows_of_experts[-(-outputs // tile), experts](
         x.contiguous(), weight, ends, out, outputs, columns,
-        BLOCK_M=16, BLOCK_N=tile, BLOCK_K=min(256, max(16, triton.next_power_of_2(columns))), num_warps=4, num_stages=4,
+        BLOCK_M=16, BLOCK_N=tile, BLOCK_K=min(largest, max(16, triton.next_power_of_2(columns))), num_warps=4,
+        num_stages=4,
     )  # fmt: skip
     return out
 
