@@ -1,5 +1,6 @@
 // Attention as arcs between words: from the query, above the line, to its keys. If the keys are other words (those of
-// a source), they are in a line of their own on top. The stronger a weight, the wider and darker its arc.
+// a source), they are in a line of their own on top. The stronger a weight,
+// relative to the strongest in view, the wider and darker its arc.
 
 import { css } from "./colours.js";
 import { ScrollCanvas, clip } from "./scroll_canvas.js";
@@ -23,7 +24,7 @@ export class Arcs {
     this.row = null;
   }
 
-  // rows, columns: words, the same array if a sequence attends to itself. arcs: [[row, column, weight from -1 to 1]],
+  // rows, columns: words, the same array if a sequence attends to itself. arcs: [[row, column, weight]],
   // the strongest first. ofRow: the arcs of the marked row, or null.
   show({ rows, columns, arcs, ofRow }) {
     Object.assign(this, { rows, columns, arcs, ofRow });
@@ -76,14 +77,16 @@ export class Arcs {
     const [top, bottom] = [this.crossed ? LABELS : 8, height - LABELS];
     const inView = (index) => this.x(index) > -40 && this.x(index) < width + 40;
     const faded = this.row !== null;
+    const most = this.arcs.length ? Math.abs(this.arcs[0][2]) : 1;
     let drawn = 0;
     for (const [row, column, weight] of this.arcs) {
       if (drawn >= MAX_ARCS) break;
       if (row === this.row || !(inView(row) || inView(column))) continue;
       drawn += 1;
-      this.arc(context, row, column, weight, top, bottom, faded ? 0.08 : 0.75);
+      this.arc(context, row, column, weight / most, top, bottom, faded ? 0.1 : 0.75);
     }
-    for (const [row, column, weight] of this.ofRow ?? []) this.arc(context, row, column, weight, top, bottom, 1);
+    const mostOfRow = (this.ofRow ?? []).reduce((largest, [, , weight]) => Math.max(largest, Math.abs(weight)), 1e-9);
+    for (const [row, column, weight] of this.ofRow ?? []) this.arc(context, row, column, weight / mostOfRow, top, bottom, 1);
     const keys = new Map((this.ofRow ?? []).map(([, column, weight]) => [column, weight]));
     this.words(context, this.rows, bottom, inView, keys, false);
     if (this.crossed) this.words(context, this.columns, top, inView, keys, true);
@@ -93,7 +96,7 @@ export class Arcs {
     const [from, to] = [this.x(row), this.x(column)];
     const size = Math.abs(weight);
     context.strokeStyle = css(weight < 0 ? "--series-1" : "--accent");
-    context.globalAlpha = alpha * Math.min(1, 0.12 + 0.88 * size);
+    context.globalAlpha = alpha * Math.min(1, 0.15 + 0.85 * size);
     context.lineWidth = 0.6 + 3.6 * size;
     context.beginPath();
     context.moveTo(from, bottom);

@@ -34,12 +34,13 @@ function Maps() {
         <h2 id="attention-one-title">Selected head</h2>
         <${ViewChoice} />
       </div>
-      <${LargeMap} label="Attention weights of the selected head. Arrow keys move between cells, plus and minus zoom." />
-      <${HeadFacts} />
-      <details class="attention-more">
-        <summary>Scale and filters</summary>
-        <${MapOptions} />
-      </details>
+      <div class="attention-one-body">
+        <${LargeMap} label="Attention weights of the selected head. Arrow keys move between cells, plus and minus zoom." />
+        <div class="attention-side">
+          <${HeadFacts} />
+          <${MapOptions} />
+        </div>
+      </div>
     </section>
   </div>`;
 }

@@ -17,6 +17,12 @@ export function MapOptions() {
   const shown = useSignal(settings);
   const filter = useSignal(tokenFilter);
   return html`<div class="attention-options">
+    <${Check}
+      label="Hide the first token"
+      title="Many heads rest on the first token when they have nothing to attend to; without it the other weights show."
+      value=${shown.hideFirst}
+      onChange=${(hideFirst) => set({ hideFirst })}
+    />
     <${Choice} label="Darkest colour" value=${shown.scale} choices=${SCALES} onChange=${(scale) => set({ scale })} />
     <${Choice}
       label="Colour scale"
@@ -43,12 +49,6 @@ export function MapOptions() {
         onInput=${(event) => (tokenFilter.value = event.target.value)}
       />
     </div>
-    <${Check}
-      label="Hide the first token"
-      title="Many heads rest on the first token when they have nothing to attend to; without it the other weights show."
-      value=${shown.hideFirst}
-      onChange=${(hideFirst) => set({ hideFirst })}
-    />
   </div>`;
 }
 
@@ -113,10 +113,11 @@ export function HeadFacts() {
   const found = useSignal(overview);
   const labelled = useSignal(labels);
   const { layer, head } = useSelected();
-  const facts = [...mixerFacts(opened.attention_layers[layer], head)];
+  const facts = [];
   const entropy = found?.layers[layer]?.entropy[head] ?? (map?.layer === layer && map.head === head ? mean(map.entropy) : null);
   if (entropy !== null && entropy !== undefined) facts.push(["Mean entropy", `${bits(entropy).toFixed(2)} bits`]);
   for (const [kind, score] of labelsOf(labelled, layer, head)) facts.push([`${kind[0].toUpperCase()}${kind.slice(1)} score`, score.toFixed(2)]);
+  facts.push(...mixerFacts(opened.attention_layers[layer], head));
   return html`<dl class="attention-facts">
     ${facts.map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}
   </dl>`;
@@ -135,11 +136,7 @@ const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.
 
 function* mixerFacts(layer, head) {
   let first = 0;
-  for (const mixer of layer.mixers) {
-    if (mixer.heads === 0) {
-      yield [`Also: ${mixer.name}`, mixer.reason ? `no map: ${mixer.reason}` : "no map"];
-      continue;
-    }
+  for (const mixer of layer.mixers.filter(({ heads }) => heads > 0)) {
     const own = head - first;
     first += mixer.heads;
     if (own < 0 || own >= mixer.heads) continue;
@@ -153,5 +150,8 @@ function* mixerFacts(layer, head) {
       const group = Math.floor(own / size);
       yield ["Keys and values", `shared by heads ${group * size} to ${(group + 1) * size - 1} (${mixer.kv_heads} groups)`];
     }
+  }
+  for (const { name, reason } of layer.mixers.filter(({ heads }) => heads === 0)) {
+    yield ["Also in this layer", `${name}, which has no map${reason ? `: ${reason.replaceAll("`", "")}` : ""}`];
   }
 }

@@ -10,7 +10,7 @@ import { KINDS, kindFilter, settings } from "./settings.js";
 import { labels, labelsOf, overview } from "./weights.js";
 
 const [MARGIN, GAP] = [30, 3]; // pixels: width of the layers' names, space between heads
-const [MIN_CELL, MAX_CELL] = [18, 64];
+const [MIN_CELL, MAX_CELL] = [20, 96];
 
 export function Overview({ height }) {
   const frame = useRef();

@@ -6,8 +6,8 @@ import { model, passage } from "../../state.js";
 import { hasSource } from "./axes.js";
 import { Words } from "./words.js";
 
-const EXAMPLE = "Mira put the lamp into the box. Then Mira carried the box to the garden. Where is the lamp?";
-const EXAMPLE_OUTPUT = "The lamp is in the garden.";
+const EXAMPLE = "Julia is in the garden. The key is in the kitchen. Ben took the key to the cellar. Where is the key?";
+const EXAMPLE_OUTPUT = "The key is in the cellar.";
 
 export function Passage() {
   const shown = useSignal(passage);

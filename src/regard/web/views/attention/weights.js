@@ -100,7 +100,8 @@ effect(() => {
 
 let labelled = ""; // the model whose heads the labels are of
 effect(() => {
-  if (!watching.value || !model.value?.head_labels || labelled === model.value.name) return;
+  // after the maps: the detectors run the model several times
+  if (!overview.value?.complete || !model.value?.head_labels || labelled === model.value.name) return;
   const { name } = model.value;
   [labelled, labels.value] = [name, null];
   return load(async () => {

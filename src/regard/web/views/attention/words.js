@@ -67,7 +67,7 @@ function tintWords(list) {
     for (const weight of weights) most = Math.max(most, Math.abs(weight));
     weights.forEach((weight, i) => {
       if (Math.abs(weight) < LEAST || !list.children[i]) return;
-      const alpha = 0.85 * Math.sqrt(Math.abs(weight) / most);
+      const alpha = 0.85 * (Math.abs(weight) / most);
       list.children[i].style.backgroundColor = `rgb(${red} ${green} ${blue} / ${alpha.toFixed(3)})`;
       tinted.push(list.children[i]);
     });
