@@ -1,5 +1,7 @@
 """Every model on a GPU equals the CPU in training and decoding, in float32, bfloat16 and compiled."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 
@@ -70,14 +72,20 @@ def test_cached_equals_whole(name: str, kind: str) -> None:
 def test_a_compiled_engine_generates_the_same_tokens(name: str, store: str) -> None:
     """Greedy tokens of three concurrent requests, eager and compiled; float64 avoids near ties."""
     model = build(MODELS[name]).cuda()
-    prompts, generated = [[1, 2, 3], [4, 5, 6, 7, 8], [9]], []
-    for compile in (False, True):
-        engine = Engine(model, rows=4, capacity=64, store=store, compile=compile)
-        requests = [engine.submit(prompt, Sampling(max_new=12, temperature=0)) for prompt in prompts]
-        while not engine.idle:
-            engine.step()
-        generated.append([[token.id for token in request.new] for request in requests])
-    assert generated[0] == generated[1]
+    eager, compiled = (Engine(model, rows=4, capacity=64, store=store, compile=compile) for compile in (False, True))
+    # In float64 the host reads how many rows each expert has, so the step cannot be captured.
+    refused = pytest.warns(UserWarning, match="cannot be captured as a graph .*; decoding eagerly")
+    with refused if name == "experts" else nullcontext():
+        generated = generate(compiled)
+    assert generated == generate(eager)
+
+
+def generate(engine: Engine) -> list[list[int]]:
+    prompts = [[1, 2, 3], [4, 5, 6, 7, 8], [9]]
+    requests = [engine.submit(prompt, Sampling(max_new=12, temperature=0)) for prompt in prompts]
+    while not engine.idle:
+        engine.step()
+    return [[token.id for token in request.new] for request in requests]
 
 
 @every_model
