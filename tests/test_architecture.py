@@ -59,7 +59,7 @@ PACKAGES["server"] |= {"instruments"}
 PACKAGES["predictions"] = STORED | {"text", "data", "objectives"}
 PACKAGES["text_generation"] = PACKAGES["text_embedding"] = STORED | {"engine", "text"}
 PACKAGES["speech"] = MODELS | {"audio", "engine", "text"}
-PACKAGES["server"] |= {"audio", "speech"}
+PACKAGES["server"] |= {"audio", "speech", "planning"}
 PACKAGES["image_prompts"] = STORED | {"text"}
 PACKAGES["language_model"] = STORED | {
     *("image_prompts", "audio", "speech"),

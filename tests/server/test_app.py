@@ -63,6 +63,8 @@ def test_request_fields_are_frozen(start_server):
         "InstrumentBody": "controls model",
         "OverviewBody": "ids layers model target",
         "HeadBody": "columns head ids layer model pool rows target",
+        "LensBody": "chat ids logits model start stop target text top",
+        "PatchBody": "answer chat clean corrupted layer model position top wrong",
         "ErrorBody": "error",
         "AudioForm": "file model prompt response_format temperature",
         "TranscriptionForm": "file language model prompt response_format stream temperature timestamp_granularities[]",

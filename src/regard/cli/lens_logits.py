@@ -1,15 +1,12 @@
 """`regard lens logits` and `regard lens attribute`: where in the model a prediction arises."""
 
 import json
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from regard.cli.open_inspected import encode, open_inspected
 from regard.cli.open_model import DeviceOption, ModelArgument
-
-if TYPE_CHECKING:
-    from regard.text.tokenizer import Tokenizer
 
 TextOption = Annotated[str, typer.Option("--text", "-t", help="The text that the model reads.")]
 
@@ -79,7 +76,7 @@ def attribute(
 
     from regard.lens import logit_attribution
 
-    target, other = one_token(llm.tokenizer, token), None if minus is None else one_token(llm.tokenizer, minus)
+    target, other = llm.tokenizer.single_id(token), None if minus is None else llm.tokenizer.single_id(minus)
     found = logit_attribution(llm.model, encode(model, llm, text), target, other, by=by)
     terms = dict(zip(found.names, found.values[:, 0].tolist(), strict=True))
     if as_json:
@@ -89,11 +86,3 @@ def attribute(
     for name in sorted(terms, key=lambda name: -abs(terms[name]))[:top]:
         table.add_row(name, f"{terms[name]:.3f}")
     Console().print(table)
-
-
-def one_token(tokenizer: "Tokenizer", text: str) -> int:
-    ids = tokenizer.encode(text, special=True)
-    if len(ids) != 1:
-        parts = ", ".join(repr(tokenizer.decode_token(id)) for id in ids) or "none"
-        raise ValueError(f"{text!r} is not one token (tokens: {parts}); give one, often with a space before the word")
-    return ids[0]

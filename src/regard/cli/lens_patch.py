@@ -6,7 +6,6 @@ from typing import Annotated, Literal
 
 import typer
 
-from regard.cli.lens_logits import one_token
 from regard.cli.open_inspected import encode, open_inspected
 from regard.cli.open_model import DeviceOption, ModelArgument
 
@@ -46,7 +45,7 @@ def patch(
 
     first, second = encode(model, llm, clean), encode(model, llm, corrupted)
     tokens = [llm.tokenizer.decode_token(id) for id in first]
-    metric = logit_difference(one_token(llm.tokenizer, answer), one_token(llm.tokenizer, wrong))
+    metric = logit_difference(llm.tokenizer.single_id(answer), llm.tokenizer.single_id(wrong))
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("patching", total=None)

@@ -56,7 +56,7 @@ def open_served(models: list[NamedModel], console: "Console", options: "EngineOp
 
     from regard.cli.open_encoder import encoder_choices
     from regard.cli.open_engine import open_engine, print_choices
-    from regard.server.served_model import ServedModel
+    from regard.server.served_model import Inspected, ServedModel
 
     engines = sum(encoder is None for _, encoder in loaded)
     served: list[ServedModel] = []
@@ -65,7 +65,9 @@ def open_served(models: list[NamedModel], console: "Console", options: "EngineOp
             console.print(f"[bold]{name}[/]", highlight=False)
         if encoder is not None:
             print_choices(encoder_choices(llm, encoder, options, several), console)
-            served.append(ServedModel(name, llm.tokenizer, encoder=encoder, lens=open_lens(llm)))
+            served.append(
+                ServedModel(name, llm.tokenizer, encoder=encoder, lens=open_lens(llm), inspected=Inspected(llm.model))
+            )
             continue
         index = sum(model.engine is not None for model in served)
         with named_errors(name if several else None):
@@ -123,27 +125,35 @@ def generating_model(name: str, path: Path, llm: "LanguageModel", inspected: boo
     from regard.models.interleaved import InterleavedModule
     from regard.parts.input import Tokens
     from regard.server.image_input import ImageReader
-    from regard.server.served_model import ServedModel
+    from regard.server.served_model import Inspected, ServedModel
     from regard.speech.transcribe import speech_model
 
+    seen = Inspected(llm.model) if inspected else None
     if isinstance(llm.model, EncoderDecoderModule):
         if not isinstance(llm.model.spec.source.input, Tokens):
             speech = speech_model(llm.model, llm.tokenizer, llm.engine)
-            return ServedModel(name, llm.tokenizer, llm.engine, read_adapter=llm.read_adapter, speech=speech)
-        lens = open_lens(llm) if inspected else None
+            return ServedModel(
+                name, llm.tokenizer, llm.engine, read_adapter=llm.read_adapter, speech=speech, inspected=seen
+            )
+        lens, seen = (open_lens(llm), Inspected(llm.model, llm.decoder_start)) if inspected else (None, None)
         return ServedModel(
-            name, llm.tokenizer, llm.engine, lens=lens, submit_source=llm.submit_source, read_adapter=llm.read_adapter
-        )
+            name, llm.tokenizer, llm.engine, lens=lens, submit_source=llm.submit_source, read_adapter=llm.read_adapter,
+            inspected=seen,
+        )  # fmt: skip
     if isinstance(llm.model, InterleavedModule):
         marker = llm.model.spec.marker
         expand = partial(expand_images, llm.model, llm.tokenizer)
         embed = partial(embed_patches, llm.model, llm.image_processor)
         reader = ImageReader(llm.tokenizer.decode_token(marker), marker, expand, embed)
-        return ServedModel(name, llm.tokenizer, llm.engine, images=reader, read_adapter=llm.read_adapter)
+        return ServedModel(
+            name, llm.tokenizer, llm.engine, images=reader, read_adapter=llm.read_adapter, inspected=seen
+        )
     require_decoder(path, llm)
     if not inspected:
         return ServedModel(name, llm.tokenizer, llm.engine)
-    return ServedModel(name, llm.tokenizer, llm.engine, lens=open_lens(llm), read_adapter=llm.read_adapter)
+    return ServedModel(
+        name, llm.tokenizer, llm.engine, lens=open_lens(llm), read_adapter=llm.read_adapter, inspected=seen
+    )
 
 
 def open_lens(llm: "LanguageModel") -> "Lens":

@@ -125,7 +125,8 @@ def hooked(model: nn.Module, hooks: list[tuple[str, Hook]], patterns: Sequence[s
 
     A name that is itself one of the `patterns` must have a tensor as output; for others the hook is skipped.
     """
-    with eager_hooks() as stack:
+    # No compiled code calls a copy (recorded_attention.py), so the code of other threads stays compiled.
+    with ExitStack() if getattr(model, "uncompiled", False) else eager_hooks() as stack:
         for name, hook in hooks:
             call = with_tensor(name, hook, required=name in patterns)
             handle = model.get_submodule(name).register_forward_hook(call)

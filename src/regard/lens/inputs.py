@@ -7,6 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from regard.lens.metric import Metric
+from regard.models.decoder import DecoderModule
+from regard.models.encoder import EncoderModule
+from regard.models.interleaved import InterleavedModule
+from regard.parts.input import Tokens
 
 IdSequence = Sequence[int] | Tensor
 ModelInputs = IdSequence | tuple[IdSequence, IdSequence]  # a pair: source and ids of an encoder-decoder
@@ -64,3 +68,19 @@ def measure(model: nn.Module, rows: Rows, metric: Metric) -> Tensor:
     if values.shape != (count,):
         raise ValueError(f"the metric returned {tuple(values.shape)}; it must return one number per row, ({count},)")
     return values
+
+
+def part_for_text(model: nn.Module) -> nn.Module:
+    """The model, or its decoder if it also reads images; ValueError for a model that reads no ids."""
+    if isinstance(model, InterleavedModule):
+        return model.decoder
+    first = model.get_submodule(stack_names(model)[0]) if stack_names(model) else model
+    if isinstance(first, EncoderModule) and not isinstance(first.spec.input, Tokens):
+        raise ValueError(f"this model reads {first.spec.input.kind}, not text; choose a model of text")
+    return model
+
+
+def check_predicts_next(model: nn.Module) -> None:
+    """ValueError for a model without a decoder."""
+    if not any(isinstance(model.get_submodule(name), DecoderModule) for name in stack_names(model)):
+        raise ValueError(f"{type(model).__name__} predicts no next token; choose a decoder or an encoder-decoder")

@@ -118,13 +118,17 @@ def cell_edits(name: str, clean: Tensor, by: str) -> Iterator[tuple[int, Callabl
     dim = DIMENSIONS[by]
     if by == "head" and clean.dim() != 4:
         raise ValueError(f"{name} has shape {tuple(clean.shape)}, without heads; choose names such as '*.body.z'")
+    for cells in torch.arange(clean.shape[dim], device=clean.device).split(ROWS):
+        yield len(cells), cell_edit(clean, cells, dim)
+
+
+def cell_edit(clean: Tensor, cells: Tensor, dim: int = DIMENSIONS["position"]) -> Callable[[Tensor], Tensor]:
+    """A function that gives row b of a batch cell cells[b] of the clean activation (1, …)."""
     index = torch.arange(clean.shape[dim], device=clean.device)
-    for cells in index.split(ROWS):
 
-        def edit(x: Tensor, cells: Tensor = cells) -> Tensor:
-            """Row b gets cell cells[b] of the clean activation."""
-            shape = [1] * x.dim()
-            shape[0], shape[dim] = len(cells), len(index)
-            return torch.where((index == cells.unsqueeze(1)).view(shape), clean, x)
+    def edit(x: Tensor) -> Tensor:
+        shape = [1] * x.dim()
+        shape[0], shape[dim] = len(cells), len(index)
+        return torch.where((index == cells.unsqueeze(1)).view(shape), clean, x)
 
-        yield len(cells), edit
+    return edit

@@ -80,4 +80,5 @@ def copy_with_shared_tensors(model: nn.Module) -> nn.Module:
     for module in copy.modules():
         module._forward_hooks.clear()
         module._forward_pre_hooks.clear()
+    vars(copy)["uncompiled"] = True  # hooks.py
     return copy

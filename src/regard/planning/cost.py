@@ -21,6 +21,7 @@ from math import prod
 from regard.models.base import Model
 from regard.models.decoder import Decoder
 from regard.models.stack import replace_runs
+from regard.parts.body import Body
 from regard.parts.state import Declared, FixedSize, PerSource, PerToken, declarations
 from regard.planning.flops import ahead_flops, flops_by_part
 from regard.planning.memory import format_of
@@ -100,7 +101,7 @@ class Costs:
     def cached_per_token(self) -> list[tuple[int, int | None]]:
         """(bytes per token, largest number of cached tokens or None for all), for every mixer that caches tokens."""
         return [
-            (format_of(self.dtype).bytes(sum(prod(shape) for shape in state.arrays.values())), max_tokens(state))
+            (bytes_per_token(state, self.dtype), max_tokens(state))
             for state in self.declared_states()
             if isinstance(state, PerToken | PerSource)
         ]
@@ -115,8 +116,7 @@ class Costs:
     def state_bytes(self) -> int:
         """Bytes of the batch's recurrent states, kept in at least float32. They do not depend on the context."""
         fixed = (state for state in self.declared_states() if isinstance(state, FixedSize))
-        numbers = sum(prod(shape) for state in fixed for shape in state.arrays.values())
-        return numbers * max(4, format_of(self.dtype).bits // 8) * self.batch
+        return self.batch * sum(fixed_bytes(state, self.dtype) for state in fixed)
 
     @property
     def weights_read(self) -> int:
@@ -167,3 +167,23 @@ class Costs:
 def max_tokens(state: PerToken | PerSource) -> int | None:
     windowed = isinstance(state, PerToken) and state.window is not None
     return state.first + state.window if windowed else None
+
+
+def bytes_per_token(state: PerToken | PerSource, dtype: str) -> int:
+    return format_of(dtype).bytes(sum(prod(shape) for shape in state.arrays.values()))
+
+
+def fixed_bytes(state: FixedSize, dtype: str) -> int:
+    return sum(prod(shape) for shape in state.arrays.values()) * max(4, format_of(dtype).bits // 8)
+
+
+def body_cache_bytes(body: Body, width: int, tokens: int, dtype: str) -> int:
+    """Bytes that one layer keeps for one sequence of this many tokens, and of a source that is as long."""
+    total = 0
+    for state in declarations(body.memory(width)):
+        if isinstance(state, PerToken | PerSource):
+            limit = max_tokens(state)
+            total += bytes_per_token(state, dtype) * (tokens if limit is None else min(tokens, limit))
+        elif isinstance(state, FixedSize):
+            total += fixed_bytes(state, dtype)
+    return total

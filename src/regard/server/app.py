@@ -19,6 +19,7 @@ from regard.server import (
     chat,
     completions,
     errors,
+    inside_routes,
     inspection,
     instrument_routes,
     monitoring,
@@ -94,6 +95,7 @@ def create_app(
         transcriptions,
         tokenization,
         inspection,
+        inside_routes,
         instrument_routes,
         attention_routes,
     ):

@@ -54,14 +54,10 @@ class Lens(NamedTuple):
 
 
 class LensThread:
-    def __init__(self, lens: Lens):
-        self.lens, self.heads = lens, lens.heads
-        self._thread = WorkerThread("lens")
+    def __init__(self, lens: Lens, thread: WorkerThread):
+        self.lens, self.heads, self._thread = lens, lens.heads, thread
         self._recordings: OrderedDict[Sequences, Recording] = OrderedDict()  # used only in the thread
         self._scores: asyncio.Task[HeadScores] | None = None
-
-    def stop(self) -> None:
-        self._thread.stop()
 
     async def overview(self, sequences: Sequences, layers: range) -> bytes:
         """The thumbnails and entropies of the heads of these layers."""

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.engine.async_engine import AsyncEngine, Submit
 from regard.engine.engine import Engine, LoraWeights
@@ -47,6 +47,13 @@ class TextEncoder(NamedTuple):
     context: int | None = None
 
 
+class Inspected(NamedTuple):
+    """The module of a model, for its drawing and the lens. `start` starts the output of an encoder-decoder."""
+
+    module: nn.Module
+    start: int | None = None
+
+
 class ServedModel:
     """`engine` is None for a model that only encodes texts. `encoder` is for embeddings and ranking. `submit_source`
     submits a prompt as the source of an encoder-decoder; None: a decoder continues the prompt. `read_adapter` reads the
@@ -68,10 +75,12 @@ class ServedModel:
         read_adapter: Callable[[Path], LoraWeights] | None = None,
         images: ImageReader | None = None,
         speech: SpeechModel | None = None,
+        inspected: Inspected | None = None,
     ):
         self.name, self.created, self.tokenizer = name, int(time.time()), tokenizer
         self.engine = None if engine is None else AsyncEngine(engine, submit_source)
-        self.lens = None if lens is None else LensThread(lens)
+        self.inspected, self.lens_thread = inspected, WorkerThread("lens")
+        self.lens = None if lens is None else LensThread(lens, self.lens_thread)
         self.encoder, self.encoder_thread = encoder, WorkerThread("encoder")
         self.images, self.image_thread = images, WorkerThread("images")
         self.speech, self.audio_thread = speech, WorkerThread("audio", MAX_AUDIO_REQUESTS, MAX_AUDIO_BYTES)
@@ -123,7 +132,7 @@ class ServedModel:
         model = copy(self)
         model.name = model.adapter = name
         model.parent = self.name
-        model.lens = None  # it would show the model without the adapter
+        model.lens = model.inspected = None  # they would show the model without the adapter
         return model
 
     def start(self) -> None:
@@ -137,8 +146,7 @@ class ServedModel:
         self.image_thread.stop()
         self.audio_thread.stop()
         self._grammars.stop()
-        if self.lens is not None:
-            self.lens.stop()
+        self.lens_thread.stop()
         self._tokenizer_thread.shutdown()
 
     def check_queue(self) -> None:

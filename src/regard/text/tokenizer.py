@@ -131,6 +131,14 @@ class Tokenizer:
         text = self.decode([id], special=True)
         return self.core.id_to_token(id) or "" if not text or "\ufffd" in text else text
 
+    def single_id(self, text: str) -> int:
+        """The id of a text that is one token; ValueError if it has several, or none."""
+        ids = self.encode(text, special=True)
+        if len(ids) != 1:
+            parts = ", ".join(repr(self.decode_token(id)) for id in ids) or "none"
+            raise ValueError(f"{text!r} is not one token (tokens: {parts}); give one, often with a space before it")
+        return ids[0]
+
     @cached_property
     def prefix_ids(self) -> tuple[int, ...]:
         """The ids that the post-processor adds before every string, such as <s>; often none."""
