@@ -6,7 +6,7 @@ import torch
 from regard.engine.stores.contiguous import Contiguous
 from regard.engine.stores.paged import Paged
 from regard.layout import TokenLayout
-from regard.lens import patch, record
+from regard.lens import StoredActivations, patch, record
 
 Z = "stack.blocks.0.sublayers.0.body.z"
 
@@ -170,3 +170,21 @@ def test_taps_are_not_in_the_state_dict(make_model):
     taps = [name for name, module in model.named_modules() if type(module).__name__ == "Tap"]
     assert len(taps) == 1 + 2 * 6 + 3  # the input; in two layers q, k, v, z, scores, pattern; in three the neurons
     assert not [key for key in model.state_dict() if any(key.startswith(f"{tap}.") for tap in taps)]
+
+
+def test_activations_are_recorded_in_a_folder(make_model, ids, tmp_path) -> None:
+    """One file per name, read when it is used, by another process too; the latest call replaces earlier ones."""
+    model, patterns = make_model(), ["stack.blocks.?", "*.pattern"]
+    with torch.no_grad(), record(model, patterns) as expected, record(model, patterns, folder=tmp_path) as recorded:
+        model(ids.flip(1))
+        model(ids)
+    assert list(recorded) == list(expected) and len(list(tmp_path.iterdir())) == len(expected)
+    for found in (recorded, StoredActivations(tmp_path)):
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(x, expected[name]) for name, x in found.items())
+    with pytest.raises(KeyError, match="stack.input was not recorded; recorded: "):
+        recorded["stack.input"]
+    with pytest.raises(ValueError, match="leave folder out"), record(model, "*", grad=True, folder=tmp_path):
+        pass
+    with torch.no_grad(), patch(model, {"stack.blocks.0": recorded["stack.blocks.0"]}):
+        model(ids)

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from regard.cli.open_inspected import encode
+from regard.cli.open_inspected import encode_pair
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from regard.language_model import LanguageModel
 
 BLOCK = re.compile(r"(source|target)\.stack\.blocks\.(\d+)\.")
-GENERATED = 32  # tokens of the output, if none is given
 
 
 class HeadMap(NamedTuple):
@@ -56,15 +55,6 @@ def show_pair(
         attention_grid(cross, tokens["target"], out, keys=tokens["source"])
     else:
         show_table(found, tokens, text)
-
-
-def encode_pair(name: Path, llm: "LanguageModel", text: str, target: str | None) -> tuple[list[int], list[int]]:
-    """The ids of the source, and those of the output after the id that starts it."""
-    from regard.objectives.text import start_id
-
-    if target is None:
-        target = llm.generate(text, temperature=0.0, max_new=GENERATED)
-    return encode(name, llm, text), [start_id(llm.tokenizer), *llm.tokenizer.encode(str(target))]
 
 
 def head_maps(llm: "LanguageModel", source: list[int], ids: list[int]) -> list[HeadMap]:

@@ -8,6 +8,8 @@ from regard.find_model import find_model
 if TYPE_CHECKING:
     from regard.language_model import LanguageModel
 
+GENERATED = 32  # tokens of the output of an encoder-decoder, if none is given
+
 
 def open_inspected(name: Path, device: str, pairs: bool = False) -> "LanguageModel":
     """A decoder, or an encoder of texts; with `pairs` also an encoder-decoder."""
@@ -46,3 +48,12 @@ def encode(name: Path, llm: "LanguageModel", text: str) -> list[int]:
     if len(ids) > (limit or len(ids)):
         raise ValueError(f"the text has {len(ids)} tokens, but {name} reads {limit}; shorten it")
     return ids
+
+
+def encode_pair(name: Path, llm: "LanguageModel", text: str, target: str | None) -> tuple[list[int], list[int]]:
+    """The ids of the source, and those of the output after the id that starts it."""
+    from regard.objectives.text import start_id
+
+    if target is None:
+        target = llm.generate(text, temperature=0.0, max_new=GENERATED)
+    return encode(name, llm, text), [start_id(llm.tokenizer), *llm.tokenizer.encode(str(target))]

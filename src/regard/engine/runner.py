@@ -6,7 +6,8 @@ weights that change in place, but not modules that are replaced or hooks that ar
 """
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -53,6 +54,8 @@ class Runner:
         self.encoder_decoder, self.store, self.batch_invariant = encoder_decoder, store, batch_invariant
         self.before_forward = before_forward
         self.device = model.embedding.weight.device
+        self.plain = self.model  # without the changes of `compile`, which calls no hooks
+        self.observers: list[Callable[[ScheduledBatch], None]] = []  # called before forwards, which then run eagerly
         self.last = torch.zeros(store.rows, dtype=torch.int64, device=self.device)  # the last sampled id of each row
         self.compiled: Step | None = None
         self.graphs: DecodeGraphs | None = None
@@ -104,7 +107,10 @@ class Runner:
         batch.sort(key=lambda pair: pair[0].row)
         reads_source = any(request.pending_source for request, _ in batch)
         embeds = any(request.embeddings is not None and request.cached < len(request.ids) for request, _ in batch)
-        prepared = self.graphs is not None or self.compiled is not None
+        prepared = (self.graphs is not None or self.compiled is not None) and not self.observers
+        model = self.plain if self.observers else self.model
+        for observe in self.observers:
+            observe(batch)
         if prepared and all(request.pending == 1 for request, _ in batch) and not (reads_source or embeds):
             self.before_forward(batch, True)
             if self.graphs is not None and (logits := self.replay(batch, self.graphs)) is not None:
@@ -122,15 +128,27 @@ class Runner:
             source, source_layout = pad_sources([request.source for request, _ in batch], self.model.embedding.weight)
             layout, states, _ = self.encoder_decoder.condition(source, source_layout, layout, states)
         embeddings = self.embed(batch, tokens) if embeds else None
-        hidden = self.model.hidden(tokens, layout, states, embeddings)  # (B, L, D)
+        hidden = model.hidden(tokens, layout, states, embeddings)  # (B, L, D)
         if any(request.sampling.prompt_logprobs is not None for request, _ in batch):
-            record_prompt_logprobs(self.model, hidden, batch)
+            record_prompt_logprobs(model, hidden, batch)
         ends = [(b, length - 1) for b, (request, length) in enumerate(batch) if request.pending == length]
         if tokens.shape[1] > 1 or len(ends) < len(batch):
             hidden = hidden[tuple(zip(*ends, strict=True))] if ends else hidden[:0, 0]  # (N, D)
         else:
             hidden = hidden[:, 0]  # (N, D)
-        return self.model.logits(hidden)
+        return model.logits(hidden)
+
+    @contextmanager
+    def observed(self, observe: Callable[[ScheduledBatch], None]) -> Generator[None]:
+        """Run forwards eagerly on the model itself, so that its hooks are called; observe(batch) before each of them.
+
+        The rows of a batch are those of the tensors in the forward. Requests with an adapter are not observed.
+        """
+        self.observers.append(observe)
+        try:
+            yield
+        finally:
+            self.observers.remove(observe)
 
     def keep_last(self, requests: Sequence[Request], ids: Tensor) -> None:
         """Keep the new ids (N,) of these requests as inputs of the next step, which the host may start before."""

@@ -1,4 +1,4 @@
-"""Attention maps show where a model attends, not why it predicts: other maps give the same prediction (Jain and Wallace).
+"""Attention maps show where a model attends, not why it predicts: other maps give the same prediction (Jain, Wallace).
 
 SmolLM2 reads stories of the small world; the prediction is the distribution of the last token's successor. First, the
 rows of a head are replaced by the same weights in random order, one head at a time and all heads of a layer at once:

@@ -9,6 +9,7 @@ from regard.lens.circuits import CircuitTest, circuit_test
 from regard.lens.detectors import HeadScores, score_heads
 from regard.lens.hooks import names, patch, record, shapes
 from regard.lens.input_attribution import IntegratedGradients, gradient_times_input, integrated_gradients
+from regard.lens.inputs import logit_difference
 from regard.lens.logit_attribution import Attribution, logit_attribution
 from regard.lens.logit_lens import logit_lens
 from regard.lens.maps import (
@@ -22,11 +23,12 @@ from regard.lens.maps import (
     relative_weights,
     row_entropy,
 )
-from regard.lens.metric import logit_difference
 from regard.lens.patching import Patching, activation_patching
 from regard.lens.path_patching import path_patching
 from regard.lens.probes import Probe, control_labels, fit_probe
+from regard.lens.recorded import StoredActivations
 from regard.lens.recorded_attention import RecordedAttention
+from regard.lens.recorded_generation import RecordedGeneration, record_generation
 from regard.lens.residual_stream import (
     MassiveActivation,
     RankCollapse,
@@ -51,7 +53,9 @@ __all__ = [
     "Probe",
     "RankCollapse",
     "RecordedAttention",
+    "RecordedGeneration",
     "SparseAutoencoder",
+    "StoredActivations",
     "StreamSizes",
     "TunedLens",
     "ablate",
@@ -78,6 +82,7 @@ __all__ = [
     "path_patching",
     "rank_collapse",
     "record",
+    "record_generation",
     "relative_weights",
     "row_entropy",
     "score_heads",

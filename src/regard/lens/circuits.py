@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from regard.lens.ablation import ablate
-from regard.lens.inputs import IdSequence, measure, rows_of
+from regard.lens.inputs import IdSequence, Metric, measure, rows_of
 from regard.lens.maps import attention_heads
-from regard.lens.metric import Metric
 
 HeadIndex = tuple[int, int]  # layer, head
 

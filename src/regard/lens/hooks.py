@@ -20,24 +20,19 @@ import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from regard.kernels.attention.arguments import gather_pages
+from regard.lens.recorded import Recorded, StoredActivations
 from regard.spec import suggest_name
 
 Hook = Callable[[str, Tensor], Tensor | None]  # (name, output) -> its replacement, or None to keep it
 Edit = Tensor | Callable[[Tensor], Tensor]
 CONTAINERS = nn.ModuleList | nn.ModuleDict  # they have no forward
-
-
-class Recorded(dict[str, Tensor]):
-    """Outputs by module name, in the order of their latest call."""
-
-    def __missing__(self, name: str) -> Tensor:
-        raise KeyError(f"{name} was not recorded; recorded: {', '.join(self) or 'nothing'}")
 
 
 @contextmanager
@@ -46,22 +41,26 @@ def record(
     patterns: str | Sequence[str] = "*",
     grad: bool = False,
     device: torch.device | str | None = None,
+    folder: str | Path | None = None,
 ) -> Generator[Recorded]:
     """Keep the latest output of every module whose name matches one of the patterns.
 
     Outputs are detached copies, which in-place writes (a store's keys change with the next token) do not affect, on
     this `device` (None: that of the model). With `grad` they are the tensors of the graph, so that gradients can be
-    computed with respect to them. A pattern with `*` skips outputs that are no tensors.
+    computed with respect to them. With a `folder` they are written to one file per name, and read when they are used
+    (recorded.py). A pattern with `*` skips outputs that are no tensors.
     """
     if grad and device is not None:
         raise ValueError(
             f"grad=True keeps the tensors of the graph, so device={device} cannot move them; leave one out"
         )
-    recorded = Recorded()
+    if folder is not None and (grad or device is not None):
+        raise ValueError("files keep neither a graph nor a device; leave folder out, or grad and device")
+    recorded = Recorded() if folder is None else StoredActivations(folder)
 
     def keep(name: str, output: Tensor) -> None:
-        recorded.pop(name, None)
-        recorded[name] = output if grad else output.detach().to(device or output.device, copy=True)
+        copies = not grad and folder is None
+        recorded.keep(name, output.detach().to(device or output.device, copy=True) if copies else output)
 
     patterns = [patterns] if isinstance(patterns, str) else patterns
     found = dict.fromkeys(name for pattern in patterns for name in names(model, pattern))

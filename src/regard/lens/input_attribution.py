@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.lens.hooks import patch, record
-from regard.lens.inputs import measure
-from regard.lens.metric import Metric
+from regard.lens.inputs import Metric, measure
 
 POINTS, WEIGHTS = np.polynomial.legendre.leggauss(8)  # on [-1, 1]
 

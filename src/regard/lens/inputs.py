@@ -1,12 +1,15 @@
-"""The inputs of a model for functions that run it: ids, or for an encoder-decoder a pair of source ids and ids."""
+"""Inputs and metrics of functions that run a model several times.
 
-from collections.abc import Sequence
+Inputs are ids, or for an encoder-decoder a pair of source ids and ids. A metric is the number that patching, circuit
+tests and attributions explain, a function of logits (B, L, V) to (B,).
+"""
+
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from regard.lens.metric import Metric
 from regard.models.decoder import DecoderModule
 from regard.models.encoder import EncoderModule
 from regard.models.interleaved import InterleavedModule
@@ -15,6 +18,12 @@ from regard.parts.input import Tokens
 IdSequence = Sequence[int] | Tensor
 ModelInputs = IdSequence | tuple[IdSequence, IdSequence]  # a pair: source and ids of an encoder-decoder
 Rows = tuple[Tensor, ...]  # what the model is called with: each (B, L)
+Metric = Callable[[Tensor], Tensor]
+
+
+def logit_difference(answer: int, wrong: int, position: int = -1) -> Metric:
+    """The metric logit(answer) - logit(wrong) at a position, by default the last."""
+    return lambda logits: logits[:, position, answer] - logits[:, position, wrong]
 
 
 def rows_of(model: nn.Module, inputs: ModelInputs) -> Rows:

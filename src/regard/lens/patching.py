@@ -12,7 +12,7 @@ effect of 1 restores the metric of the clean run, and 0 changes nothing. Vig et 
 The inputs of an encoder-decoder are pairs of source ids and ids.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -20,8 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.lens.hooks import patch, record
-from regard.lens.inputs import ModelInputs, Rows, measure, residual_names, rows_of
-from regard.lens.metric import Metric
+from regard.lens.inputs import Metric, ModelInputs, Rows, measure, residual_names, rows_of
 
 OnProgress = Callable[[int, int], None]  # activations done, and all
 ROWS = 32  # cells per forward, which bounds memory
@@ -68,7 +67,7 @@ def activation_patching(
 
 class BothRuns(NamedTuple):
     rows: Rows  # the corrupted input, each (1, L)
-    recorded: dict[str, Tensor]  # activations of the clean run
+    recorded: Mapping[str, Tensor]  # activations of the clean run
     clean: float  # the metric of each run
     corrupted: float
 

@@ -14,8 +14,7 @@ import torch
 from torch import nn
 
 from regard.lens.hooks import names, patch, record
-from regard.lens.inputs import ModelInputs, measure
-from regard.lens.metric import Metric
+from regard.lens.inputs import Metric, ModelInputs, measure
 from regard.lens.patching import OnProgress, Patching, cell_edits, repeated, run_both
 
 BODIES = "*stack.blocks.*.sublayers.*.body"

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response, StreamingResponse
 
-from regard.lens.metric import Metric, logit_difference
+from regard.lens.inputs import Metric, logit_difference
 from regard.lens.patching import BothRuns
 from regard.server.chat_schema import Message
 from regard.server.errors import ApiError

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from regard.lens.hooks import patch, shapes
 from regard.lens.inputs import (
+    Metric,
     ModelInputs,
     check_predicts_next,
     is_encoder_decoder,
@@ -20,7 +21,6 @@ from regard.lens.inputs import (
     residual_names,
     rows_of,
 )
-from regard.lens.metric import Metric
 from regard.lens.patching import BothRuns, cell_edit, patched_values, run_both
 from regard.lens.recorded_attention import copy_with_shared_tensors
 from regard.lens.recorded_residual import RecordedResidual
