@@ -4,14 +4,20 @@ No response is an internal error, has an undocumented status or content type, or
 """
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import schemathesis
 from fastapi import FastAPI
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import Unsatisfiable
+from rich.console import Console
 from schemathesis import checks
 
+from regard.cli import demo_process
+from regard.cli.model_library import ModelLibrary
+from regard.cli.open_engine import EngineOptions
+from regard.cli.served_runs import ServedRuns
 from regard.server.app import create_app
 from regard.server.served_model import ServedModel, TextEncoder
 from regard.text.train import byte
@@ -27,18 +33,22 @@ CHECKS = [
 MODES = [schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE]
 
 
-def make_app() -> FastAPI:
+def make_app(folder: Path = Path("nosuch")) -> FastAPI:
     tokenizer, encoder = byte(), TextEncoder(fake_embeddings, context=4096)
     engine = FakeEngine(tokenizer, REPLY)
-    return create_app([ServedModel("tiny", tokenizer, engine, lens=fake_lens(), encoder=encoder)])
+    model = ServedModel("tiny", tokenizer, engine, lens=fake_lens(), encoder=encoder)
+    runs = ServedRuns(folder / "runs")
+    library = ModelLibrary([], EngineOptions(device="cpu"), runs, Console(quiet=True))
+    return create_app([model], runs=runs, library=library)
 
 
 OPERATIONS = [result.ok() for result in schemathesis.openapi.from_dict(make_app().openapi()).get_all_operations()]
 
 
 @pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    with serve(make_app()) as port:
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with pytest.MonkeyPatch.context() as patch, serve(make_app(tmp_path_factory.mktemp("fuzzed"))) as port:
+        patch.setattr(demo_process, "COMMAND", ["true"])  # in the place of training
         yield f"http://127.0.0.1:{port}"
 
 

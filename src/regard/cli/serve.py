@@ -83,7 +83,8 @@ def serve(
     /v1/audio/transcriptions, /v1/audio/translations, /v1/load_lora_adapter, /v1/unload_lora_adapter, /tokenize,
     /detokenize, /health, /ready, /metrics, and for inspection /regard/model, /regard/tokenize, /regard/attention.
 
-    The page also shows the training runs in the folder --runs (/regard/runs), and can train the demo there.
+    The page also shows the training runs in the folder --runs (/regard/runs), and can train the demo there. Its models
+    can be loaded and removed while the server runs (/regard/models), by clients on this machine or with a key.
 
     \b
     Examples:
@@ -125,10 +126,13 @@ def serve(
     served = open_served(named, console, options)
     load_adapters(served[0], loras, console)
 
+    from regard.cli.model_library import ModelLibrary
     from regard.cli.served_runs import ServedRuns
     from regard.server.run_server import serve as run
 
-    run(served, network, adapters=lora_folder, runs=ServedRuns(runs), on_ready=announce)
+    shown = ServedRuns(runs)
+    library = ModelLibrary(named, options, shown, console) if tensor_parallel == 1 else None
+    run(served, network, adapters=lora_folder, runs=shown, library=library, on_ready=announce)
 
 
 def require_server() -> None:

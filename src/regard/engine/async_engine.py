@@ -131,6 +131,11 @@ class AsyncEngine:
     def alive(self) -> bool:
         return self._thread.is_alive() and not self._stopping
 
+    @property
+    def busy(self) -> bool:
+        """Whether requests run or wait."""
+        return self._posted != self._taken or bool(self._running)
+
     def check_queue(self, count: int) -> None:
         """Raise QueueFull if there is no space for so many requests; at once, although a step may take seconds."""
         if self._posted - self._taken + len(self._running) + count > self.engine.max_requests:

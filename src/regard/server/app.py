@@ -22,6 +22,7 @@ from regard.server import (
     inside_routes,
     inspection,
     instrument_routes,
+    model_routes,
     monitoring,
     responses_api,
     run_routes,
@@ -54,9 +55,11 @@ def create_app(
     *,
     adapters: Path | None = None,
     runs: run_routes.Runs | None = None,
+    library: model_routes.Library | None = None,
 ) -> FastAPI:
     """The page shows the first of the models until another is chosen. `adapters` is a folder from which clients may
-    load adapters; None: they may not. `runs` is a folder of training runs.
+    load adapters; None: they may not. `runs` is a folder of training runs, `library` the models that can
+    be loaded while the server runs.
     """
     registry, responses = ModelRegistry(models), Counter()
     reads_media = any(model.images is not None or model.speech is not None for model in models)
@@ -102,6 +105,7 @@ def create_app(
         app.include_router(routes.router(registry))
     app.include_router(adapter_routes.router(registry, adapters))
     app.include_router(run_routes.router(runs, network.may_manage))
+    app.include_router(model_routes.router(registry, library, adapters, network.may_manage))
 
     @app.get("/", include_in_schema=False)
     async def page() -> FileResponse:

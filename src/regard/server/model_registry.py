@@ -1,15 +1,23 @@
 """The models of a server by their names. An adapter is named like a model.
 
 Each model has its own engine in its own thread, so a model that fails, or takes long, does not affect the others.
+Models can be added and removed while the server runs; the last one stays.
 """
 
 import asyncio
 import difflib
+import gc
+import time
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
+import torch
+
 from regard.server.errors import ApiError
 from regard.server.served_model import ServedModel
+
+DRAIN = 30.0  # seconds in which the requests of a removed model may finish
+REMOVED = "the model was removed from the server; use another one"
 
 
 class RequestWithModel(Protocol):
@@ -27,10 +35,11 @@ class ModelRegistry:
             if model.name in self._models:
                 raise ValueError(f"two models have the name {model.name!r}; give them different names")
             self._models[model.name] = model
+        self._leaving: list[ServedModel] = []  # removed, with unfinished requests
         self.draining = False  # the server is shutting down and accepts no new connections
 
     def __iter__(self) -> Iterator[ServedModel]:
-        return iter(self._models.values())
+        return iter(tuple(self._models.values()))  # a copy: models may be added between two of its items
 
     @property
     def names(self) -> list[str]:
@@ -71,15 +80,55 @@ class ModelRegistry:
         request.model = served.name
         return served
 
+    def add(self, model: ServedModel) -> None:
+        """Start a model; 409 if its name is taken."""
+        if model.name in self.names:
+            message = f"the name {model.name!r:.100} is taken; choose another name, or unload that model first"
+            raise ApiError(409, message, code="model_exists", param="model")
+        model.start()
+        self._models[model.name] = model
+
+    async def remove(self, name: str, drain: float = DRAIN) -> None:
+        """Accept no more requests for a model, let the others finish for `drain` seconds, and free its memory.
+
+        404 if there is no such model, 409 if it is the only one.
+        """
+        model = self.find(name)
+        if model.adapter is not None:
+            message = f"{name!r:.100} is an adapter; unload it with /v1/unload_lora_adapter"
+            raise ApiError(400, message, code="invalid_value", param="model")
+        if len(self._models) == 1:
+            message = f"{name!r:.100} is the only model of this server; load another one first"
+            raise ApiError(409, message, code="last_model", param="model")
+        self._leaving.append(self._models.pop(name))
+        deadline = time.monotonic() + drain
+        while model.busy and time.monotonic() < deadline:
+            await asyncio.sleep(0.05)
+        if model.engine is not None:
+            model.engine.cancel_all(REMOVED)
+        await model.stop()
+        self._leaving.remove(model)
+        del model
+        await asyncio.to_thread(collect_garbage)
+
     async def start(self) -> None:
         for model in self:
             model.start()
 
     async def stop(self) -> None:
         """End the threads of all models; their unfinished requests fail."""
-        await asyncio.gather(*(model.stop() for model in self))
+        await asyncio.gather(*(model.stop() for model in (*self, *self._leaving)))
 
     def cancel_all(self, reason: str) -> None:
-        for model in self:
+        for model in (*self, *self._leaving):
             if model.engine is not None:
                 model.engine.cancel_all(reason)
+
+
+def collect_garbage() -> None:
+    """Free a removed model. At the start of the server all objects are frozen (run_server.py), those of models too."""
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

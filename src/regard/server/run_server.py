@@ -27,6 +27,7 @@ from regard.server.connections import (
     LogRateLimit,
     default_max_connections,
 )
+from regard.server.model_routes import Library
 from regard.server.network_options import NetworkOptions
 from regard.server.run_routes import Runs
 from regard.server.served_model import ServedModel
@@ -40,13 +41,14 @@ def serve(
     *,
     adapters: Path | None = None,
     runs: Runs | None = None,
+    library: Library | None = None,
     on_ready: Callable[[str], None] = lambda url: None,
 ) -> None:
     """Serve until a signal arrives. `on_ready` is called with the URL once the server accepts connections.
 
-    The access log, if there is one, is written to stderr. For `models`, `adapters` and `runs` see `create_app`.
+    The access log, if there is one, is written to stderr. For the other arguments see `create_app`.
     """
-    run(create_app(models, network, adapters=adapters, runs=runs), network, on_ready)
+    run(create_app(models, network, adapters=adapters, runs=runs, library=library), network, on_ready)
 
 
 def run(app: Any, network: NetworkOptions, on_ready: Callable[[str], None]) -> None:

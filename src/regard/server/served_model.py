@@ -106,6 +106,12 @@ class ServedModel:
         return self.engine is None or self.engine.alive
 
     @property
+    def busy(self) -> bool:
+        """Whether requests run or wait."""
+        threads = (self.encoder_thread, self.image_thread, self.audio_thread, self.lens_thread)
+        return any(thread.requests for thread in threads) or self.engine is not None and self.engine.busy
+
+    @property
     def chats(self) -> bool:
         generates = self.engine is not None and self.speech is None and not self.prompt_is_source
         return generates and self.tokenizer.chat_template is not None

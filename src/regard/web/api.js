@@ -92,6 +92,18 @@ export const instruments = async () => (await requestJson("/regard/instruments")
 export const instrument = (id, controls, model, signal) =>
   requestJson(`/regard/instruments/${encodeURIComponent(id)}`, { model, controls }, signal);
 
+// Models: {served, available, loading, adapters, choices, may_load}; options: {model, context, batch, dtype, weights, device}
+export const listModels = (signal) => requestJson("/regard/models", undefined, signal);
+export const loadModel = (model) => requestJson("/regard/models/load", { model });
+export const unloadModel = (model) => requestJson("/regard/models/unload", { model });
+export const planModel = (options, signal) => requestJson("/regard/models/plan", options, signal);
+export const verification = () => requestJson("/regard/models/verify");
+export const verifyModel = (model) => requestJson("/regard/models/verify", { model });
+export const stopVerifying = () => requestJson("/regard/models/verify/stop", {});
+export const loadAdapter = (model, name) =>
+  requestJson("/v1/load_lora_adapter", { model, lora_name: name, lora_path: name });
+export const unloadAdapter = (name) => requestJson("/v1/unload_lora_adapter", { lora_name: name });
+
 // sampling: OpenAI's fields
 export async function* generate(model, passage, sampling, signal) {
   const shared = { model, ...sampling, stream: true, stream_options: { include_usage: true } };

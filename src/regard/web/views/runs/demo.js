@@ -4,7 +4,8 @@ import * as api from "../../api.js";
 import { html, useSignal, useState } from "../../html.js";
 import { NumberField } from "../../controls.js";
 import { duration } from "../../draw/numbers.js";
-import { chosen, compared, isActive, listed, refresh } from "./store.js";
+import { chosen, isActive, listed, refresh } from "./store.js";
+import { OpenModel } from "./open.js";
 
 export function Demo() {
   const list = useSignal(listed);
@@ -49,7 +50,8 @@ function Offer({ list, stopped, finished, onStart }) {
             <b>${finished.run}</b> is trained${finished.exact_match !== null &&
             html`, and answers <b>${(100 * finished.exact_match).toFixed(1)} %</b> of the questions about stories that it
               has never seen`}.
-          </p>`
+          </p>
+          <${OpenModel} name=${finished.run} />`
       : explanation}
     ${stopped &&
     html`<p><b>${stopped.run}</b> was stopped after ${stopped.step.toLocaleString("en")} of ${(stopped.steps ?? 0).toLocaleString("en")} steps.</p>
