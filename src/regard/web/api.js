@@ -143,16 +143,15 @@ function readCompletionChoice({ text, logprobs }) {
 }
 
 // Continues a prompt of ids, which is exact where encoding its text again may give other tokens. Yields {text, tokens,
-// finish, usage}; a token is {id, text, logprob, top: [{id, text, logprob}, …]}, the most likely one first. The last
+// finish}; a token is {id, text, logprob, top: [{id, text, logprob}, …]}, the most likely one first. The last
 // token of a text that the model ended is the stop token, which has no text.
 export async function* complete(model, ids, sampling, signal) {
-  const options = { stream: true, stream_options: { include_usage: true }, logprobs: TOP_LOGPROBS, return_token_ids: true };
-  const response = await request("/v1/completions", { model, prompt: ids, ...sampling, ...options }, signal);
+  const body = { model, prompt: ids, ...sampling, stream: true, logprobs: TOP_LOGPROBS, return_token_ids: true };
+  const response = await request("/v1/completions", body, signal);
   for await (const chunk of events(response.body)) {
     if (chunk.error) throw new ApiError(chunk.error.message, 200, chunk.error.code);
-    const [choice] = chunk.choices;
-    if (!choice) yield { text: "", tokens: [], usage: chunk.usage };
-    else yield { text: choice.text, tokens: choice.logprobs.content.map(readToken), finish: choice.finish_reason };
+    const [{ text, logprobs, finish_reason }] = chunk.choices;
+    yield { text, tokens: logprobs.content.map(readToken), finish: finish_reason };
   }
 }
 

@@ -19,9 +19,10 @@ const BLOCKS = {
   blockquote: ({ tokens }) => html`<blockquote>${blocks(tokens)}</blockquote>`,
   text: ({ tokens, text }) => (tokens ? inline(tokens) : unescape(text)),
   // The page's own headings are h1 to h3.
-  heading: ({ tokens, depth }) => html`<p class=${`heading heading-${depth}`} role="heading" aria-level=${Math.min(depth + 3, 6)}>
-    ${inline(tokens)}
-  </p>`,
+  heading: ({ tokens, depth }) =>
+    html`<p class=${`heading heading-${depth}`} role="heading" aria-level=${Math.min(depth + 3, 6)}>
+      ${inline(tokens)}
+    </p>`,
   list: ({ ordered, start, items }) =>
     ordered
       ? html`<ol start=${start}>
@@ -30,22 +31,24 @@ const BLOCKS = {
       : html`<ul>
           ${items.map(item)}
         </ul>`,
-  table: ({ header, rows }) => html`<div class="table" tabindex="0" role="region" aria-label="Table">
-    <table>
-      <thead>
-        <tr>
-          ${header.map((cell) => html`<th>${inline(cell.tokens)}</th>`)}
-        </tr>
-      </thead>
-      <tbody>
-        ${rows.map(
-          (row) => html`<tr>
-            ${row.map((cell) => html`<td>${inline(cell.tokens)}</td>`)}
-          </tr>`,
-        )}
-      </tbody>
-    </table>
-  </div>`,
+  table: ({ header, rows }) =>
+    html`<div class="table" tabindex="0" role="region" aria-label="Table">
+      <table>
+        <thead>
+          <tr>
+            ${header.map((cell) => html`<th>${inline(cell.tokens)}</th>`)}
+          </tr>
+        </thead>
+        <tbody>
+          ${rows.map(
+            (row) =>
+              html`<tr>
+                ${row.map((cell) => html`<td>${inline(cell.tokens)}</td>`)}
+              </tr>`,
+          )}
+        </tbody>
+      </table>
+    </div>`,
 };
 
 const item = ({ tokens }) => html`<li>${blocks(tokens)}</li>`;

@@ -1,5 +1,5 @@
-// The card of a token: its probability, rank and alternatives. It follows the pointer; a click or Enter pins it, and then
-// its alternatives are buttons from which the text continues.
+// The card of a token: its probability, rank and alternatives. It follows the pointer; a click or Enter pins it, and
+// then its alternatives are buttons from which the text continues.
 
 import { html, signal, useEffect, useLayoutEffect, useRef, useSignal, useState } from "../../html.js";
 import { scoreOf } from "./generation.js";
@@ -68,8 +68,10 @@ export function Card() {
     tabindex=${pinned ? -1 : null}
     onKeyDown=${(event) => event.key === "Escape" && back()}
   >
-    ${pinned &&
-    html`<button type="button" class="icon-button chat-close" aria-label="Close the card" onClick=${back}>×</button>`}
+    ${
+      pinned &&
+      html`<button type="button" class="icon-button chat-close" aria-label="Close the card" onClick=${back}>×</button>`
+    }
     ${piece.tokens.map((token, i) => {
       const position = start + i;
       return html`<${TokenFacts} key=${position} ...${{ token, position, pinned, source: list.source }} />`;
@@ -86,26 +88,44 @@ function TokenFacts({ token, position, source, pinned }) {
   const listed = rank >= 0 || logprob === null || logprob === undefined ? top : [...top, { ...token, logprob }];
   return html`
     <p class="chat-card-title"><b>${visible(token.text)}</b><span>id ${token.id}</span></p>
-    ${logprob === null || logprob === undefined
-      ? html`<p class="muted">${source.prompt ? missing(scored, position, source) : "no probability"}</p>`
-      : html`<dl class="chat-facts">
-          <div><dt>probability</dt><dd>${percent(probabilityOf(logprob))}</dd></div>
-          <div><dt>rank</dt><dd>${rank >= 0 ? rank + 1 : `over ${top.length}`}</dd></div>
-          <div><dt>surprisal</dt><dd>${(-logprob / Math.LN2).toFixed(1)} bits</dd></div>
-          <div title="of the alternatives below"><dt>entropy</dt><dd>${entropy(top).toFixed(1)} bits</dd></div>
-        </dl>`}
-    ${listed.length > 0 &&
-    html`<ul class="chat-alternatives" aria-label="Alternatives">
-      ${listed.map((choice) => {
-        const chosen = choice.id === token.id;
-        return html`<${Alternative} key=${choice.id} ...${{ choice, chosen, position, source, pinned }} />`;
-      })}
-    </ul>`}
-    ${listed.length > 0 &&
-    source.branches &&
-    html`<p class="chat-hint">
-      ${pinned ? "Choose an alternative to continue from it." : "Click to pin, then continue from an alternative."}
-    </p>`}
+    ${
+      logprob === null || logprob === undefined
+        ? html`<p class="muted">${source.prompt ? missing(scored, position, source) : "no probability"}</p>`
+        : html`<dl class="chat-facts">
+            <div>
+              <dt>probability</dt>
+              <dd>${percent(probabilityOf(logprob))}</dd>
+            </div>
+            <div>
+              <dt>rank</dt>
+              <dd>${rank >= 0 ? rank + 1 : `over ${top.length}`}</dd>
+            </div>
+            <div>
+              <dt>surprisal</dt>
+              <dd>${(-logprob / Math.LN2).toFixed(1)} bits</dd>
+            </div>
+            <div title="of the alternatives below">
+              <dt>entropy</dt>
+              <dd>${entropy(top).toFixed(1)} bits</dd>
+            </div>
+          </dl>`
+    }
+    ${
+      listed.length > 0 &&
+      html`<ul class="chat-alternatives" aria-label="Alternatives">
+        ${listed.map((choice) => {
+          const chosen = choice.id === token.id;
+          return html`<${Alternative} key=${choice.id} ...${{ choice, chosen, position, source, pinned }} />`;
+        })}
+      </ul>`
+    }
+    ${
+      listed.length > 0 &&
+      source.branches &&
+      html`<p class="chat-hint">
+        ${pinned ? "Choose an alternative to continue from it." : "Click to pin, then continue from an alternative."}
+      </p>`
+    }
   `;
 }
 
@@ -145,7 +165,9 @@ function Alternative({ choice, chosen, position, source, pinned }) {
     closeCard();
     branchFrom(source, position, choice);
   };
-  return html`<li><button type="button" class=${cls} title="Continue from this token" onClick=${go}>${parts}</button></li>`;
+  return html`<li>
+    <button type="button" class=${cls} title="Continue from this token" onClick=${go}>${parts}</button>
+  </li>`;
 }
 
 // In bits, of the shown alternatives, whose probabilities are scaled to 1.

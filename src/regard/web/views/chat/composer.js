@@ -41,31 +41,37 @@ export function Composer({ conversation, model, onSend, onNew, canContinue }) {
       onKeyDown=${keys}
     ></textarea>
     <div class="chat-bar">
-      ${conversation.columns.length === 1 &&
-      html`<${Sampling} model=${model} column=${conversation.columns[0]} index=${0} chat=${chat} />`}
+      ${
+        conversation.columns.length === 1 &&
+        html`<${Sampling} model=${model} column=${conversation.columns[0]} index=${0} chat=${chat} />`
+      }
       <${Check}
         label="Surprisal"
         title="Tint tokens by how unexpected they were"
         value=${useSignal(tint)}
         onChange=${(value) => (tint.value = value)}
       />
-      ${chat &&
-      html`<${Segments}
-        label="Show answers as"
-        value=${useSignal(view)}
-        choices=${[
-          ["tokens", "Tokens"],
-          ["markdown", "Markdown"],
-        ]}
-        onChange=${(value) => (view.value = value)}
-      />`}
+      ${
+        chat &&
+        html`<${Segments}
+          label="Show answers as"
+          value=${useSignal(view)}
+          choices=${[
+            ["tokens", "Tokens"],
+            ["markdown", "Markdown"],
+          ]}
+          onChange=${(value) => (view.value = value)}
+        />`
+      }
       <span class="spacer"></span>
       <button type="button" class="quiet" id="clear" onClick=${onNew}>New</button>
-      ${busy
-        ? html`<button type="button" id="stop" key="stop" onClick=${stop}>Stop</button>`
-        : html`<button type="submit" class="primary" id="send" key="send">
-            ${chat ? "Send" : model.source ? "Generate" : "Continue"}
-          </button>`}
+      ${
+        busy
+          ? html`<button type="button" id="stop" key="stop" onClick=${stop}>Stop</button>`
+          : html`<button type="submit" class="primary" id="send" key="send">
+              ${chat ? "Send" : model.source ? "Generate" : "Continue"}
+            </button>`
+      }
     </div>
   </form>`;
 }

@@ -82,9 +82,8 @@ function write(id, value) {
     forgotten++;
   }
   const full = "The browser's storage is full: this conversation is not kept. Export or delete some in History.";
-  storageProblem.value = forgotten
-    ? `The history is full: the ${forgotten === 1 ? "oldest conversation was" : `${forgotten} oldest conversations were`} removed.`
-    : "";
+  const removed = forgotten === 1 ? "the oldest conversation was" : `the ${forgotten} oldest conversations were`;
+  storageProblem.value = forgotten ? `The history is full: ${removed} removed.` : "";
   try {
     if (value.length > MAX_CHARACTERS) throw new Error("too long");
     localStorage.setItem(PREFIX + id, value);

@@ -4,12 +4,12 @@ import { tokenize } from "../../api.js";
 import { html, useEffect, useState } from "../../html.js";
 
 // Stories as in the embedded data set, which the demo model knows; its vocabulary has little else.
-const STORY = "Julia is in the meadow. Ben was in the cellar. The shell is in the cellar. Ben took the shell. Ben moved to the kitchen.";
+const STORY = "Emma is in the park. Iris was in the school. The hat lies in the forest. Emma walked to the school.";
 const WORLD = {
   chat: [
-    `${STORY} Where is the shell?`,
-    "Emma is in the park. Leo was in the park. The hat lies in the forest. Leo walked to the forest. Where is Leo?",
-    "Rosa was in the museum. Jack is in the park. Jack picked up the brush. Rosa walked to the park. Jack handed the brush to Rosa. Who has the brush?",
+    `${STORY} Where is Emma?`,
+    "Jack is in the park. The brush is in the park. Rosa was in the park. Jack picked up the brush. Who has the brush?",
+    "Beth was in the office. Peter starts in the museum. There is a ball in the forest. Where is the ball?",
   ],
   continue: [STORY, "Emma is in the park. Leo was in the park. The hat lies in the", "Anna is in the studio. Anna"],
 };
@@ -37,11 +37,13 @@ export function Welcome({ mode, model, onPick }) {
   return html`<div class="chat-welcome" id="welcome">
     <h2>Look inside your model.</h2>
     <p class="muted">
-      ${mode === "chat"
-        ? "Ask something. Point at a token to see its alternatives, click it to continue from another one."
-        : model.source
-          ? "Write a source text; the model writes its output."
-          : "Write the beginning of a text; the model continues it token by token."}
+      ${
+        mode === "chat"
+          ? "Ask something. Point at a token to see its alternatives, click it to continue from another one."
+          : model.source
+            ? "Write a source text; the model writes its output."
+            : "Write the beginning of a text; the model continues it token by token."
+      }
     </p>
     <ul class="chat-examples" aria-label="Examples">
       ${examples.map(

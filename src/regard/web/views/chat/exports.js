@@ -30,7 +30,8 @@ export function asMarkdown(conversation) {
 
 // Adds the conversations of a file to the history, as new ones. Returns the first.
 export async function importFile(file) {
-  if (file.size > MAX_BYTES) throw new Error(`${file.name} has ${file.size} bytes; at most ${MAX_BYTES} can be imported.`);
+  if (file.size > MAX_BYTES)
+    throw new Error(`${file.name} has ${file.size} bytes; at most ${MAX_BYTES} can be imported.`);
   let conversations;
   try {
     const data = JSON.parse(await file.text());

@@ -84,8 +84,7 @@ function fail(index, column, node, asked, error) {
   if (asked) remove(column, asked);
 }
 
-function append(node, { text, tokens, finish, usage }) {
-  if (usage) return;
+function append(node, { text, tokens, finish }) {
   node.finish = finish ?? null;
   node.count += tokens.length;
   if (finish === "stop") node.end = tokens.pop() ?? null;

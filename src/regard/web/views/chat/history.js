@@ -22,7 +22,11 @@ export function History({ onClose, onImport }) {
       setProblem(error.message);
     }
   };
-  const all = () => download("regard-conversations.json", kept.map(({ id }) => load(id)));
+  const all = () =>
+    download(
+      "regard-conversations.json",
+      kept.map(({ id }) => load(id)),
+    );
   const clear = () => (sure ? (forget(kept.map(({ id }) => id)), setSure(false)) : setSure(true));
   return html`<aside class="chat-history" aria-label="History">
     <header>
@@ -37,11 +41,13 @@ export function History({ onClose, onImport }) {
     <footer>
       <button type="button" onClick=${() => picker.current.click()}>Import</button>
       <input ref=${picker} type="file" accept=".json,application/json" hidden onChange=${read} />
-      ${kept.length > 0 &&
-      html`<button type="button" onClick=${all}>Export all</button>
-        <button type="button" class=${sure ? "chat-danger" : ""} onClick=${clear} onBlur=${() => setSure(false)}>
-          ${sure ? `Delete all ${kept.length}?` : "Clear all"}
-        </button>`}
+      ${
+        kept.length > 0 &&
+        html`<button type="button" onClick=${all}>Export all</button>
+          <button type="button" class=${sure ? "chat-danger" : ""} onClick=${clear} onBlur=${() => setSure(false)}>
+            ${sure ? `Delete all ${kept.length}?` : "Clear all"}
+          </button>`
+      }
     </footer>
   </aside>`;
 }
@@ -51,13 +57,22 @@ function Entry({ about, current }) {
   const { id, title, mode, model, updated } = about;
   const name = title || "Untitled";
   return html`<li class=${current ? "chat-entry chat-current" : "chat-entry"}>
-    ${renaming
-      ? html`<${Rename} title=${title} onDone=${(text) => (setRenaming(false), text !== null && rename(id, text))} />`
-      : html`<button type="button" class="chat-entry-title" aria-current=${current || null} onClick=${() => open(load(id))}>
-          <span>${name}</span><small class="muted">${mode} · ${model} · ${new Date(updated).toLocaleString()}</small>
-        </button>`}
+    ${
+      renaming
+        ? html`<${Rename} title=${title} onDone=${(text) => (setRenaming(false), text !== null && rename(id, text))} />`
+        : html`<button
+            type="button"
+            class="chat-entry-title"
+            aria-current=${current || null}
+            onClick=${() => open(load(id))}
+          >
+            <span>${name}</span><small class="muted">${mode} · ${model} · ${new Date(updated).toLocaleString()}</small>
+          </button>`
+    }
     <div class="chat-entry-actions">
-      <button type="button" class="quiet" aria-label=${`Rename ${name}`} onClick=${() => setRenaming(true)}>Rename</button>
+      <button type="button" class="quiet" aria-label=${`Rename ${name}`} onClick=${() => setRenaming(true)}>
+        Rename
+      </button>
       <button
         type="button"
         class="quiet"
@@ -96,7 +111,11 @@ function Rename({ title, onDone }) {
   </form>`;
 }
 
-const fileName = (title) => title.replace(/[^\p{L}\p{N}]+/gu, "-").slice(0, 40).replace(/^-|-$/g, "") || "conversation";
+const fileName = (title) =>
+  title
+    .replace(/[^\p{L}\p{N}]+/gu, "-")
+    .slice(0, 40)
+    .replace(/^-|-$/g, "") || "conversation";
 
 export function StorageNotice() {
   const message = useSignal(storageProblem);

@@ -1,20 +1,17 @@
 // The chat view: one column, or two that answer the same prompt with different models or settings, the history on the
 // left, the attention of the last answer on the right.
 
-import { Choice, Segments } from "../../controls.js";
-import { classes, effect, html, useEffect, useRef, useSignal, useState } from "../../html.js";
-import { model as pageModel, selection } from "../../state.js";
+import { Segments } from "../../controls.js";
+import { classes, html, useEffect, useSignal, useState } from "../../html.js";
+import { model as pageModel } from "../../state.js";
 import { Card, closeCard, setBranch } from "./card.js";
+import { Column } from "./column.js";
 import { Composer } from "./composer.js";
 import { conversation, open, openedBefore, save, touch } from "./conversations.js";
-import { Welcome } from "./examples.js";
-import { branch, describe, draft, problems, restorePrompt, running, send, stop } from "./generation.js";
+import { branch, draft, problems, restorePrompt, running, send, stop } from "./generation.js";
 import { History, StorageNotice } from "./history.js";
-import { Messages } from "./messages.js";
-import { showsAttention, showsHistory, tint, view } from "./preferences.js";
-import { Sampling } from "./sampling.js";
-import { handlers, mark } from "./tokens.js";
-import { isEmpty, newColumn, newConversation, path } from "./tree.js";
+import { showsAttention, showsHistory } from "./preferences.js";
+import { isEmpty, newConversation, path } from "./tree.js";
 
 setBranch((source, position, choice) => branch(source.index, source.node, position + (source.shift ?? 0), choice));
 
@@ -29,8 +26,8 @@ function NoText({ model }) {
   return html`<div class="notice">
     <p><b>${model.name}</b> generates no text, so there is nothing to chat with.</p>
     <p>
-      Look at it in <a href="#/inside">Inside</a>${model.attention && html` or <a href="#/attention">Attention</a>`}, or open
-      another one in <a href="#/models">Models</a>.
+      Look at it in <a href="#/inside">Inside</a>${model.attention && html` or <a href="#/attention">Attention</a>`}, or
+      open another one in <a href="#/models">Models</a>.
     </p>
   </div>`;
 }
@@ -58,14 +55,22 @@ function Chat({ model }) {
   };
   const submit = async (text) => {
     draft.value = "";
-    await send(text, opened.columns.map((column) => path(column).at(-1)?.id ?? ""));
+    await send(
+      text,
+      opened.columns.map((column) => path(column).at(-1)?.id ?? ""),
+    );
     document.getElementById("prompt")?.focus();
   };
   const pick = (text) => (draft.value = text) && submit(text);
   const canContinue = opened.mode === "continue" && !model.source && last !== undefined;
   return html`<div class=${classes("chat", history && "chat-with-history")}>
-    ${history &&
-    html`<${History} onClose=${() => (showsHistory.value = false)} onImport=${(imported) => imported && open(imported)} />`}
+    ${
+      history &&
+      html`<${History}
+        onClose=${() => (showsHistory.value = false)}
+        onImport=${(imported) => imported && open(imported)}
+      />`
+    }
     <section class="chat-conversation" aria-label="Conversation">
       <${Toolbar} opened=${opened} model=${model} onMode=${start} />
       <${StorageNotice} />
@@ -75,7 +80,13 @@ function Chat({ model }) {
             html`<${Column} key=${`${opened.id} ${index}`} ...${{ opened, column, index, model, onPick: pick }} />`,
         )}
       </div>
-      <${Composer} conversation=${opened} model=${model} onSend=${submit} onNew=${() => start()} canContinue=${canContinue} />
+      <${Composer}
+        conversation=${opened}
+        model=${model}
+        onSend=${submit}
+        onNew=${() => start()}
+        canContinue=${canContinue}
+      />
     </section>
     <${Attention} model=${model} />
     <${Card} />
@@ -87,7 +98,7 @@ function Toolbar({ opened, model, onMode }) {
   const compare = () => {
     stop();
     if (compared) opened.columns.length = 1;
-    else opened.columns.push({ ...newColumn(model.name), ...structuredClone({ ...opened.columns[0], model: model.name }) });
+    else opened.columns.push({ ...structuredClone(opened.columns[0]), model: model.name });
     touch();
     save(model.name);
   };
@@ -112,104 +123,18 @@ function Toolbar({ opened, model, onMode }) {
     <button type="button" aria-pressed=${compared} title="Two models or settings side by side" onClick=${compare}>
       Compare
     </button>
-    ${model.attention &&
-    html`<button
-      type="button"
-      class="chat-attention-button"
-      aria-pressed=${useSignal(showsAttention)}
-      onClick=${() => (showsAttention.value = !showsAttention.value)}
-    >
-      Attention
-    </button>`}
+    ${
+      model.attention &&
+      html`<button
+        type="button"
+        class="chat-attention-button"
+        aria-pressed=${useSignal(showsAttention)}
+        onClick=${() => (showsAttention.value = !showsAttention.value)}
+      >
+        Attention
+      </button>`
+    }
   </div>`;
-}
-
-function Column({ opened, column, index, model, onPick }) {
-  const own = useDescription(column, model);
-  const problem = useSignal(problems)[index];
-  const scroll = useRef();
-  useStickToEnd(scroll, opened, index);
-  useMarks(scroll);
-  const empty = !Object.keys(column.nodes).length;
-  return html`<div class="chat-column">
-    ${opened.columns.length > 1 && html`<${ColumnHeader} ...${{ opened, column, index, model, own }} />`}
-    <div
-      class=${classes("chat-scroll", useSignal(tint) && "chat-tinted")}
-      ref=${scroll}
-      tabindex="0"
-      role="log"
-      aria-label=${opened.columns.length > 1 ? `Conversation with ${own?.name ?? column.model}` : "Conversation so far"}
-      ...${handlers}
-      onScroll=${closeCard}
-    >
-      ${empty && (index === 0 ? html`<${Welcome} mode=${opened.mode} model=${model} onPick=${onPick} />` : null)}
-      <${Messages} mode=${opened.mode} column=${column} index=${index} view=${useSignal(view)} model=${own} />
-    </div>
-    ${problem && html`<p class="problem" id="notice" role="alert">${problem}</p>`}
-  </div>`;
-}
-
-function ColumnHeader({ opened, column, index, model, own }) {
-  const set = (name) => {
-    column.model = name;
-    touch();
-  };
-  return html`<header class="chat-column-header">
-    ${index === 0 || model.models.length === 1
-      ? html`<b>${own?.name}</b>`
-      : html`<${Choice} label="Model" value=${column.model} choices=${model.models} onChange=${set} />`}
-    <span class="spacer"></span>
-    ${own && html`<${Sampling} model=${own} column=${column} index=${index} chat=${opened.mode === "chat"} />`}
-  </header>`;
-}
-
-// The description of a column's model, or null until it is known.
-function useDescription(column, model) {
-  const [own, setOwn] = useState(null);
-  useEffect(() => {
-    let current = true;
-    Promise.resolve(describe(column)).then(
-      (found) => current && setOwn(found),
-      () => {},
-    );
-    return () => (current = false);
-  }, [column.model, model.name]);
-  return !column.model || column.model === model.name ? model : own;
-}
-
-// Keeps the end visible while tokens arrive, unless the user has scrolled back.
-function useStickToEnd(scroll, opened, index) {
-  const stuck = useRef(true);
-  useEffect(() => {
-    const element = scroll.current;
-    const watch = () => (stuck.current = element.scrollHeight - element.scrollTop - element.clientHeight < 120);
-    element.addEventListener("scroll", watch);
-    return () => element.removeEventListener("scroll", watch);
-  }, []);
-  const count = path(opened.columns[index]).length;
-  useEffect(() => {
-    stuck.current = true;
-  }, [count]);
-  useEffect(() => {
-    if (running.value.has(index) && stuck.current) scroll.current.scrollTop = scroll.current.scrollHeight;
-  }, [opened]);
-}
-
-// Marks the selected row of the attention map, and tints tokens by its weights while the panel is open.
-function useMarks(scroll) {
-  useEffect(() => {
-    let stopMarking = () => {};
-    import("../attention/weights.js").then(
-      ({ rowWeights }) => {
-        stopMarking = effect(() => {
-          const weights = showsAttention.value ? rowWeights.value : null;
-          if (scroll.current) mark(scroll.current, selection.value, weights);
-        });
-      },
-      () => {},
-    );
-    return () => stopMarking();
-  }, []);
 }
 
 function Attention({ model }) {

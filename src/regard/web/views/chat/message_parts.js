@@ -33,11 +33,13 @@ export function Footer({ node, column, index, busy, streaming, asked, onEdit }) 
   return html`<div class="chat-actions">
     <${Branches} column=${column} node=${node} busy=${busy} />
     ${asked && html`<${Branches} column=${column} node=${asked} busy=${busy} label="Prompt" />`}
-    ${!streaming &&
-    html`<button type="button" class="quiet" disabled=${busy} onClick=${again}>Regenerate</button>
-      ${onEdit && html`<button type="button" class="quiet" disabled=${busy} onClick=${onEdit}>Edit</button>`}
-      <button type="button" class="quiet" onClick=${copy}>Copy</button>
-      <p class="chat-stats">${statistics(node)}</p>`}
+    ${
+      !streaming &&
+      html`<button type="button" class="quiet" disabled=${busy} onClick=${again}>Regenerate</button>
+        ${onEdit && html`<button type="button" class="quiet" disabled=${busy} onClick=${onEdit}>Edit</button>`}
+        <button type="button" class="quiet" onClick=${copy}>Copy</button>
+        <p class="chat-stats">${statistics(node)}</p>`
+    }
   </div>`;
 }
 
@@ -48,7 +50,8 @@ function statistics(node) {
   const scored = [...tokensOf(node), ...(node.end ? [node.end] : [])];
   const mean = scored.reduce((sum, token) => sum + bits(token.logprob), 0) / scored.length;
   const reason = { stop: "ended", length: "token limit reached", stopped: "stopped", failed: "failed" }[finish];
-  return `${count} token${count === 1 ? "" : "s"} · ${(count / seconds).toFixed(0)} per second · ${mean.toFixed(2)} bits per token · ${reason}`;
+  const tokens = count === 1 ? "1 token" : `${count} tokens`;
+  return `${tokens} · ${(count / seconds).toFixed(0)} per second · ${mean.toFixed(2)} bits per token · ${reason}`;
 }
 
 // "‹ 2/3 ›": the versions of a message.

@@ -59,13 +59,13 @@ function UserMessage({ node, column, span, prompt, last, busy }) {
     : node.text;
   return html`<article class="chat-turn chat-user">
     <h2 class="visually-hidden">You</h2>
-    ${editing
-      ? html`<${Editor} text=${node.text} onDone=${done} />`
-      : html`<div class="chat-content">${text}</div>`}
+    ${editing ? html`<${Editor} text=${node.text} onDone=${done} />` : html`<div class="chat-content">${text}</div>`}
     <div class="chat-actions">
       <${Branches} column=${column} node=${node} busy=${busy} />
-      ${!editing &&
-      html`<button type="button" class="quiet" disabled=${busy} onClick=${() => setEditing(true)}>Edit</button>`}
+      ${
+        !editing &&
+        html`<button type="button" class="quiet" disabled=${busy} onClick=${() => setEditing(true)}>Edit</button>`
+      }
     </div>
   </article>`;
 }
@@ -83,15 +83,17 @@ function Answer({ node, column, index, span, prompt, last, view, busy, model }) 
     <h2 class="visually-hidden">Model</h2>
     ${node === last && prompt && html`<${PromptTokens} node=${node} prompt=${prompt} />`}
     <div class="chat-content">
-      ${markdown
-        ? html`<${Markdown} text=${textOf(node)} />`
-        : html`<${Tokens}
-              pieces=${node.pieces}
-              offset=${offset}
-              trim=${true}
-              label="Tokens of the answer"
-              source=${source}
-            /><${End} node=${node} source=${source} />`}
+      ${
+        markdown
+          ? html`<${Markdown} text=${textOf(node)} />`
+          : html`<${Tokens}
+                pieces=${node.pieces}
+                offset=${offset}
+                trim=${true}
+                label="Tokens of the answer"
+                source=${source}
+              /><${End} node=${node} source=${source} />`
+      }
     </div>
     <${Footer} ...${{ node, column, index, busy, streaming }} />
   </article>`;
@@ -106,13 +108,14 @@ function PromptTokens({ node, prompt }) {
   const pieces = useMemo(() => open && promptPieces(prompt, 0, prompt.ids.length), [open, prompt]);
   return html`<details class="chat-prompt" onToggle=${(event) => setOpen(event.target.open)}>
     <summary>Prompt, as the model reads it · ${prompt.ids.length} tokens</summary>
-    ${open &&
-    html`<${Tokens}
-      pieces=${pieces}
-      offset=${0}
-      label="Tokens of the prompt"
-      source=${{ node, prompt: true, first: 0 }}
-    />`}
+    ${
+      open &&
+      html`<${Tokens}
+        pieces=${pieces}
+        offset=${0}
+        label="Tokens of the prompt"
+        source=${{ node, prompt: true, first: 0 }}
+      />`
+    }
   </details>`;
 }
-

@@ -1,5 +1,5 @@
-// A passage of "continue" mode: the prompt and what the model has generated from it; for an encoder-decoder the source and
-// its output.
+// A passage of "continue" mode: the prompt and what the model has generated from it; for an encoder-decoder the source
+// and its output.
 
 import { html, useMemo, useState } from "../../html.js";
 import { promptOf } from "./generation.js";
@@ -24,14 +24,16 @@ export function Passage({ nodes, column, index, last, busy, model }) {
     aria-busy=${streaming}
   >
     <h2 class="visually-hidden">Passage</h2>
-    ${editing
-      ? html`<${Editor} text=${asked.text} onDone=${done} />`
-      : source
-        ? html`<p class="label">Source</p>
-            <div class="chat-content chat-source">${given}</div>
-            <p class="label">Output</p>
-            <div class="chat-content">${generated}</div>`
-        : html`<div class="chat-content">${given}${generated}</div>`}
+    ${
+      editing
+        ? html`<${Editor} text=${asked.text} onDone=${done} />`
+        : source
+          ? html`<p class="label">Source</p>
+              <div class="chat-content chat-source">${given}</div>
+              <p class="label">Output</p>
+              <div class="chat-content">${generated}</div>`
+          : html`<div class="chat-content">${given}${generated}</div>`
+    }
     ${final && html`<${Footer} ...${footer} />`}
   </article>`;
 }

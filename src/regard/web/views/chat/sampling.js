@@ -65,6 +65,8 @@ function SystemPrompt({ column }) {
   return html`<div class="field">
     <label for=${id}>System prompt</label>
     <textarea id=${id} rows="2" placeholder="none" value=${column.system} onInput=${set}></textarea>
-    <p class="help">Comes before the first message and says how to answer. Models that were not trained with one ignore it.</p>
+    <p class="help">
+      Comes before the first message and says how to answer. Models that were not trained with one ignore it.
+    </p>
   </div>`;
 }

@@ -1,5 +1,5 @@
-// Tokens as elements: tinted by surprisal, or by the attention weights of the selected row. One tab stop per list; arrow
-// keys move between tokens. Events are handled by the thread for all tokens, so pointing at one renders nothing again.
+// Tokens as elements: tinted by surprisal, or by the attention weights of the selected row. One tab stop per list;
+// arrow keys move between tokens. Events are handled for a whole column, so pointing at a token renders nothing again.
 // The surprisal of a token is −log2 p, in bits: 0 for a certain token, 1 for a probability of one half.
 
 import { html, useMemo } from "../../html.js";
@@ -11,8 +11,8 @@ const CHUNK = 64; // tokens that are rendered together, so that a new token touc
 
 export const bits = (logprob) => -logprob / Math.LN2;
 
-// pieces: as in tree.js; trim: without the space before the first word; offset: index of the first token in the passage, or
-// null; prompt: the tokens of a prompt, whose probabilities come later. `source` is what the card needs.
+// pieces: as in tree.js; trim: without the space before the first word; offset: index of the first token in the
+// passage, or null; source: what the card of a token needs (card.js)
 export function Tokens({ pieces, offset = null, trim = false, label, source }) {
   const chunks = [];
   let position = 0;
@@ -70,7 +70,7 @@ export const handlers = {
   onKeyDown(event) {
     const token = event.target.closest(".chat-token");
     if (!token) return;
-    if (event.key === "Enter" || event.key === " ") pinCard();
+    if (event.key === "Enter" || event.key === " ") (point(token), pinCard());
     else if (event.key === "Escape") closeCard();
     else if (!move(token, event.key)) return;
     event.preventDefault();
@@ -100,8 +100,8 @@ function move(token, key) {
   return true;
 }
 
-// Marks the selected row and column of the attention map in the text, and tints tokens by `weights` of the row, if there
-// are any: 0 to 1 for each token of the passage.
+// Marks the selected row and column of the attention map in the text, and tints tokens by the weights of the row, if
+// they are known: 0 to 1 for each token of the passage.
 export function mark(thread, { row, column }, weights) {
   const largest = weights ? Math.max(...weights.subarray(0, (row ?? 0) + 1), 1e-9) : 1;
   const weighted = weights !== null && row !== null && passage.value !== null;

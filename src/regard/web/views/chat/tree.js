@@ -1,12 +1,12 @@
-// A conversation as a tree of messages. Editing or regenerating a message adds a sibling; `chosen` says which sibling of
-// each parent is shown.
+// A conversation as a tree of messages. Editing or regenerating a message adds a sibling; `chosen` says which sibling
+// of each parent is shown.
 //
 // conversation: {id, title, mode, updated, columns}; mode: "chat" or "continue"
-// column:       {model, system, nodes: {id: node}, chosen: {parent id or "": node id}}; model: null for the page's model
+// column:       {model, system, nodes: {id: node}, chosen: {parent id or "": node id}}; model: null for the page's
 // node:         {id, parent, role: "user", text}
 //               {id, parent, role: "assistant", pieces, end, model, finish, count, seconds}
-// piece:        {text, tokens}, a token: {id, text, logprob, top: [{id, text, logprob}]}. A piece has several tokens if they
-//               are parts of one character. `end` is the stop token, which has no text.
+// piece:        {text, tokens}, a token: {id, text, logprob, top: [{id, text, logprob}]}. A piece has several tokens
+//               if they are parts of one character. `end` is the stop token, which has no text.
 
 export const newId = () => `n${Math.random().toString(36).slice(2, 10)}${Date.now().toString(36)}`;
 export const newColumn = (model = null) => ({ model, system: "", nodes: {}, chosen: {} });
@@ -53,8 +53,7 @@ export function chooseSibling(column, node, step) {
   if (sibling) column.chosen[node.parent] = sibling.id;
 }
 
-export const textOf = (node) =>
-  node.role === "user" ? node.text : node.pieces.map((piece) => piece.text).join("");
+export const textOf = (node) => (node.role === "user" ? node.text : node.pieces.map((piece) => piece.text).join(""));
 export const tokensOf = (node) => node.pieces.flatMap((piece) => piece.tokens);
 
 // The messages of a chat in OpenAI's format.
