@@ -76,7 +76,7 @@ def test_cards_work_by_keyboard_and_branch_from_an_alternative(start_server, vis
     assert page.evaluate("document.activeElement.className") == "chat-choice"
     page.keyboard.press("Enter")
     page.wait_for_selector("text=2/2")
-    wait_until(lambda: server.engine.idle)
+    wait_until(lambda: len(server.engine.submitted) == 2)
     first, branch = server.engine.submitted
     kept = server.engine.script[:2]
     assert list(branch.ids[:-1]) == [*first.ids, *kept] and branch.ids[-1] != server.engine.script[2]

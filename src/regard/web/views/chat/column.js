@@ -3,6 +3,7 @@
 import { Choice } from "../../controls.js";
 import { classes, effect, html, useEffect, useRef, useSignal, useState } from "../../html.js";
 import { selection } from "../../state.js";
+import { rowWeights } from "../attention/weights.js";
 import { closeCard } from "./card.js";
 import { touch } from "./conversations.js";
 import { Welcome } from "./examples.js";
@@ -18,7 +19,7 @@ export function Column({ opened, column, index, model, onPick }) {
   const problem = useSignal(problems)[index];
   const scroll = useRef();
   useStickToEnd(scroll, opened, index);
-  useMarks(scroll, model);
+  useMarks(scroll);
   const empty = !Object.keys(column.nodes).length;
   return html`<div class="chat-column">
     ${opened.columns.length > 1 && html`<${ColumnHeader} ...${{ opened, column, index, model, own }} />`}
@@ -87,19 +88,11 @@ function useStickToEnd(scroll, opened, index) {
 }
 
 // Marks the selected row of the attention map, and tints tokens by its weights while the panel is open.
-function useMarks(scroll, model) {
-  useEffect(() => {
-    if (!model.attention) return undefined;
-    let stopMarking = () => {};
-    import("../attention/weights.js").then(
-      ({ rowWeights }) => {
-        stopMarking = effect(() => {
-          const weights = showsAttention.value ? rowWeights.value : null;
-          if (scroll.current) mark(scroll.current, selection.value, weights);
-        });
-      },
-      () => {},
-    );
-    return () => stopMarking();
-  }, []);
+// An effect, not a render: pointing at tokens must not render the messages again.
+function useMarks(scroll) {
+  const follow = () => {
+    const weights = showsAttention.value ? rowWeights.value : null;
+    mark(scroll.current, selection.value, weights);
+  };
+  useEffect(() => effect(follow), []);
 }

@@ -2,8 +2,9 @@
 // left, the attention of the last answer on the right.
 
 import { Segments } from "../../controls.js";
-import { classes, html, useEffect, useSignal, useState } from "../../html.js";
+import { classes, html, useEffect, useSignal } from "../../html.js";
 import { model as pageModel } from "../../state.js";
+import { AttentionPanel } from "../attention/panel.js";
 import { Card, closeCard, setBranch } from "./card.js";
 import { Column } from "./column.js";
 import { Composer } from "./composer.js";
@@ -139,14 +140,6 @@ function Toolbar({ opened, model, onMode }) {
 
 function Attention({ model }) {
   const shown = useSignal(showsAttention);
-  const [Panel, setPanel] = useState(null);
-  useEffect(() => {
-    if (!shown || !model.attention || Panel) return;
-    import("../attention/panel.js").then(
-      (module) => setPanel(() => module.AttentionPanel),
-      () => {},
-    );
-  }, [shown, model.attention]);
-  if (!shown || !model.attention || !Panel) return null;
-  return html`<aside class="chat-attention" aria-label="Attention"><${Panel} /></aside>`;
+  if (!shown || !model.attention) return null;
+  return html`<aside class="chat-attention" aria-label="Attention"><${AttentionPanel} /></aside>`;
 }
