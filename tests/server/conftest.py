@@ -63,7 +63,7 @@ def browser(chromium: str) -> Iterator:
 
 @pytest.fixture
 def visit(browser) -> Iterator[Callable]:
-    """`visit(url, path="/web/next.html", **options of the browser's context)` opens the page."""
+    """`visit(url, path="/", **options of the browser's context)` opens the page."""
     with checked_pages(browser) as open_page:
         yield open_page
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-PAGE = "/web/next.html"
+PAGE = "/"
 FLAGS = "--no-sandbox --disable-gpu --disable-background-networking --disable-component-update --disable-sync"
 FLAGS += " --no-first-run --disable-quic"
 

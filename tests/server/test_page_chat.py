@@ -26,7 +26,7 @@ def wait_for_reply(page, count: int = 1):
 
 
 def show_as(page, name: str) -> None:
-    page.locator(".chat-bar label", has_text=name).click()
+    page.locator(".chat-bar .segments label", has_text=name).click()
 
 
 def focused(locator) -> bool:
@@ -281,3 +281,35 @@ def test_the_chat_is_accessible_and_fits_a_phone(start_server, visit, scheme):
     page.locator(ANSWER).first.tap()
     assert page.locator("#card").is_visible()  # and stays
     assert_accessible(page)
+
+
+def test_a_missing_or_wrong_key_opens_the_dialog(start_server, browser):
+    page = browser.new_page()
+    page.goto(start_server(key="open sesame", lens=None).url)
+    page.fill("#key", "wrong")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("dialog [role=alert]")
+    page.fill("#key", "open sesame")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#facts b")
+    assert "tiny" in page.inner_text("#facts")
+    send_prompt(page, QUESTION)
+    wait_for_reply(page)
+    page.close()
+
+
+def test_the_panel_shows_the_attention_of_the_answer(start_server, visit):
+    server = start_server()
+    page = visit(server.url, viewport={"width": 1440, "height": 860})
+    send_prompt(page, QUESTION)
+    wait_for_reply(page)
+    page.wait_for_selector(".chat-attention canvas")
+    page.locator(ANSWER).nth(3).hover()
+    page.wait_for_selector(".chat-weighted .chat-row")  # words are tinted by the weights of the row
+    read_weights = "tokens => tokens.map((token) => Number(token.style.getPropertyValue('--weight')))"
+    assert max(page.locator(f".chat-user {TOKENS}").evaluate_all(read_weights)) > 0
+    page.get_by_role("button", name="Attention").click()
+    assert page.locator(".chat-attention").count() == 0
+    page.reload()
+    page.wait_for_selector(ANSWER)
+    assert page.locator(".chat-attention").count() == 0  # as it was left

@@ -1,5 +1,4 @@
-// The client of the server's public routes. Streams of both generation routes are converted to the same deltas,
-// {text, tokens, finish, usage}; a token is {text, logprob, top: [{text, logprob}, …]}, the most likely one first.
+// The client of the server's public routes, one function per route. Errors are of the class ApiError.
 
 import { decodeArrays } from "./arrays.js";
 
@@ -43,13 +42,10 @@ export async function request(path, body, signal) {
 
 export const requestJson = async (path, body, signal) => (await request(path, body, signal)).json();
 
-// passage: {text} or {messages}; head: {layer, head}, or {} for the overview of all heads
-// model: its name; the server's first by default
+// model: its name; the server's first by default; passage: {text} or {messages}
 export const describeModel = (model) =>
   requestJson("/regard/model" + (model ? `?model=${encodeURIComponent(model)}` : ""));
 export const tokenize = (model, passage, signal) => requestJson("/regard/tokenize", { model, ...passage }, signal);
-export const attention = (model, passage, head, signal) =>
-  requestJson("/regard/attention", { model, ...passage, ...head }, signal);
 
 // Runs: {folder, runs, process, may_start}; positions: [{run, cursor}, …]
 export const listRuns = (signal) => requestJson("/regard/runs", undefined, signal);
@@ -104,47 +100,9 @@ export const loadAdapter = (model, name) =>
   requestJson("/v1/load_lora_adapter", { model, lora_name: name, lora_path: name });
 export const unloadAdapter = (name) => requestJson("/v1/unload_lora_adapter", { lora_name: name });
 
-// sampling: OpenAI's fields
-export async function* generate(model, passage, sampling, signal) {
-  const shared = { model, ...sampling, stream: true, stream_options: { include_usage: true } };
-  const [path, body, readChoice] = passage.messages
-    ? [
-        "/v1/chat/completions",
-        { ...shared, messages: passage.messages, logprobs: true, top_logprobs: TOP_LOGPROBS },
-        readChatChoice,
-      ]
-    : ["/v1/completions", { ...shared, prompt: passage.text, logprobs: TOP_LOGPROBS }, readCompletionChoice];
-  const response = await request(path, body, signal);
-  for await (const chunk of events(response.body)) {
-    if (chunk.error) throw new ApiError(chunk.error.message, 200, chunk.error.code);
-    const choice = chunk.choices[0];
-    yield choice ? { ...readChoice(choice), finish: choice.finish_reason } : { text: "", tokens: [], usage: chunk.usage };
-  }
-}
-
-function readChatChoice({ delta, logprobs }) {
-  const tokens = (logprobs?.content ?? []).map((token) => ({
-    text: token.token,
-    logprob: token.logprob,
-    top: token.top_logprobs.map(({ token: text, logprob }) => ({ text, logprob })),
-  }));
-  return { text: delta.content ?? "", tokens };
-}
-
-function readCompletionChoice({ text, logprobs }) {
-  const tokens = (logprobs?.tokens ?? []).map((token, i) => ({
-    text: token,
-    logprob: logprobs.token_logprobs[i],
-    top: Object.entries(logprobs.top_logprobs[i])
-      .map(([alternative, logprob]) => ({ text: alternative, logprob }))
-      .sort((a, b) => b.logprob - a.logprob),
-  }));
-  return { text, tokens };
-}
-
-// Continues a prompt of ids, which is exact where encoding its text again may give other tokens. Yields {text, tokens,
-// finish}; a token is {id, text, logprob, top: [{id, text, logprob}, …]}, the most likely one first. The last
-// token of a text that the model ended is the stop token, which has no text.
+// Continues a prompt of ids, which is exact where encoding its text again may give other tokens. sampling: OpenAI's
+// fields. Yields {text, tokens, finish}; a token is {id, text, logprob, top: [{id, text, logprob}, …]}, the most likely
+// one first. The last token of a text that the model ended is the stop token, which has no text.
 export async function* complete(model, ids, sampling, signal) {
   const body = { model, prompt: ids, ...sampling, stream: true, logprobs: TOP_LOGPROBS, return_token_ids: true };
   const response = await request("/v1/completions", body, signal);

@@ -1,135 +1,137 @@
-// Connects the controls of the page: prompt, settings, key dialog, conversation and attention panel.
+// The page: header, navigation, the view that the address names, and the dialog for the server's key.
 
 import * as api from "./api.js";
-import { AttentionPanel } from "./attention.js";
-import { Conversation } from "./conversation.js";
-import { element, watchTokens } from "./tokens.js";
+import { html, render, useEffect, useRef, useSignal, useState } from "./html.js";
+import { model, openModel, problem, route, stored } from "./state.js";
 
-const get = (id) => document.getElementById(id);
-const prompt = get("prompt");
-let conversation = new Conversation();
-let model = null;
-let panel = null;
-let running = null; // AbortController of the generation
+const VIEWS = {
+  chat: "Chat",
+  attention: "Attention",
+  inside: "Inside",
+  instruments: "Instruments",
+  runs: "Runs",
+  models: "Models",
+};
+const THEMES = ["auto", "light", "dark"];
+const theme = stored("theme", "auto");
+theme.subscribe((value) => (document.documentElement.dataset.theme = THEMES.includes(value) ? value : "auto"));
 
-const mode = () => (get("mode-chat").checked ? "chat" : "continue");
-
-async function start() {
-  try {
-    model = await api.describeModel(new URLSearchParams(location.search).get("model"));
-  } catch (error) {
-    if (error.status === 401) return askForKey();
-    return notify(error.message);
-  }
-  const facts = [`${model.layers} layers`, `context ${model.context} tokens`, `vocabulary ${model.vocabulary}`];
-  const title = element("b", "", model.models.length > 1 ? "" : model.name);
-  if (model.models.length > 1) title.append(modelPicker());
-  get("facts").replaceChildren(title, ` · ${(model.layers ? facts : facts.slice(1)).join(" · ")}`);
-  document.title = `${model.name} · regard`;
-  get("mode-chat").disabled = !model.chat;
-  get(model.chat ? "mode-chat" : "mode-continue").checked = true;
-  get("attention").hidden = !model.attention;
-  if (model.attention) panel = new AttentionPanel(model);
-  reset();
-}
-
-// Another model opens the page again, with its name in the address.
-function modelPicker() {
-  const picker = element("select", "");
-  picker.id = "model";
-  picker.setAttribute("aria-label", "Model");
-  picker.append(...model.models.map((name) => new Option(name, name, false, name === model.name)));
-  picker.addEventListener("change", () => (location.search = `?model=${encodeURIComponent(picker.value)}`));
-  return picker;
-}
-
-function askForKey() {
-  const dialog = get("key-dialog");
-  dialog.addEventListener("close", () => (api.setKey(get("key").value), start()), { once: true });
-  dialog.showModal();
-}
-
-function notify(message) {
-  get("notice").textContent = message;
-  get("notice").hidden = !message;
-}
-
-// Starts an empty conversation in the selected mode.
-function reset() {
-  running?.abort();
-  conversation = new Conversation();
-  panel?.clear();
-  notify("");
-  const chat = mode() === "chat";
-  prompt.placeholder = chat ? "Write a message …" : "Write a prompt; leave it empty to continue the last passage …";
-  get("send").textContent = chat ? "Send" : "Continue";
-  prompt.focus();
-}
-
-function sampling() {
-  const settings = {
-    temperature: get("temperature").valueAsNumber,
-    top_p: get("top-p").valueAsNumber,
-    max_tokens: get("max-tokens").valueAsNumber || 96,
+function App() {
+  const [needsKey, setNeedsKey] = useState(null); // {message}: a new object for each refusal, also with the same message
+  const start = async (name) => {
+    try {
+      await openModel(name);
+      setNeedsKey(null);
+    } catch (error) {
+      if (!(error instanceof api.ApiError)) throw error;
+      if (error.status === 401) setNeedsKey({ message: error.message });
+      else problem.value = error.message;
+    }
   };
-  const seed = get("seed").valueAsNumber;
-  return Number.isNaN(seed) ? settings : { ...settings, seed };
+  useEffect(() => void start(new URLSearchParams(location.search).get("model")), []);
+  return html`
+    <${Header} onModel=${start} />
+    <${View} />
+    ${needsKey && html`<${KeyDialog} message=${needsKey.message} onKey=${(key) => (api.setKey(key), start())} />`}
+  `;
 }
 
-async function send() {
-  const text = prompt.value;
-  if (running || !model || (!text.trim() && !(mode() === "continue" && conversation.passage("continue")))) return;
-  notify("");
-  prompt.value = "";
-  get("settings").open = false;
-  running = new AbortController();
-  const { signal } = running;
-  showBusy(true);
-  try {
-    await conversation.generate(mode(), text, model, sampling(), signal);
-  } catch (error) {
-    if (!(error instanceof api.ApiError)) throw error;
-    notify(error.message);
-    prompt.value = text;
-  } finally {
-    running = null;
-    showBusy(false);
-    prompt.focus();
-  }
-  await panel?.show(conversation.passage(mode()));
+function Header({ onModel }) {
+  const [name] = useSignal(route);
+  return html`
+    <header class="header">
+      <a class="brand" href="#/chat"><img src="/web/icon.svg" alt="" width="28" height="28" /><span>regard</span></a>
+      <nav class="views" aria-label="Views">
+        ${Object.entries(VIEWS).map(
+          ([id, title]) =>
+            html`<a key=${id} href=${`#/${id}`} aria-current=${id === name ? "page" : null}>${title}</a>`,
+        )}
+      </nav>
+      <${ModelName} onModel=${onModel} />
+      <${ThemeButton} />
+    </header>
+  `;
 }
 
-function showBusy(busy) {
-  get("stop").hidden = !busy;
-  get("send").hidden = busy;
+function ModelName({ onModel }) {
+  const opened = useSignal(model);
+  if (!opened) return html`<p class="facts" id="facts">connecting …</p>`;
+  if (opened.models.length === 1) return html`<p class="facts" id="facts"><b>${opened.name}</b></p>`;
+  const open = (event) => {
+    history.replaceState(null, "", `?model=${encodeURIComponent(event.target.value)}${location.hash}`);
+    onModel(event.target.value);
+  };
+  return html`<p class="facts" id="facts">
+    <select id="model" aria-label="Model" value=${opened.name} onChange=${open}>
+      ${opened.models.map((name) => html`<option key=${name} value=${name}>${name}</option>`)}
+    </select>
+  </p>`;
 }
 
-function showSettings() {
-  const { temperature, top_p } = sampling();
-  get("temperature-value").textContent = temperature.toFixed(2);
-  get("top-p-value").textContent = top_p.toFixed(2);
-  get("settings-summary").textContent = `T ${temperature.toFixed(2)}`;
+function ThemeButton() {
+  const chosen = useSignal(theme);
+  const next = THEMES[(THEMES.indexOf(chosen) + 1) % THEMES.length];
+  return html`<button
+    class="icon-button"
+    title=${`Theme: ${chosen}. Switch to ${next}`}
+    aria-label=${`Theme: ${chosen}. Switch to ${next}`}
+    onClick=${() => (theme.value = next)}
+  >
+    ${{ auto: "◐", light: "☀", dark: "☾" }[chosen]}
+  </button>`;
 }
 
-get("composer").addEventListener("submit", (event) => (event.preventDefault(), send()));
-prompt.addEventListener("keydown", (event) => {
-  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
-  event.preventDefault();
-  send();
-});
-get("stop").addEventListener("click", () => running?.abort());
-get("clear").addEventListener("click", reset);
-get("settings").addEventListener("input", showSettings);
-addEventListener("pointerdown", (event) => {
-  if (!event.target.closest("#settings")) get("settings").open = false;
-});
-addEventListener("keydown", (event) => {
-  if (event.key === "Escape") get("settings").open = false;
-});
-for (const choice of document.getElementsByName("mode")) choice.addEventListener("change", reset);
-const updateTint = () => get("turns").classList.toggle("tinted", get("tint").checked);
-get("tint").addEventListener("change", updateTint);
-updateTint();
-showSettings();
-watchTokens(get("scroll"));
-start();
+// Views are loaded when they are first opened.
+function View() {
+  const [name, ...path] = useSignal(route);
+  const failure = useSignal(problem);
+  const [views, setViews] = useState({});
+  const known = Object.hasOwn(VIEWS, name);
+  useEffect(() => {
+    if (!known || views[name]) return;
+    import(`./views/${name}/index.js`).then(
+      (module) => setViews((loaded) => ({ ...loaded, [name]: module.default })),
+      () => (problem.value = "This view could not be loaded. Is the server still running?"),
+    );
+  }, [name]);
+  const Current = views[name];
+  return html`
+    ${failure && html`<p class="problem" role="alert">${failure}</p>`}
+    <main id="view" class=${`view view-${known ? name : "unknown"}`}>
+      <h1 class="visually-hidden">${known ? VIEWS[name] : "Not found"}</h1>
+      ${known
+        ? Current && html`<${Current} key=${name} path=${path} />`
+        : html`<p class="notice">There is no view “${name}”. <a href="#/chat">Open the chat</a></p>`}
+    </main>
+  `;
+}
+
+function KeyDialog({ message, onKey }) {
+  const dialog = useRef();
+  const [key, setKey] = useState("");
+  useEffect(() => void dialog.current.showModal(), []);
+  const submit = (event) => {
+    event.preventDefault();
+    onKey(key);
+  };
+  return html`
+    <dialog ref=${dialog} aria-labelledby="key-title" onCancel=${(event) => event.preventDefault()}>
+      <form onSubmit=${submit}>
+        <h2 id="key-title">This server requires an API key</h2>
+        ${api.hasKey() && html`<p class="problem" role="alert">${message}</p>`}
+        <label for="key">Key</label>
+        <input
+          type="password"
+          id="key"
+          autocomplete="off"
+          required
+          value=${key}
+          onInput=${(event) => setKey(event.target.value)}
+        />
+        <button type="submit" class="primary">Connect</button>
+      </form>
+    </dialog>
+  `;
+}
+
+render(html`<${App} />`, document.getElementById("page"));

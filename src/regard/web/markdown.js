@@ -18,11 +18,9 @@ const BLOCKS = {
   code: ({ text, lang }) => html`<${Code} text=${text} language=${lang} />`,
   blockquote: ({ tokens }) => html`<blockquote>${blocks(tokens)}</blockquote>`,
   text: ({ tokens, text }) => (tokens ? inline(tokens) : unescape(text)),
-  // The page's own headings are h1 to h3.
+  // One level for all: a document must not skip levels, and models do.
   heading: ({ tokens, depth }) =>
-    html`<p class=${`heading heading-${depth}`} role="heading" aria-level=${Math.min(depth + 3, 6)}>
-      ${inline(tokens)}
-    </p>`,
+    html`<p class=${`heading heading-${depth}`} role="heading" aria-level="3">${inline(tokens)}</p>`,
   list: ({ ordered, start, items }) =>
     ordered
       ? html`<ol start=${start}>

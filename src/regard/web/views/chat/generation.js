@@ -137,16 +137,11 @@ export function showPassage(node) {
   const model = pageModel.value;
   if (!prompt || node.model !== model.name) return;
   const generated = tokensOf(node);
-  const before = model.source ? { ids: [], tokens: [] } : prompt;
-  const ids = [...before.ids, ...generated.map((token) => token.id)];
-  if (!ids.length || passage.value?.ids.join() === ids.join()) return;
+  const ids = [...prompt.ids, ...generated.map((token) => token.id)];
+  if (passage.value?.ids.join() === ids.join()) return;
   select({ row: null, column: null, pinned: false });
-  passage.value = {
-    ids,
-    tokens: [...before.tokens, ...generated.map((token) => token.text)],
-    generated: before.ids.length,
-    ...(model.source && { source: prompt }),
-  };
+  const tokens = [...prompt.tokens, ...generated.map((token) => token.text)];
+  passage.value = { ids, tokens, generated: prompt.ids.length };
 }
 
 // The probabilities of the tokens of a prompt, computed when they are first asked for.

@@ -46,14 +46,14 @@ function Given({ text, node, prompt, source }) {
   if (!span) return html`<span class="chat-given">${text}</span>`;
   const details = { node, prompt: true, first: span[0], unscored: source };
   return html`<span class="chat-given">
-    <${Tokens} pieces=${pieces} offset=${source ? null : span[0]} label="Tokens of the prompt" source=${details} />
+    <${Tokens} pieces=${pieces} offset=${span[0]} label="Tokens of the prompt" source=${details} />
   </span>`;
 }
 
 function Generated({ answers, prompt, index, busy, model }) {
   const source = model?.source;
   const before = answers.slice(0, -1).flatMap(tokensOf).length;
-  let offset = prompt && (source ? 0 : prompt.ids.length - before);
+  let offset = prompt && prompt.ids.length - (source ? 0 : before);
   return answers.map((node) => {
     const at = offset;
     if (offset !== null) offset += tokensOf(node).length;

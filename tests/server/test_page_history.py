@@ -1,0 +1,111 @@
+"""Conversations that the browser keeps: reload, several tabs, rename, delete, export, import, limits."""
+
+import json
+
+import pytest
+
+from tests.server.conftest import REPLY
+from tests.server.test_page_chat import ANSWER, QUESTION, send_prompt, wait_for_reply
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.fixture
+def page(start_server, visit):
+    page = visit(start_server(lens=None).url)
+    send_prompt(page, QUESTION)
+    wait_for_reply(page)
+    return page
+
+
+def entries(page) -> list[str]:
+    return page.locator(".chat-entry-title span").all_inner_texts()
+
+
+def open_history(page) -> None:
+    page.click("text=History")
+    page.wait_for_selector(".chat-history")
+
+
+def test_a_reload_keeps_the_conversation_and_its_tokens(page):
+    page.reload()
+    page.wait_for_selector(ANSWER)
+    assert page.locator(".chat-model .chat-content").inner_text().strip() == REPLY.strip()
+    page.locator(ANSWER).nth(2).hover()
+    assert page.locator("#card .chat-choice").count() == 8
+    page.click("#clear")
+    assert page.locator(".chat-turn").count() == 0
+    open_history(page)
+    page.click(".chat-entry-title")
+    page.wait_for_selector(ANSWER)
+
+
+def test_conversations_are_renamed_and_deleted(page):
+    open_history(page)
+    assert entries(page) == [QUESTION]
+    page.get_by_label(f"Rename {QUESTION}").click()
+    page.get_by_label("Title").fill("Lamps")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".chat-entry-title:has-text('Lamps')")
+    page.get_by_label("Delete Lamps").click()
+    assert entries(page) == [] and page.locator(".chat-turn").count() == 0
+    send_prompt(page, QUESTION)
+    wait_for_reply(page)
+    page.click("text=Clear all")
+    assert len(entries(page)) == 1  # asks first
+    page.click("text=Delete all 1?")
+    assert entries(page) == []
+
+
+def test_two_tabs_keep_each_others_conversations(page):
+    other = page.context.new_page()
+    other.goto(page.url)
+    other.wait_for_selector("#prompt")
+    assert other.locator(".chat-turn").count() == 0
+    send_prompt(other, "Where is the box?")
+    wait_for_reply(other)
+    open_history(page)
+    assert sorted(entries(page)) == sorted([QUESTION, "Where is the box?"])
+    page.get_by_role("button", name="Where is the box?").first.click()  # both tabs have it open now
+    page.wait_for_selector(ANSWER)
+    send_prompt(page, "And the lamp?")
+    wait_for_reply(page, 2)
+    other.wait_for_selector("text=And the lamp?")
+    send_prompt(other, "And Mira?")
+    wait_for_reply(other, 3)
+    page.wait_for_selector("text=And Mira?")
+
+
+def test_conversations_are_exported_and_imported(page, tmp_path):
+    open_history(page)
+    with page.expect_download() as text:
+        page.get_by_label("Export").filter(has_text="Markdown").click()
+    assert text.value.path().read_text().strip().endswith(REPLY.strip())
+    with page.expect_download() as file:
+        page.click("text=Export all")
+    saved = tmp_path / "saved.json"
+    file.value.save_as(saved)
+    assert len(json.loads(saved.read_text())["conversations"]) == 1
+    page.click("text=Clear all")
+    page.click("text=Delete all 1?")
+    page.set_input_files("input[type=file]", saved)
+    page.wait_for_selector(ANSWER)
+    assert entries(page) == [QUESTION]
+    broken = tmp_path / "broken.json"
+    broken.write_text('{"conversations": [{"mode": "chat"}]}')
+    page.set_input_files("input[type=file]", broken)
+    page.wait_for_selector("text=is not a file of conversations")
+    assert entries(page) == [QUESTION]
+
+
+def test_a_full_history_removes_the_oldest_and_says_so(page):
+    page.evaluate(
+        """() => {
+            const about = { id: "old", title: "Old", mode: "chat", model: "m", updated: 1 };
+            localStorage.setItem("regard-chat old", JSON.stringify(about) + "\\n" + "x".repeat(3_999_000));
+        }"""
+    )
+    send_prompt(page, "And the box?")
+    page.wait_for_selector("text=The history is full: the oldest conversation was removed.")
+    open_history(page)
+    assert entries(page) == [QUESTION]
