@@ -41,7 +41,6 @@ function Chat({ model }) {
     const mode = model.chat ? "chat" : "continue";
     const before = isEmpty(conversation.value) ? openedBefore() : conversation.value;
     open(before && (before.mode === "continue" || model.chat) ? before : newConversation(mode));
-    return stop;
   }, []);
   const last = path(opened.columns[0]).at(-1);
   useEffect(() => {
