@@ -55,7 +55,7 @@ def whisper(tmp_path_factory: pytest.TempPathFactory) -> LanguageModel:
     return load(folder, device="cpu")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # playwright's event loop must end before other modules call asyncio.run
 def browser(chromium: str) -> Iterator:
     with open_browser(chromium) as browser:
         yield browser
