@@ -1,4 +1,6 @@
-"""Writes the equations of the instruments as MathML trees for the page: `python docs/generate_equations.py TEMML`.
+"""Writes the table of the instruments in docs/topics/instruments.md, and their equations as MathML trees for the page:
+
+    python docs/generate_equations.py [TEMML]
 
 TEMML is the folder of the npm package `temml`, which converts LaTeX to MathML; Node runs it. The page builds elements
 from the trees [tag, attributes, ...children], so it parses no HTML and needs no library for equations.
@@ -10,8 +12,10 @@ import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
-from regard.instruments import INSTRUMENTS
+from regard.instruments import COURSE, INSTRUMENTS
 
+PAGE = Path(__file__).parent / "topics/instruments.md"
+START, END = "<!-- instruments -->\n", "<!-- end -->"
 TARGET = Path(__file__).parents[1] / "src/regard/web/views/instruments/equations.json"
 KEPT = {"display", "fence", "form", "stretchy", "separator", "lspace", "rspace", "width", "mathvariant", "accent",
         "largeop", "movablelimits", "scriptlevel", "displaystyle", "linethickness"}  # fmt: skip
@@ -34,7 +38,23 @@ def tree(element: ElementTree.Element) -> list:
     return [tag, {name: value for name, value in element.attrib.items() if name in KEPT}, *children]
 
 
-def main(temml: str) -> None:
+def table() -> str:
+    """The instruments by chapter, each with its explanation and its question."""
+    lines = []
+    for chapter, ids in COURSE.items():
+        lines += [f"\n## {chapter}\n", "| instrument | what it shows | question |", "| --- | --- | --- |"]
+        for instrument in (INSTRUMENTS[id] for id in ids):
+            cells = (f"{instrument.title} (`{instrument.id}`)", instrument.explanation, instrument.quiz.question)
+            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines) + "\n\n"
+
+
+def page() -> str:
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(START)
+    return before + START + table() + END + rest.partition(END)[2]
+
+
+def write_equations(temml: str) -> None:
     latex = [instrument.equation for instrument in INSTRUMENTS.values()]
     command = ["node", "-e", SCRIPT, str(Path(temml).resolve())]
     found = subprocess.run(command, input=json.dumps(latex), capture_output=True, text=True, check=True).stdout
@@ -46,4 +66,6 @@ def main(temml: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    PAGE.write_text(page(), encoding="utf-8")
+    if len(sys.argv) > 1:
+        write_equations(sys.argv[1])

@@ -1,12 +1,14 @@
-"""Every instrument has its equation as MathML, made from the LaTeX of the registry."""
+"""Every instrument has its equation as MathML, made from the LaTeX of the registry, and a row in the documentation."""
 
 import json
+import runpy
 from pathlib import Path
 
 import regard
 from regard.instruments import INSTRUMENTS
 
 EQUATIONS = Path(regard.__file__).parent / "web/views/instruments/equations.json"
+DOCS = Path(__file__).parents[2] / "docs"
 REMEDY = "run python docs/generate_equations.py with the folder of temml"
 
 
@@ -29,3 +31,8 @@ def test_trees_have_only_elements_of_mathml_and_no_styles() -> None:
     for equation in json.loads(EQUATIONS.read_text(encoding="utf-8")).values():
         assert equation["tree"][0] == "math"
         check(equation["tree"])
+
+
+def test_the_table_of_the_documentation_is_current() -> None:
+    written = runpy.run_path(str(DOCS / "generate_equations.py"))["page"]()
+    assert (DOCS / "topics/instruments.md").read_text(encoding="utf-8") == written, REMEDY

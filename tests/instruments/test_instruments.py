@@ -89,7 +89,7 @@ CHECKS = {
 def test_panels_are_finite_and_consistent_for_all_controls(instrument: Instrument) -> None:
     check(instrument, instrument.panels({}))
 
-    @settings(max_examples=12, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=8, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
     @given(values_of(instrument))
     def over_the_range(values: dict[str, Any]) -> None:
         try:

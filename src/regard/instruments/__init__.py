@@ -5,20 +5,33 @@
 Each answers a question. The page draws their panels; /regard/instruments serves them.
 """
 
-from regard.instruments import ancestors, attention, blocks, efficient, positions, serving
+from regard.instruments import (
+    ancestors,
+    architecture,
+    attention,
+    blocks,
+    efficient,
+    language,
+    positions,
+    serving,
+    translation,
+    vocabulary,
+)
 from regard.instruments.instrument import Instrument, Panel, Subject, subject_of
 
 COURSE: dict[str, tuple[str, ...]] = {  # chapter: ids, in order
-    "Before attention": ("feed-forward", "recurrence", "lstm"),
-    "Attention": ("one-query", "self-attention", "five-tokens", "masks"),
+    "Before attention": ("feed-forward", "recurrence", "lstm", "bottleneck", "alignment"),
+    "Text as numbers": ("tokens", "embeddings"),
+    "Attention": ("one-query", "self-attention", "five-tokens", "heads", "masks", "cross-attention"),
     "Blocks": ("feed-forward-layer", "norms", "residual", "gated-unit"),
     "Positions": ("sinusoids", "rope", "position-choice"),
-    "Long sequences": (
-        "window", "tiles", "memory-wall", "associativity", "convolution-recurrence", "experts",
-    ),
+    "Models": ("encoder-decoder", "trace", "sandwich", "generation", "masked-words", "patches"),
+    "Long sequences": ("window", "tiles", "memory-wall", "associativity", "convolution-recurrence", "experts"),
     "Serving and adapting": ("kv-cache", "prefill-decode", "sharing", "lora"),
-}  # fmt: skip
-MODULES = (ancestors, attention, blocks, positions, efficient, serving)
+}
+MODULES = (
+    ancestors, translation, vocabulary, attention, blocks, positions, architecture, language, efficient, serving,
+)  # fmt: skip
 DEFINED = {instrument.id: instrument for module in MODULES for instrument in module.INSTRUMENTS}
 INSTRUMENTS: dict[str, Instrument] = {id: DEFINED[id] for ids in COURSE.values() for id in ids}
 

@@ -75,14 +75,14 @@ def sinusoids(width: int, position: int, base: float, tokens: int) -> list[Panel
 
 
 @torch.no_grad()
-def rope_score(q: Tensor, k: Tensor, spec: Position, m: int, n: int, heads: int = 1) -> float:
-    """The score of a query at position m and a key at position n, for any scheme."""
-    module, width = spec.build(q.shape[-1], heads), q.shape[-1]
-    layout = TokenLayout(torch.tensor([[m, n]]))
-    x = module.embed(torch.stack([q, k])[None], layout)  # (1, 2, E)
-    rotated, keys = module.rotate(x[:, None], x[:, None], layout)
+def scores_at(q: Tensor, k: Tensor, spec: Position, m: int, keys: list[int]) -> list[float]:
+    """The scores of a query at position m with the same key at these positions, for any scheme."""
+    width = q.shape[-1]
+    module, layout = spec.build(width, 1), TokenLayout(torch.tensor([[m, *keys]]))
+    x = module.embed(torch.stack([q, *[k] * len(keys)])[None], layout)  # (1, L, E)
+    rotated, rotated_keys = module.rotate(x[:, None], x[:, None], layout)
     options = ScoreOptions(Full(), width**-0.5, module.bias(module.share_bias(layout)))
-    return float(attention_scores(rotated, keys, layout, options)[0, 0, 0, 1])
+    return attention_scores(rotated, rotated_keys, layout, options)[0, 0, 0, 1:].tolist()
 
 
 def rope(m: int, n: int, base: float, pair: int, scaling: str) -> list[Panel]:
@@ -95,8 +95,8 @@ def rope(m: int, n: int, base: float, pair: int, scaling: str) -> list[Panel]:
     frequencies = spec.frequencies(width, layout).flatten()[: width // 2]
     gap = n - m
     shifts = [0, 1, 7, 100, 1000]
-    same = [(m + s, n + s, gap, rope_score(q, k, spec, m + s, n + s)) for s in shifts]
-    distances = range(0, 129, 2)
+    same = [(m + s, n + s, gap, *scores_at(q, k, spec, m + s, [n + s])) for s in shifts]
+    distances = list(range(0, 129, 2))
     return [
         scatter(
             "the chosen pair of coordinates, rotated",
@@ -107,7 +107,7 @@ def rope(m: int, n: int, base: float, pair: int, scaling: str) -> list[Panel]:
         table("the score depends on the distance only", ("query at", "key at", "distance", "score"), same),
         lines(
             "score against distance",
-            {"score": [(d, rope_score(q, k, spec, 0, d)) for d in distances]},
+            {"score": list(zip(distances, scores_at(q, k, spec, 0, distances), strict=True))},
             "distance",
             "score",
         ),
@@ -151,9 +151,9 @@ def measure(name: str) -> tuple[str, int, str, str, str]:
         module = spec.build(width, 1)
         q, k = torch.randn(2, width)
         torch.manual_seed(1)
-        before = rope_score(q, k, spec, 3, 10)
+        (before,) = scores_at(q, k, spec, 3, [10])
         torch.manual_seed(1)
-        after = rope_score(q, k, spec, 103, 110)
+        (after,) = scores_at(q, k, spec, 103, [110])
     limit = spec.max_positions
     angles = "–"
     if isinstance(spec, Rope):

@@ -24,7 +24,7 @@ from regard.planning.parameters import Parameters
 from regard.planning.speed import device_of
 from regard.planning.training import adapter_parameters, lora_parameters
 
-PLANNED = ("gpt2", "llama-7b", "mistral-7b", "llama-3.1-8b", "mixtral-8x7b", "llama-2-70b")
+PLANNED = ("gpt2", "llama-7b", "mistral-7b", "llama-3.1-8b")
 
 
 @cache
