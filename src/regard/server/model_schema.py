@@ -7,19 +7,19 @@ from pydantic import Field
 from regard.server.response_bodies import ResponseBody
 from regard.server.schema import Name, RequestBody
 
-ModelName = Annotated[str, Field(min_length=1, max_length=512)]
+ListedName = Annotated[str, Field(min_length=1, max_length=512)]
 
 
 class LoadModelBody(RequestBody):
-    model: ModelName
+    model: ListedName
 
 
 class UnloadModelBody(RequestBody):
-    model: ModelName
+    model: ListedName
 
 
 class PlanBody(RequestBody):
-    model: ModelName
+    model: ListedName
     context: Annotated[int, Field(ge=1, le=1 << 30)] | None = None
     batch: Annotated[int, Field(ge=1, le=1 << 20)] = 1
     dtype: Name = "float32"
@@ -28,7 +28,7 @@ class PlanBody(RequestBody):
 
 
 class VerifyBody(RequestBody):
-    model: ModelName
+    model: ListedName
 
 
 class ServedModelCard(ResponseBody):

@@ -7,6 +7,8 @@ import { duration } from "../../draw/numbers.js";
 import { chosen, isActive, listed, refresh } from "./store.js";
 import { OpenModel } from "./open.js";
 
+const FEW = 20; // steps before the remaining time can be estimated
+
 export function Demo() {
   const list = useSignal(listed);
   useSignal(chosen);
@@ -70,7 +72,7 @@ function Progress({ run, process, onStop, mayStop }) {
   const name = run?.run ?? process.run;
   const stage = run?.stage ?? process.stage;
   const [step, steps] = [run?.step ?? 0, run?.steps ?? null];
-  const left = run && step && run.tokens_per_second ? ((steps - step) * (run.tokens / step)) / run.tokens_per_second : null;
+  const left = step >= FEW && run.tokens_per_second ? ((steps - step) * (run.tokens / step)) / run.tokens_per_second : null;
   const message = {
     starting: "Starting: Python and PyTorch are loaded …",
     stopping: "Stopping: the state is saved, so that training can continue …",
