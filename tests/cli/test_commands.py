@@ -10,11 +10,9 @@ from typing import Any
 
 import pytest
 
-from regard import load, save
 from regard.cli import app, main
 from regard.engine.engine import Engine
 from regard.engine.request import GenerationError
-from regard.models.presets import transformer_2017
 from tests.cli.conftest import regard
 
 
@@ -107,94 +105,6 @@ def test_a_smaller_context_limits_prompt_and_output(demo_run: Path) -> None:
     assert isinstance(result.exception, ValueError) and "must fit into 8" in str(result.exception)
     short = regard("generate", demo_run, "--prompt", "Anna is", "--context", 8, "--temperature", 0, "--json")
     assert len(json.loads(short.stdout)["ids"]) <= 6
-
-
-def test_lens_prints_and_draws_attention_maps(demo_run: Path, tmp_path: Path) -> None:
-    found = json.loads(regard("lens", demo_run, "--text", "Anna is in the barn.", "--json").stdout)
-    size = len(found["tokens"])
-    for entry in found["maps"]:
-        assert len(entry["weights"]) == size
-        assert all(sum(row) == pytest.approx(1, abs=1e-5) for row in entry["weights"])
-    picture = tmp_path / "head.png"
-    assert regard("lens", demo_run, "-t", "Anna is", "--layer", 0, "--head", 1, "-o", picture).exit_code == 0
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    assert "no layer 99" in str(regard("lens", demo_run, "-t", "Anna", "--layer", 99).exception)
-
-
-def test_lens_shows_the_three_attentions_of_an_encoder_decoder(demo_run: Path, tmp_path: Path) -> None:
-    tokenizer = load(demo_run).tokenizer
-    tokenizer.decoder_start = tokenizer.eos
-    model = transformer_2017(tokenizer.vocab_size, 16, 2, 24, 2).build(seed=0)
-    save(model, tmp_path / "model", tokenizer)
-    found = json.loads(regard("lens", tmp_path / "model", "-t", "Anna is in", "--target", "the barn", "--json").stdout)
-    sizes = {kind: {(len(m["weights"]), len(m["weights"][0])) for m in found["maps"] if m["attention"] == kind}
-             for kind in ("encoder", "decoder", "cross")}  # fmt: skip
-    source, target = len(found["source"]), len(found["target"])
-    assert sizes == {"encoder": {(source, source)}, "decoder": {(target, target)}, "cross": {(target, source)}}
-    assert len(found["maps"]) == 12 and "cross" in regard("lens", tmp_path / "model", "-t", "Anna is in").stdout
-    picture = tmp_path / "cross.png"
-    assert regard("lens", tmp_path / "model", "-t", "Anna", "--target", "the", "-o", picture).exit_code == 0
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    assert "source.stack.blocks.*" in regard("lens", "names", tmp_path / "model").stdout
-    assert "leave --target out" in str(regard("lens", demo_run, "-t", "Anna", "--target", "is").exception)
-
-
-def test_lens_names_lists_activations_with_their_shapes(demo_run: Path) -> None:
-    found = json.loads(regard("lens", "names", demo_run, "-t", "Anna is", "--json").stdout)
-    patterns = [name for name in found if name.endswith(".pattern")]
-    assert patterns and all(found[name][2] == found["stack.input"][1] for name in patterns)
-    assert "stack.blocks.*.sublayers.2.body.neurons" in regard("lens", "names", demo_run, "*.neurons").stdout
-    assert "stack.blocks.0.sublayers.2.body.neurons" in regard("lens", "names", demo_run, "*.neurons", "--all").stdout
-    assert "did you mean" in str(regard("lens", "names", demo_run, "stack.block").exception)
-
-
-def test_lens_heads_scores_every_head(demo_run: Path) -> None:
-    found = json.loads(regard("lens", "heads", demo_run, "--length", 8, "--sequences", 1, "--json").stdout)
-    assert set(found["scores"]) == set(found["uniform"]) == {
-        "previous token", "first token", "duplicate token", "induction"
-    }  # fmt: skip
-    assert all(0 <= score <= 1 for layers in found["scores"].values() for layer in layers if layer for score in layer)
-    assert "induction" in regard("lens", "heads", demo_run, "--length", 8, "--sequences", 1).stdout
-    assert "choose fewer" in str(regard("lens", "heads", demo_run, "--length", 100000).exception)
-
-
-def test_lens_finds_where_a_prediction_arises(demo_run: Path, tmp_path: Path) -> None:
-    text = ("--text", "Anna is in the barn. Where is Anna")
-    layers = json.loads(regard("lens", "logits", demo_run, *text, "--json").stdout)
-    assert list(layers)[:2] == ["stack.input", "stack.blocks.0"] and len(layers["stack.input"]) == 4
-    assert layers["stack.input"][0]["probability"] >= layers["stack.input"][1]["probability"]
-    assert "'" in regard("lens", "logits", demo_run, *text, "--top", 1).stdout
-    terms = json.loads(regard("lens", "attribute", demo_run, *text, "--token", "?", "--minus", ".", "--json").stdout)
-    assert any(name.endswith("head 1") for name in terms)
-    assert (
-        f"{sum(terms.values()):.2f}"
-        in regard("lens", "attribute", demo_run, *text, "--token", "?", "--minus", ".").stdout
-    )
-    assert "is not one token" in str(regard("lens", "attribute", demo_run, *text, "--token", "? Anna").exception)
-    prompts = ("--clean", "Anna is in the", "--corrupted", "Ben is in the", "--answer", ".", "--wrong", "?")
-    found = json.loads(regard("lens", "patch", demo_run, *prompts, "--json").stdout)
-    assert all(len(effects) == len(found["tokens"]) for effects in found["effects"].values())
-    picture = tmp_path / "patch.png"
-    assert (
-        regard("lens", "patch", demo_run, *prompts, "--names", "*.body.z", "--by", "head", "-o", picture).exit_code == 0
-    )
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    assert "(0)" in regard("lens", "patch", demo_run, *prompts).stdout
-
-
-def test_lens_prints_and_draws_norms_of_recurrent_states(demo_run: Path, tmp_path: Path) -> None:
-    found = json.loads(regard("lens", demo_run, "--text", "Anna is in the barn.", "--states", "--json").stdout)
-    assert found["norms"] and all(len(norms) == len(found["tokens"]) for norms in found["norms"].values())
-    assert "norm of the state" in regard("lens", demo_run, "-t", "Anna is", "--states").stdout
-    picture = tmp_path / "states.png"
-    assert regard("lens", demo_run, "-t", "Anna is", "--states", "-o", picture).exit_code == 0
-    assert picture.stat().st_size > 1000
-    assert "no recurrent layer" in str(regard("lens", demo_run, "-t", "Anna", "--states", "--layer", 99).exception)
-
-
-def test_lens_refuses_empty_and_too_long_texts(demo_run: Path) -> None:
-    assert "no tokens" in str(regard("lens", demo_run, "--text", "").exception)
-    assert "reads 512; shorten" in str(regard("lens", demo_run, "--text", "Anna is in the barn. " * 200).exception)
 
 
 def test_plan_takes_the_vocabulary_from_the_tokenizer(demo_run: Path) -> None:

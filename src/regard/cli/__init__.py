@@ -25,10 +25,12 @@ from regard.cli import (
     import_model,
     lab,
     lens,
+    lens_ablate,
     lens_heads,
     lens_logits,
     lens_names,
     lens_patch,
+    lens_report,
     lr_find,
     models,
     plan,
@@ -102,6 +104,8 @@ app.command("lens heads")(lens_heads.heads)
 app.command("lens logits")(lens_logits.logits)
 app.command("lens attribute")(lens_logits.attribute)
 app.command("lens patch")(lens_patch.patch)
+app.command("lens ablate")(lens_ablate.ablate)
+app.command("lens report")(lens_report.report)
 app.command("lab")(lab.lab)
 app.command("plan", context_settings=ACCEPT_OVERRIDES)(plan.plan)
 app.command("plan train", context_settings=ACCEPT_OVERRIDES)(plan_train.plan_train)
