@@ -308,6 +308,7 @@ def test_the_panel_shows_the_attention_of_the_answer(start_server, visit):
     page.wait_for_selector(".chat-weighted .chat-row")  # words are tinted by the weights of the row
     read_weights = "tokens => tokens.map((token) => Number(token.style.getPropertyValue('--weight')))"
     assert max(page.locator(f".chat-user {TOKENS}").evaluate_all(read_weights)) > 0
+    assert_accessible(page)
     page.get_by_role("button", name="Attention").click()
     assert page.locator(".chat-attention").count() == 0
     page.reload()

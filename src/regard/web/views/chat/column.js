@@ -91,8 +91,8 @@ function useStickToEnd(scroll, opened, index) {
 // An effect, not a render: pointing at tokens must not render the messages again.
 function useMarks(scroll) {
   const follow = () => {
-    const weights = showsAttention.value ? rowWeights.value : null;
-    mark(scroll.current, selection.value, weights);
+    const shown = showsAttention.value;
+    mark(scroll.current, shown ? selection.value : { row: null, column: null }, shown ? rowWeights.value : null);
   };
   useEffect(() => effect(follow), []);
 }

@@ -101,15 +101,24 @@ function move(token, key) {
 }
 
 // Marks the selected row and column of the attention map in the text, and tints tokens by the weights of the row, if
-// they are known: 0 to 1 for each token of the passage.
+// they are known: 0 to 1 for each token of the passage. Only what changes is set: a style takes longer than a comparison.
 export function mark(thread, { row, column }, weights) {
-  const largest = weights ? Math.max(...weights.subarray(0, (row ?? 0) + 1), 1e-9) : 1;
   const weighted = weights !== null && row !== null && passage.value !== null;
-  thread.classList.toggle("chat-weighted", weighted);
-  for (const token of thread.querySelectorAll("[data-row]")) {
+  const largest = weighted ? Math.max(...weights.subarray(0, row + 1), 1e-9) : 1;
+  const loading = weights === null && row !== null; // keeps the tint of the row before
+  if (!loading) thread.classList.toggle("chat-weighted", weighted);
+  for (const token of thread.querySelectorAll(".chat-row, .chat-column"))
+    token.classList.remove("chat-row", "chat-column");
+  for (const token of row === null && column === null ? [] : thread.querySelectorAll("[data-row]")) {
     const at = Number(token.dataset.row);
-    token.classList.toggle("chat-row", at === row);
-    token.classList.toggle("chat-column", at === column);
-    if (weighted) token.style.setProperty("--weight", ((weights[at] ?? 0) / largest).toFixed(3));
+    if (at === row) token.classList.add("chat-row");
+    if (at === column) token.classList.add("chat-column");
+    if (weighted) setWeight(token, Math.round((50 * (weights[at] ?? 0)) / largest) / 50);
   }
+}
+
+function setWeight(token, weight) {
+  if ((token.weight ?? 0) === weight) return;
+  token.weight = weight;
+  token.style.setProperty("--weight", weight);
 }
