@@ -1,4 +1,5 @@
-"""Writes the table of the instruments in docs/topics/instruments.md, and their equations as MathML trees for the page:
+"""Writes the table of the instruments in docs/topics/instruments.md, and for the page their equations and those of the
+parts (part_equations.py) as MathML trees:
 
     python docs/generate_equations.py [TEMML]
 
@@ -7,6 +8,7 @@ from the trees [tag, attributes, ...children], so it parses no HTML and needs no
 """
 
 import json
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +18,7 @@ from regard.instruments import COURSE, INSTRUMENTS
 
 PAGE = Path(__file__).parent / "topics/instruments.md"
 START, END = "<!-- instruments -->\n", "<!-- end -->"
-TARGET = Path(__file__).parents[1] / "src/regard/web/views/instruments/equations.json"
+VIEWS = Path(__file__).parents[1] / "src/regard/web/views"
 KEPT = {"display", "fence", "form", "stretchy", "separator", "lspace", "rspace", "width", "mathvariant", "accent",
         "largeop", "movablelimits", "scriptlevel", "displaystyle", "linethickness"}  # fmt: skip
 SCRIPT = """
@@ -54,18 +56,24 @@ def page() -> str:
     return before + START + table() + END + rest.partition(END)[2]
 
 
-def write_equations(temml: str) -> None:
-    latex = [instrument.equation for instrument in INSTRUMENTS.values()]
-    command = ["node", "-e", SCRIPT, str(Path(temml).resolve())]
-    found = subprocess.run(command, input=json.dumps(latex), capture_output=True, text=True, check=True).stdout
+def latex_by_view() -> dict[str, dict[str, str]]:
+    parts = runpy.run_path(str(Path(__file__).parent / "part_equations.py"))["EQUATIONS"]
+    return {"instruments": {id: instrument.equation for id, instrument in INSTRUMENTS.items()}, "inside": parts}
+
+
+def write_equations(view: str, latex: dict[str, str], temml: str) -> None:
+    command, text = ["node", "-e", SCRIPT, str(Path(temml).resolve())], json.dumps(list(latex.values()))
+    found = subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout
     equations = {
         id: {"latex": source, "tree": tree(ElementTree.fromstring(mathml))}
-        for id, source, mathml in zip(INSTRUMENTS, latex, json.loads(found), strict=True)
+        for (id, source), mathml in zip(latex.items(), json.loads(found), strict=True)
     }
-    TARGET.write_text(json.dumps(equations, ensure_ascii=False, separators=(",", ":")) + "\n", encoding="utf-8")
+    written = json.dumps(equations, ensure_ascii=False, separators=(",", ":")) + "\n"
+    (VIEWS / view / "equations.json").write_text(written, encoding="utf-8")
 
 
 if __name__ == "__main__":
     PAGE.write_text(page(), encoding="utf-8")
     if len(sys.argv) > 1:
-        write_equations(sys.argv[1])
+        for view, latex in latex_by_view().items():
+            write_equations(view, latex, sys.argv[1])

@@ -1,25 +1,37 @@
-"""Every instrument has its equation as MathML, made from the LaTeX of the registry, and a row in the documentation."""
+"""Every instrument and part has its equation as MathML, made from its LaTeX; instruments are in the documentation."""
 
 import json
 import runpy
 from pathlib import Path
 
-import regard
-from regard.instruments import INSTRUMENTS
+import pytest
 
-EQUATIONS = Path(regard.__file__).parent / "web/views/instruments/equations.json"
+import regard
+from regard.models.stack import bodies_of, stacks_of
+from tests.laws import MODELS, OTHERS
+
+VIEWS = Path(regard.__file__).parent / "web/views"
 DOCS = Path(__file__).parents[2] / "docs"
+LATEX = runpy.run_path(str(DOCS / "generate_equations.py"))["latex_by_view"]()
 REMEDY = "run python docs/generate_equations.py with the folder of temml"
 
 
-def test_the_equations_are_current() -> None:
-    written = json.loads(EQUATIONS.read_text(encoding="utf-8"))
-    assert {id: equation["latex"] for id, equation in written.items()} == {
-        id: instrument.equation for id, instrument in INSTRUMENTS.items()
-    }, REMEDY
+def equations_of(view: str) -> dict:
+    return json.loads((VIEWS / view / "equations.json").read_text(encoding="utf-8"))
 
 
-def test_trees_have_only_elements_of_mathml_and_no_styles() -> None:
+@pytest.mark.parametrize("view", LATEX)
+def test_the_equations_are_current(view: str) -> None:
+    assert {id: equation["latex"] for id, equation in equations_of(view).items()} == LATEX[view], REMEDY
+
+
+def test_every_mixer_and_feed_forward_layer_has_an_equation() -> None:
+    stacks = [stack for spec in (*MODELS.values(), *OTHERS.values()) for stack in stacks_of(spec)]
+    assert {body.kind for layers, _ in stacks for body in bodies_of(layers)} <= LATEX["inside"].keys()
+
+
+@pytest.mark.parametrize("view", LATEX)
+def test_trees_have_only_elements_of_mathml_and_no_styles(view: str) -> None:
     def check(node: object) -> None:
         if isinstance(node, str):
             return
@@ -28,7 +40,7 @@ def test_trees_have_only_elements_of_mathml_and_no_styles() -> None:
         for child in node[2:]:
             check(child)
 
-    for equation in json.loads(EQUATIONS.read_text(encoding="utf-8")).values():
+    for equation in equations_of(view).values():
         assert equation["tree"][0] == "math"
         check(equation["tree"])
 

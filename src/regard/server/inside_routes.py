@@ -156,16 +156,23 @@ async def stream(request: Request, served: ServedModel, events: AsyncIterator[st
 async def sequences(served: ServedModel, work: Inspected, body: LensBody) -> tuple[list[int] | None, list[int]]:
     """(source or None, ids): the ids that are read, and the source if they are the target of an encoder-decoder."""
     ids = await encode(served, body.text, body.chat) if body.text is not None else list(body.ids or ())
-    vocab = served.tokenizer.vocab_size
-    if ids and (largest := max(ids)) >= vocab:
-        message = f"id {largest} is outside the vocabulary of {vocab}; send ids of this model"
-        raise ApiError(400, message, code="invalid_value", param="ids")
+    check_ids("ids", ids, served.tokenizer.vocab_size)
     if body.target is None:
         return None, ids
     if not served.prompt_is_source or work.start is None:
         message = "target is the output of an encoder-decoder, and this model is none; omit it"
         raise ApiError(400, message, code="invalid_value", param="target")
-    return ids, [work.start, *(await served.encode(body.target, special_tokens=False) if body.target else [])]
+    target = body.target
+    if isinstance(target, str):
+        target = await served.encode(target, special_tokens=False) if target else []
+    check_ids("target", target, served.tokenizer.vocab_size)
+    return ids, [work.start, *target]
+
+
+def check_ids(name: str, ids: list[int], vocab: int) -> None:
+    if ids and (largest := max(ids)) >= vocab:
+        message = f"id {largest} is outside the vocabulary of {vocab}; send ids of this model"
+        raise ApiError(400, message, code="invalid_value", param=name)
 
 
 async def encode(served: ServedModel, text: str, chat: bool) -> list[int]:

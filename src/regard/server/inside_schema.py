@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from regard.server.attention_schema import Index
-from regard.server.schema import Ids, Name, RequestBody, Text
+from regard.server.schema import Id, Ids, Name, RequestBody, Text
 
 MAX_POSITIONS = 128  # whose predictions are computed in one request
 MAX_TOP = 20
@@ -14,16 +14,16 @@ MAX_TOP = 20
 class LensBody(RequestBody):
     """A sequence to read: ids, or a text, which `chat` makes the message of a user in the model's chat template.
 
-    For an encoder-decoder it is the source; with a `target`, the output so far, its decoder is read instead of its
-    encoder. The logit lens reads the positions from `start` to before `stop`, by default the last 32; with
-    logits=false it is left out.
+    For an encoder-decoder it is the source; with a `target`, the output so far as text or ids, its decoder is read
+    instead of its encoder. The logit lens reads the positions from `start` to before `stop`, by default the last 32;
+    with logits=false it is left out.
     """
 
     model: Name | None = None
     text: Text | None = None
     ids: Ids | None = None
     chat: bool = False
-    target: Text | None = None
+    target: Text | Annotated[list[Id], Field(fail_fast=True, max_length=1 << 20)] | None = None
     start: Index | None = None
     stop: Index | None = None
     top: Annotated[int, Field(ge=1, le=MAX_TOP)] = 5

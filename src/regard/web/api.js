@@ -100,6 +100,20 @@ export const loadAdapter = (model, name) =>
   requestJson("/v1/load_lora_adapter", { model, lora_name: name, lora_path: name });
 export const unloadAdapter = (name) => requestJson("/v1/unload_lora_adapter", { lora_name: name });
 
+// The inside of a model: its parts at a length of sequence, and the events of the lens and of patching.
+export const describeParts = (model, length, signal) =>
+  requestJson(`/regard/spec?model=${encodeURIComponent(model)}&length=${length}`, undefined, signal);
+export const lensEvents = (body, signal) => eventsOf("/regard/lens", body, signal);
+export const patchEvents = (body, signal) => eventsOf("/regard/patch", body, signal);
+
+async function* eventsOf(path, body, signal) {
+  const response = await request(path, body, signal);
+  for await (const event of events(response.body)) {
+    if (event.error) throw new ApiError(event.error.message, 200, event.error.code);
+    yield event;
+  }
+}
+
 // Continues a prompt of ids, which is exact where encoding its text again may give other tokens. sampling: OpenAI's
 // fields. Yields {text, tokens, finish}; a token is {id, text, logprob, top: [{id, text, logprob}, …]}, the most likely
 // one first. The last token of a text that the model ended is the stop token, which has no text.

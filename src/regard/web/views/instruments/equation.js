@@ -10,7 +10,7 @@ async function load() {
   return equations;
 }
 
-const build = (node) =>
+export const build = (node) =>
   typeof node === "string" ? node : createElement(node[0], node[1], ...node.slice(2).map((child) => build(child)));
 
 export function Equation({ id }) {

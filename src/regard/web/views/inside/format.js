@@ -1,0 +1,21 @@
+// Numbers and tokens as text.
+
+const UNITS = ["", "k", "M", "G", "T", "P"];
+
+// 134515008 -> "134.5 M"
+export function compact(value, units = UNITS, base = 1000) {
+  let power = 0;
+  while (Math.abs(value) >= base && power < units.length - 1) [value, power] = [value / base, power + 1];
+  const digits = power === 0 || Math.abs(value) >= 100 ? 0 : 1;
+  return `${value.toFixed(Number.isInteger(value) ? 0 : digits)}${units[power] ? ` ${units[power]}` : ""}`;
+}
+
+export const bytes = (value) => compact(value, ["B", "KiB", "MiB", "GiB", "TiB"], 1024);
+export const exact = (value) => value.toLocaleString("en");
+export const percent = (value) => `${(100 * value).toFixed(value > 0.0005 && value < 0.0995 ? 1 : 0)} %`;
+
+// A token where its spaces matter.
+export const visible = (text) => text.replaceAll(" ", "·").replaceAll("\n", "↵").replaceAll("\t", "⇥") || "∅";
+
+export const kindTitle = (kind) => kind.replaceAll("_", " ");
+export const layerTitle = (depth) => (depth === 0 ? "input" : `block ${depth - 1}`);
