@@ -15,8 +15,8 @@ export function Available() {
           <tr>
             <th scope="col">Model</th>
             <th scope="col" class="models-right">Parameters</th>
-            <th scope="col" class="models-right">On disk</th>
-            <th scope="col" class="models-right">Context</th>
+            <th scope="col" class="models-right models-wide">On disk</th>
+            <th scope="col" class="models-right models-wide">Context</th>
             <th scope="col"><span class="visually-hidden">Action</span></th>
           </tr>
         </thead>
@@ -37,8 +37,8 @@ function Row({ stored, loading, mayLoad }) {
       ${stored.problem && html`<span class="models-error">${stored.problem}</span>`}
     </th>
     <td class="models-right">${stored.parameters === null ? "–" : compact(stored.parameters)}</td>
-    <td class="models-right">${stored.bytes === null ? "–" : bytes(stored.bytes)}</td>
-    <td class="models-right">${stored.context === null ? "–" : stored.context.toLocaleString("en")}</td>
+    <td class="models-right models-wide">${stored.bytes === null ? "–" : bytes(stored.bytes)}</td>
+    <td class="models-right models-wide">${stored.context === null ? "–" : stored.context.toLocaleString("en")}</td>
     <td class="models-action"><${Action} stored=${stored} loading=${loading} mayLoad=${mayLoad} /></td>
   </tr>`;
 }

@@ -24,8 +24,8 @@ export function Demo() {
   };
   const demos = list.runs.filter((run) => run.is_demo);
   const running = demos.find(isActive);
-  const stopped = demos.find((run) => run.stage === "stopped");
-  const finished = [...demos].reverse().find((run) => run.stage === "finished");
+  const newest = (stage) => demos.filter((run) => run.stage === stage).sort((a, b) => b.changed - a.changed)[0];
+  const [stopped, finished] = [newest("stopped"), newest("finished")];
   const starting = list.process && list.process.stage !== "failed" ? list.process : null;
   const start = (name, steps) => act(() => api.startDemo(name, steps).then(() => (chosen.value = [name])));
   return html`<section class="panel runs-demo" aria-labelledby="runs-demo">
