@@ -23,6 +23,7 @@ from regard.models.encoder_decoder import EncoderDecoderModule
 from regard.parts.tap import HasAttentionMap
 
 EVERY = slice(None)
+MAX_WEIGHTS = 1 << 24  # of maps that cannot be computed in part
 
 
 class RecordedAttention:
@@ -65,11 +66,12 @@ class RecordedAttention:
 
 
 def part_of_map(module: HasAttentionMap, call: Call, heads: slice, rows: slice) -> Tensor:
-    """(heads, rows, S). Softmax weights of some queries are computed alone, other maps whole, a head at a time."""
+    """(heads, rows, S). Softmax weights of some queries are computed alone, other maps whole, some heads at a time."""
     layout, taps = call
     if map_kind(module).implied or {name.rpartition(".")[2] for name in taps} != {"q", "k"}:
-        each = (slice(head, head + 1) for head in range(heads.start, heads.stop))
-        return torch.cat([module.attention_map(taps, layout, head)[0, :, rows] for head in each])
+        count = max(1, MAX_WEIGHTS // layout.positions.shape[1] ** 2)
+        parts = [slice(i, min(i + count, heads.stop)) for i in range(heads.start, heads.stop, count)]
+        return torch.cat([module.attention_map(taps, layout, part)[0, :, rows] for part in parts])
     queries = {name: x[:, :, rows] if name.endswith("q") else x for name, x in taps.items()}
     return module.attention_map(queries, layout.queries(rows), heads)[0]
 

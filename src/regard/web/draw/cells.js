@@ -15,15 +15,17 @@ export function paintCells(part, options) {
   const image = context.createImageData(width, height);
   const pixels = new Uint32Array(image.data.buffer);
   const colour = options.signed ? signedColour(options) : unsignedColour(options);
+  const { threshold } = options;
+  const columns = new Uint8Array(width); // whether a token of the column matches
+  if (options.matches) columns.forEach((_, c) => (columns[c] = matchesAny(options.matches.columns, part.columns[0] + c * pool, pool)));
   const hidesFirst = options.hideFirst && part.columns[0] === 0;
   for (let r = 0; r < height; r++) {
     const limit = options.scale === "row" ? rowLimit(part, r, options) : options.scale === "map" ? options.largest : 1;
-    const rowMatches = matchesAny(options.matches?.rows, part.rows[0] + r * pool, pool);
+    const anyColumn = !options.matches || matchesAny(options.matches.rows, part.rows[0] + r * pool, pool);
     for (let c = 0; c < width; c++) {
       const i = r * width + c;
-      let weight = hidesFirst && c === 0 ? (pool > 1 ? part.second[r] : 0) : weights[i];
-      if (weight === 0 || Math.abs(weight) < options.threshold) continue; // transparent
-      if (options.matches && !rowMatches && !matchesAny(options.matches.columns, part.columns[0] + c * pool, pool)) continue;
+      const weight = hidesFirst && c === 0 ? (pool > 1 ? part.second[r] : 0) : weights[i];
+      if (weight === 0 || Math.abs(weight) < threshold || !(anyColumn || columns[c])) continue; // transparent
       pixels[i] = colour(weight / limit);
     }
   }
@@ -32,7 +34,6 @@ export function paintCells(part, options) {
 }
 
 function matchesAny(matches, first, count) {
-  if (!matches) return true;
   for (let i = first; i < first + count && i < matches.length; i++) if (matches[i]) return true;
   return false;
 }

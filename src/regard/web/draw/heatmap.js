@@ -28,6 +28,7 @@ export class HeatMap {
   show({ rows, columns, images, bars }) {
     const resized = rows !== this.rows || columns !== this.columns;
     Object.assign(this, { rows, columns, images, bars });
+    this.background = null;
     if (resized) this.measure();
     if (resized || this.fitted) this.fit();
     this.surface.redraw();
@@ -138,21 +139,48 @@ export class HeatMap {
     );
   }
 
+  // Pointing at cells changes only the marks, so that everything else is drawn once for a view.
   draw(context, view) {
     if (!this.rows) return;
+    const key = [view.left, view.top, view.width, view.height, this.cell, window.devicePixelRatio].join();
+    if (this.background?.key !== key) this.background = { key, image: this.drawBackground(view) };
+    context.drawImage(this.background.image, 0, 0, view.width, view.height);
+    const [x, y] = [this.left - view.left, this.top - view.top]; // of the first cell
+    this.inside(context, view, () => this.drawMarks(context, x, y));
+    this.drawLabels(context, x, y, one(this.row), one(this.column), css("--text"));
+  }
+
+  drawBackground(view) {
+    const image = document.createElement("canvas");
+    const { canvas } = this.surface;
+    [image.width, image.height] = [canvas.width, canvas.height];
+    const context = image.getContext("2d");
+    context.scale(canvas.width / view.width, canvas.height / view.height);
     const [x, y] = [this.left - view.left, this.top - view.top]; // of the first cell
     const across = visible(view.left, view.width - this.left - this.side, this.cell, this.columns.length);
     const down = visible(view.top, view.height - this.top, this.cell, this.rows.length);
-    context.save();
-    context.beginPath();
-    context.rect(this.left, this.top, Math.max(0, view.width - this.left - this.side), view.height - this.top);
-    context.clip();
-    this.drawCells(context, x, y, down, across);
-    this.drawMarks(context, x, y);
-    context.restore();
-    this.drawLabels(context, x, y, down, across);
+    this.inside(context, view, () => this.drawCells(context, x, y, down, across));
+    this.drawLabels(context, x, y, this.every(down), this.every(across), css("--muted"));
     if (this.bars) this.drawBars(context, Math.min(view.width - this.side, x + this.cell * this.columns.length), y, down);
     this.on.view(down, across, this.cell);
+    return image;
+  }
+
+  // Draws within the area of the cells.
+  inside(context, view, draw) {
+    context.save();
+    context.beginPath();
+    context.rect(this.left, this.top, Math.max(0, view.width - this.left - this.side), Math.max(0, view.height - this.top));
+    context.clip();
+    draw();
+    context.restore();
+  }
+
+  // The indices of a range whose labels have room.
+  every([first, end]) {
+    const step = Math.ceil(MIN_LABEL / this.cell);
+    const start = Math.ceil(first / step) * step;
+    return Array.from({ length: Math.max(0, Math.ceil((end - start) / step)) }, (_, i) => start + i * step);
   }
 
   drawCells(context, x, y, down, across) {
@@ -186,22 +214,20 @@ export class HeatMap {
     context.strokeRect(x + column * cell, y + row * cell, size, size);
   }
 
-  drawLabels(context, x, y, down, across) {
+  drawLabels(context, x, y, rows, columns, colour) {
     context.font = this.font(Math.max(9, Math.min(this.cell - 3, 12)));
     context.textBaseline = "middle";
-    const every = Math.ceil(MIN_LABEL / this.cell);
-    const [muted, marked] = [css("--muted"), css("--text")];
-    for (const i of labelled(down, every, this.row)) {
-      if (y + (i + 0.5) * this.cell < this.top - 2 && i !== this.row) continue;
-      this.label(context, this.rows[i], i === this.row ? marked : muted, this.left - 6, y + (i + 0.5) * this.cell, false);
+    for (const i of rows) {
+      const at = y + (i + 0.5) * this.cell;
+      if (at >= this.top - 2) this.label(context, this.rows[i], colour, this.left - 6, at, false);
     }
-    for (const i of labelled(across, every, this.column)) {
+    for (const i of columns) {
       const at = x + (i + 0.5) * this.cell;
-      if (at < this.left - 2 && i !== this.column) continue;
+      if (at < this.left - 2) continue;
       context.save();
       context.translate(at, this.top - 6);
       context.rotate(-Math.PI / 2);
-      this.label(context, this.columns[i], i === this.column ? marked : muted, 0, 0, true);
+      this.label(context, this.columns[i], colour, 0, 0, true);
       context.restore();
     }
   }
@@ -249,8 +275,4 @@ const clamp = ([first, end], start, pixels, pool) => [
   Math.min(pixels, Math.ceil((end - start) / pool)),
 ];
 
-// Every n-th index of a range, and the marked one, which comes last, on top of the others.
-function* labelled([first, end], every, marked) {
-  for (let i = Math.ceil(first / every) * every; i < end; i += every) if (i !== marked) yield i;
-  if (marked !== null && marked >= first && marked < end) yield marked;
-}
+const one = (index) => (index === null ? [] : [index]);

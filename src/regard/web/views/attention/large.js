@@ -6,7 +6,7 @@ import { paintCells } from "../../draw/cells.js";
 import { HeatMap } from "../../draw/heatmap.js";
 import { theme } from "../../draw/theme.js";
 import { model, passage, select, selection } from "../../state.js";
-import { axesOf, bits, layerName, percent, visible } from "./axes.js";
+import { axesOf, bits, isImplied, layerName, percent, visible } from "./axes.js";
 import { settings, tokenFilter } from "./settings.js";
 import { headMap, loadTile, rowOf, weightAt } from "./weights.js";
 
@@ -114,7 +114,7 @@ function Frame({ frame, label, loaded }) {
 // The images of the map: pooled or whole, and the part on screen if it is loaded.
 function paint(map, axes, shown, filter) {
   const { layer, rows, columns, pool, tile } = map;
-  const signed = model.value.attention_layers[layer].mixers.some(({ implied }) => implied);
+  const signed = isImplied(model.value.attention_layers[layer]);
   const options = { ...shown, signed, largest: largestOf(map, shown.hideFirst), matches: matchesOf(axes, filter) };
   if (signed && shown.scale === "absolute") options.scale = "map";
   const whole = { ...map, rows: [0, rows], columns: [0, columns] };
@@ -203,6 +203,7 @@ export function Readout() {
   const { row, column, pinned } = useSignal(selection);
   const [map, axes] = useMap();
   if (!map || !axes) return html`<p class="attention-readout" aria-live="polite">Computing …</p>`;
+  const write = isImplied(model.value.attention_layers[map.layer]) ? (value) => value.toPrecision(3) : percent;
   const name = `${layerName(model.value.attention_layers[map.layer])}, head ${map.head}`;
   const index = row === null ? -1 : row - axes.firstRow;
   if (index < 0 || index >= map.rows) {
@@ -216,7 +217,7 @@ export function Readout() {
   return html`<p class="attention-readout" aria-live="polite">
     <code>${axes.rows[index]}</code> at ${index}
     ${key >= 0 && key < map.columns
-      ? html` attends to <code>${axes.columns[key]}</code> at ${key} with <b>${weight === null ? "…" : percent(weight)}</b>`
+      ? html` attends to <code>${axes.columns[key]}</code> at ${key} with <b>${weight === null ? "…" : write(weight)}</b>`
       : null}
     <span class="muted"> · entropy of the row ${entropy}${pinned ? " · pinned" : ""}</span>
   </p>`;

@@ -8,8 +8,8 @@ import { KINDS, kindFilter, set, settings, tokenFilter } from "./settings.js";
 import { headMap, labels, labelsOf, overview } from "./weights.js";
 
 const SCALES = [
-  ["map", "largest weight of the map"],
-  ["row", "largest weight of each row"],
+  ["map", "largest weight"],
+  ["row", "largest of each row"],
   ["absolute", "100 %"],
 ];
 
@@ -31,7 +31,7 @@ export function MapOptions() {
       onChange=${(choice) => set({ linear: choice === "linear" })}
     />
     <${Slider}
-      label="Hide weights below"
+      label="Hide below"
       min=${0}
       max=${0.5}
       step=${0.005}

@@ -5,7 +5,7 @@ import { html, useEffect, useRef, useSignal, useState } from "../../html.js";
 import { css, table } from "../../draw/colours.js";
 import { theme } from "../../draw/theme.js";
 import { model, select, selection } from "../../state.js";
-import { bits, layerName, shortLayerName } from "./axes.js";
+import { bits, isImplied, layerName, shortLayerName } from "./axes.js";
 import { KINDS, kindFilter, settings } from "./settings.js";
 import { labels, labelsOf, overview } from "./weights.js";
 
@@ -173,7 +173,7 @@ function draw(canvas, grid, opened, found, labelled, kind, options) {
     context.fillStyle = css("--subtle");
     context.fillRect(place.x, place.y, grid.cell, grid.cell);
     if (layer) {
-      const signed = opened.attention_layers[place.layer].mixers.some(({ implied }) => implied);
+      const signed = isImplied(opened.attention_layers[place.layer]);
       const image = thumbnail(layer, place.head, { ...options, signed });
       context.imageSmoothingEnabled = grid.cell < Math.max(layer.rows, layer.columns);
       context.drawImage(image, place.x, place.y, grid.cell, grid.cell);

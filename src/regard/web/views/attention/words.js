@@ -1,8 +1,9 @@
 // The passage as words, tinted by the weights of the selected row. Pointing at a word selects its row of the map.
 
-import { html, useEffect, useMemo, useRef, useSignal } from "../../html.js";
+import { classes, html, useEffect, useMemo, useRef, useSignal } from "../../html.js";
 import { rgb } from "../../draw/colours.js";
-import { passage, select, selection } from "../../state.js";
+import { model, passage, select, selection } from "../../state.js";
+import { hasSource } from "./axes.js";
 import { rowWeights } from "./weights.js";
 
 const LEAST = 0.004; // a weight that is tinted
@@ -10,11 +11,12 @@ const LEAST = 0.004; // a weight that is tinted
 export function Words() {
   const shown = useSignal(passage);
   const list = useRef();
+  const output = hasSource(model.value) ? shown.generated : -1; // the first word after the source
   // the words are rendered once for a passage; pointing at them changes a few styles
   const words = useMemo(
     () =>
       shown.tokens.map(
-        (token, i) => html`<span key=${i} data-index=${i} class=${i >= shown.generated ? "generated" : null}>${token}</span>`,
+        (token, i) => html`<span key=${i} data-index=${i} class=${i === output ? "output" : null}>${token}</span>`,
       ),
     [shown],
   );
@@ -39,7 +41,7 @@ export function Words() {
     list.current.children[row]?.scrollIntoView({ block: "nearest" });
   };
   return html`<div
-    class="attention-words"
+    class=${classes("attention-words", !shown.tokens.some((token) => /\s/.test(token)) && "spaced")}
     ref=${list}
     tabindex="0"
     role="group"
