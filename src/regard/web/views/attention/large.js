@@ -8,7 +8,7 @@ import { theme } from "../../draw/theme.js";
 import { model, passage, select, selection } from "../../state.js";
 import { axesOf, bits, isImplied, layerName, percent, visible } from "./axes.js";
 import { settings, tokenFilter } from "./settings.js";
-import { headMap, loadTile, rowOf, weightAt } from "./weights.js";
+import { headMap, loadTile, loadedRow, rowOf, weightAt } from "./weights.js";
 
 const TILE_DELAY = 120; // milliseconds between the last scroll and loading what is on screen
 const MIN_TILE_CELL = 1.2; // pixels; smaller cells are shown pooled
@@ -149,6 +149,7 @@ function ArcView({ label }) {
   const shown = useSignal(settings);
   const filter = useSignal(tokenFilter);
   const colours = useSignal(theme);
+  const loaded = useSignal(loadedRow);
   const [row, setRow] = useState(null);
   useEffect(() => selection.subscribe((selected) => setRow(selected.row)), []);
   useEffect(() => {
@@ -168,7 +169,7 @@ function ArcView({ label }) {
     const ofRow = inside ? arcsOfRow(map, index, shown) : null;
     drawing.current.show({ rows: axes.rows, columns: axes.columns, arcs, ofRow });
     drawing.current.mark(inside ? index : null);
-  }, [map, axes, arcs, row, colours]);
+  }, [map, axes, arcs, row, loaded, colours]);
   return html`<${Frame} frame=${frame} label=${label} loaded=${Boolean(map)} />`;
 }
 
@@ -202,6 +203,7 @@ function strongest(map, axes, { hideFirst, threshold }, filter) {
 export function Readout() {
   const { row, column, pinned } = useSignal(selection);
   const [map, axes] = useMap();
+  useSignal(loadedRow);
   if (!map || !axes) return html`<p class="attention-readout" aria-live="polite">Computing …</p>`;
   const write = isImplied(model.value.attention_layers[map.layer]) ? (value) => value.toPrecision(3) : percent;
   const name = `${layerName(model.value.attention_layers[map.layer])}, head ${map.head}`;

@@ -13,9 +13,11 @@ const ROW_DELAY = 40; // milliseconds between pointing at a row and loading it
 
 // null, or {layers: [null or {heads, rows, columns, pixels, second, scale, entropy}], complete}
 export const overview = signal(null);
-// null, or {layer, head, rows, columns, pool, weights, second, peak, first, entropy, tile, row}: all arrays are flat.
-// `tile` is a part without pooling, {rows: [first, end], columns, weights, …}; `row` is {index, weights}.
+// null, or {layer, head, rows, columns, pool, weights, second, peak, first, entropy, tile}: all arrays are flat.
+// `tile` is a part without pooling, {rows: [first, end], columns, weights, …}.
 export const headMap = signal(null);
+// null, or {layer, head, index, weights}: a row of a pooled map. Not a part of headMap, which would be painted again.
+export const loadedRow = signal(null);
 // null, or the weights of row `selection.row` of the selected head, one for every token of the passage
 export const rowWeights = signal(null);
 // null, or {threshold, uniform, scores}
@@ -51,7 +53,7 @@ function load(work) {
 effect(() => {
   passage.value; // another passage: nothing of the previous one is shown
   maps.clear();
-  [headMap.value, overview.value, failure.value] = [null, null, ""];
+  [headMap.value, overview.value, loadedRow.value, failure.value] = [null, null, null, ""];
 });
 
 effect(() => {
@@ -76,7 +78,7 @@ effect(() => {
     const [rows, columns] = [axes.rows.length, axes.columns.length];
     const pool = Math.ceil(Math.max(rows, columns) / WHOLE);
     const part = await api.attentionHead(sequenceOf(model.value, passage.value), { layer, head, pool }, signal);
-    const map = { ...part, layer, head, rows, columns, pool, tile: null, row: null };
+    const map = { ...part, layer, head, rows, columns, pool, tile: null };
     if (maps.size >= KEPT_MAPS) maps.delete(maps.keys().next().value);
     maps.set(key, map);
     headMap.value = map;
@@ -125,22 +127,19 @@ export function loadTile(map, rows, columns) {
   return load(async (signal) => {
     const sequence = sequenceOf(model.value, passage.value);
     const part = await api.attentionHead(sequence, { layer, head, rows, columns }, signal);
-    update(map, { tile: { ...part, rows, columns } });
+    const loaded = { ...map, tile: { ...part, rows, columns } };
+    maps.set(`${layer}.${head}`, loaded);
+    if (headMap.value === map) headMap.value = loaded;
   });
 }
 
 const contains = ([first, end], [a, b]) => first <= a && b <= end;
 
-function update(map, change) {
-  Object.assign(map, change);
-  if (headMap.value?.layer === map.layer && headMap.value?.head === map.head) headMap.value = { ...map };
-  maps.set(`${map.layer}.${map.head}`, headMap.value);
-}
-
 // The weight of a cell, or null if it is not loaded.
 export function weightAt(map, row, column) {
   if (map.pool === 1) return map.weights[row * map.columns + column];
-  if (map.row?.index === row) return map.row.weights[column];
+  const whole = rowOf(map, row);
+  if (whole) return whole[column];
   const { tile } = map;
   if (!tile || row < tile.rows[0] || row >= tile.rows[1] || column < tile.columns[0] || column >= tile.columns[1]) return null;
   return tile.weights[(row - tile.rows[0]) * (tile.columns[1] - tile.columns[0]) + column - tile.columns[0]];
@@ -149,7 +148,8 @@ export function weightAt(map, row, column) {
 // All weights of a row of the map, or null if they are not loaded.
 export function rowOf(map, row) {
   if (map.pool === 1) return map.weights.subarray(row * map.columns, (row + 1) * map.columns);
-  return map.row?.index === row ? map.row.weights : null;
+  const found = loadedRow.value;
+  return found?.index === row && found.layer === map.layer && found.head === map.head ? found.weights : null;
 }
 
 effect(() => {
@@ -180,6 +180,6 @@ function loadRow(map, index) {
   return load(async (signal) => {
     const sequence = sequenceOf(model.value, passage.value);
     const part = await api.attentionHead(sequence, { layer: map.layer, head: map.head, rows: [index, index + 1] }, signal);
-    update(map, { row: { index, weights: part.weights } });
+    loadedRow.value = { layer: map.layer, head: map.head, index, weights: part.weights };
   });
 }
