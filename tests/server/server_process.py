@@ -41,8 +41,8 @@ def read_url(process: subprocess.Popen[str]) -> tuple[str, str]:
 
 @contextmanager
 def serve_process(folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """The process and its URL. It is killed at the end if it is still running."""
-    command = [sys.executable, "-m", "regard", "serve", str(folder), "--name", "tiny", "--port", "0", *options]
+    """The process and its URL; the model's name is tiny. It is killed at the end if it is still running."""
+    command = [sys.executable, "-m", "regard", "serve", f"tiny={folder}", "--port", "0", *options]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         messages = process.stderr
         assert messages is not None
