@@ -307,7 +307,8 @@ def test_the_panel_shows_the_attention_of_the_answer(start_server, visit):
     page.locator(ANSWER).nth(3).hover()
     page.wait_for_selector(".chat-weighted .chat-row")  # words are tinted by the weights of the row
     read_weights = "tokens => tokens.map((token) => Number(token.style.getPropertyValue('--weight')))"
-    assert max(page.locator(f".chat-user {TOKENS}").evaluate_all(read_weights)) > 0
+    weights = page.locator(ANSWER).evaluate_all(read_weights)
+    assert weights[2] == max(weights) == 1  # the first head attends to the previous token
     assert_accessible(page)
     page.get_by_role("button", name="Attention").click()
     assert page.locator(".chat-attention").count() == 0
