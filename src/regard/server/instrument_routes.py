@@ -4,15 +4,18 @@ A thread computes the panels, so the event loop stays free. Instruments that rea
 a decoder with a lens; a copy of its modules shares the weights, so the engine meets no hooks.
 """
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path
+from fastapi import APIRouter, Path, Request
 from pydantic import Field
+from starlette.responses import Response
 
 from regard.instruments import COURSE, INSTRUMENTS, subject_of
 from regard.server.errors import ApiError
 from regard.server.model_registry import ModelRegistry
 from regard.server.response_bodies import ResponseBody
+from regard.server.responses import CLIENT_CLOSED_REQUEST, run_until_disconnect
 from regard.server.schema import Name, RequestBody, Text, at_most
 from regard.server.worker_thread import WorkerThread
 from regard.spec import suggest_name
@@ -57,20 +60,32 @@ def router(models: ModelRegistry) -> APIRouter:
     async def instruments() -> Course:
         return course
 
-    @routes.post("/instruments/{id}")
-    async def compute(id: Annotated[str, Path(max_length=64)], body: InstrumentBody) -> InstrumentPanels:
+    @routes.post("/instruments/{id}", response_model=InstrumentPanels)
+    async def compute(
+        id: Annotated[str, Path(max_length=64)], body: InstrumentBody, request: Request
+    ) -> InstrumentPanels | Response:
         if id not in INSTRUMENTS:
             raise ApiError(404, f"there is no instrument {id!r}; {suggest_name(id, INSTRUMENTS)}", code="not_found")
         served, instrument = models.default if body.model is None else models.find(body.model), INSTRUMENTS[id]
         subject = None
         if instrument.reads_model and served.lens is not None and served.engine is not None:
             subject = subject_of(served.name, getattr(served.engine.engine, "model", None), served.tokenizer)
-        with thread.request():
-            try:
-                values = instrument.values(body.controls)
-                panels = await thread.run(instrument.panels, values, subject)
-            except ValueError as error:
-                raise ApiError(400, str(error), code="invalid_value", param="controls") from error
+        values, panels = checked(instrument.values, body.controls), []
+
+        async def work() -> None:
+            with thread.request():
+                panels.extend(await thread.run(checked, instrument.panels, values, subject))
+
+        if not await run_until_disconnect(request, work()):  # the slider has moved on
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
         return InstrumentPanels(id=id, controls=values, panels=panels)
 
     return routes
+
+
+def checked(function: Callable[..., Any], *args: Any) -> Any:
+    """The result of the function; 400 for controls that it refuses."""
+    try:
+        return function(*args)
+    except ValueError as error:
+        raise ApiError(400, str(error), code="invalid_value", param="controls") from error

@@ -8,6 +8,7 @@ import { Equation } from "./equation.js";
 import { Panel } from "./panels.js";
 
 const DELAY = 40; // milliseconds between the last change and the request
+const RETRY = 500; // milliseconds until a busy server is asked again
 
 export function Instrument({ instrument, number, count, previous, next, onDone }) {
   const defaults = Object.fromEntries(instrument.controls.map((control) => [control.name, control.default]));
@@ -69,10 +70,12 @@ function usePanels(instrument, controls) {
         const { panels } = await api.instrument(instrument.id, controls, opened?.name, abort.signal);
         setState({ panels, failure: "", waiting: false });
       } catch (error) {
-        if (error.name !== "AbortError") setState(({ panels }) => ({ panels, failure: error.message, waiting: false }));
+        if (error.status === 429) timer = setTimeout(load, RETRY);
+        else if (error.name !== "AbortError")
+          setState(({ panels }) => ({ panels, failure: error.message, waiting: false }));
       }
     };
-    const timer = setTimeout(load, DELAY);
+    let timer = setTimeout(load, DELAY);
     return () => {
       clearTimeout(timer);
       abort.abort();
