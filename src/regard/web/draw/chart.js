@@ -8,6 +8,9 @@ import { css, series as seriesColour } from "./colours.js";
 import { arrange, valueAt } from "./curves.js";
 import { compact, precise } from "./numbers.js";
 
+// distances of ticks: 1, 2, 5, 10, 20, …
+const WHOLE = Array.from({ length: 45 }, (_, i) => [1, 2, 5][i % 3] * 10 ** Math.floor(i / 3));
+
 // x: numbers in rising order
 // lines: [{label, values: [number or null]}, …], each optionally with
 //   x        its own, instead of that of the chart
@@ -42,11 +45,13 @@ export function Chart({
     [x, lines, smooth, logX, logY, hidden],
   );
   const styles = lines.map(({ label, dash, markers, colour }) => ({ label, dash, markers, colour, own: !!lines[0].x }));
-  const structure = JSON.stringify([layers, styles, xLabel, yLabel, height, logX, logY, sync, theme]);
+  const whole = !logX && data[0].every(Number.isInteger); // steps have no fractions
+  const structure = JSON.stringify([layers, styles, xLabel, yLabel, height, logX, logY, whole, sync, theme]);
 
   useLayoutEffect(() => {
     const element = frame.current; // the reference is null when the view is left, the observer still reports once
-    const settings = { layers, styles, xLabel, yLabel, height, logX, logY, sync, width: element.clientWidth };
+    const width = element.clientWidth;
+    const settings = { layers, styles, xLabel, yLabel, width, height, logX, logY, whole, sync };
     const drawn = new uPlot(options(settings, (u) => setIndex(u.cursor.idx), () => (zoomed.current = true)), data, element);
     drawn.over.addEventListener("dblclick", () => (zoomed.current = false));
     plot.current = drawn;
@@ -119,7 +124,7 @@ function valueOf(data, layers, line, index) {
   return layer < 0 ? null : valueAt(data[layer + 1], index);
 }
 
-function options({ layers, styles, width, height, xLabel, yLabel, logX, logY, sync }, onCursor, onZoom) {
+function options({ layers, styles, width, height, xLabel, yLabel, logX, logY, whole, sync }, onCursor, onZoom) {
   const [ink, grid] = [css("--muted"), css("--border")];
   const axis = {
     stroke: ink,
@@ -138,7 +143,7 @@ function options({ layers, styles, width, height, xLabel, yLabel, logX, logY, sy
     padding: [10, 20, 0, 0],
     scales: { x: { time: false, distr: logX ? 3 : 1 }, y: { distr: logY ? 3 : 1 } },
     axes: [
-      { ...axis, label: xLabel, labelSize: xLabel ? 18 : 0, size: 26, gap: 4 },
+      { ...axis, label: xLabel, labelSize: xLabel ? 18 : 0, size: 26, gap: 4, ...(whole ? { incrs: WHOLE } : {}) },
       { ...axis, label: yLabel, labelSize: yLabel ? 18 : 0, size: axisWidth, gap: 6 },
     ],
     series: [{}, ...layers.map(({ line, part }) => layerStyle(styles[line], part, colourOf(styles, line)))],

@@ -57,7 +57,7 @@ function Offer({ list, stopped, finished, onStart }) {
       : explanation}
     ${stopped &&
     html`<p><b>${stopped.run}</b> was stopped after ${stopped.step.toLocaleString("en")} of ${(stopped.steps ?? 0).toLocaleString("en")} steps.</p>
-      <button type="button" class="primary" onClick=${() => onStart(stopped.run, null)}>Continue ${stopped.run}</button>`}
+      <button type="button" class=${finished ? "" : "primary"} onClick=${() => onStart(stopped.run, null)}>Continue ${stopped.run}</button>`}
     <div class="runs-start">
       <button type="button" class=${finished || stopped ? "" : "primary"} onClick=${() => onStart(name, steps)}>
         ${finished || stopped ? `Train another: ${name}` : "Start the demo"}
