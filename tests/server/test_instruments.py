@@ -1,6 +1,18 @@
 """The /regard/instruments routes: the table, panels for controls, and refusals."""
 
+import httpx
+
+from regard.engine.engine import Engine
 from regard.instruments import INSTRUMENTS
+from regard.models.decoder import Decoder
+from regard.models.stack import Repeat
+from regard.parts.attention import Attention
+from regard.parts.block import Block, Sublayer
+from regard.server.app import create_app
+from regard.server.lens_thread import Lens
+from regard.server.served_model import ServedModel
+from regard.text.train import byte
+from tests.server.conftest import serve
 
 
 def test_the_table_lists_every_instrument_in_the_order_of_the_course(start_server) -> None:
@@ -36,3 +48,18 @@ def test_invalid_controls_are_refused_with_the_rule(start_server) -> None:
     assert refusal("sharing", {"controls": {"heads": 8, "kv_heads": 3}})[0] == 400
     assert refusal("self-attention", {"controls": {"text": "a " * 20}})[1] == "the text has 20 words; write 1 to 12"
     assert refusal("masks", {"model": "another"})[0] == 404
+
+
+def test_the_served_decoder_is_the_subject() -> None:
+    tokenizer = byte()
+    model = Decoder(tokenizer.vocab_size, 16, (Repeat((Block((Sublayer(Attention(2)),)),), 3),), context=64).build(
+        seed=0
+    )
+    lens = Lens(lambda ids, target: None, (), tokenizer.vocab_size)  # type: ignore[arg-type]
+    served = ServedModel("bytes", tokenizer, Engine(model, rows=1), lens=lens)
+    with serve(create_app([served])) as port:
+        body = {"controls": {"text": "lamp", "layer": 3}, "model": "bytes"}
+        answer = httpx.post(f"http://127.0.0.1:{port}/regard/instruments/heads", json=body, timeout=20).json()
+    maps = [panel for panel in answer["panels"] if panel["kind"] == "heatmap"]
+    assert maps[0]["rows"] == ["l", "a", "m", "p"] and len(maps) == 1 + 2
+    assert {"label": "model", "value": "bytes"} in answer["panels"][-1]["items"]

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -134,9 +135,9 @@ def position_choice(model: str, longer: str, tuned: bool) -> list[Panel]:
     spec = SCHEMES[chosen]
     if isinstance(spec, T5Buckets):
         spec = replace(spec, bidirectional=model == "encoder")
-    fragment = ", ".join(f"{name} = {value}" for name, value in spec.to_dict().items())
     return [
-        numbers({"choose": chosen, "place": "stack" if "stack" in spec.places else "attention", "spec": fragment}),
+        numbers({"choose": chosen, "place": "stack" if "stack" in spec.places else "attention"}),
+        table("in a recipe", ("[position]",), [(line,) for line in spec.to_toml().splitlines() if line]),
         table("measured on the parts, with trained length 2,048", COLUMNS, [measure(name) for name in SCHEMES]),
     ]
 
@@ -144,6 +145,7 @@ def position_choice(model: str, longer: str, tuned: bool) -> list[Panel]:
 COLUMNS = ("scheme", "weights", "score changes if both move by 100", "position 8,191", "new angles at 8,191")
 
 
+@cache
 def measure(name: str) -> tuple[str, int, str, str, str]:
     spec, width = SCHEMES[name], 16
     with torch.random.fork_rng(devices=[]):
