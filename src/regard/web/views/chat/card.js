@@ -2,6 +2,7 @@
 // then its alternatives are buttons from which the text continues.
 
 import { html, signal, useEffect, useLayoutEffect, useRef, useSignal, useState } from "../../html.js";
+import { select, selection } from "../../state.js";
 import { scoreOf } from "./generation.js";
 
 // {element, list, start, piece, pinned} or null
@@ -39,6 +40,12 @@ export function closeCard() {
   openedCard.value = null;
 }
 
+// Closes the card, and nothing is selected any more.
+export function dismissCard() {
+  closeCard();
+  if (selection.value.row !== null && !selection.value.pinned) select({ row: null, column: null });
+}
+
 export function Card() {
   const opened = useSignal(openedCard);
   const card = useRef();
@@ -48,14 +55,14 @@ export function Card() {
   }, [opened]);
   useEffect(() => {
     if (!opened?.pinned) return undefined;
-    const outside = ({ target }) => card.current?.contains(target) || target.closest?.(".chat-token") || closeCard();
+    const outside = ({ target }) => card.current?.contains(target) || target.closest?.(".chat-token") || dismissCard();
     addEventListener("pointerdown", outside);
     return () => removeEventListener("pointerdown", outside);
   }, [opened]);
   if (!opened) return html`<div id="card" hidden></div>`;
   const back = () => {
     opened.element.focus();
-    closeCard();
+    dismissCard();
   };
   const { pinned, piece, list, start } = opened;
   const name = `Token ${visible(piece.text)}`;

@@ -19,9 +19,9 @@ export function Column({ opened, column, index, model, onPick }) {
   const problem = useSignal(problems)[index];
   const scroll = useRef();
   useStickToEnd(scroll, opened, index);
-  useMarks(scroll);
+  useMarks(scroll, index);
   const empty = !Object.keys(column.nodes).length;
-  return html`<div class="chat-column">
+  return html`<div class="chat-column" data-linked=${index === 0 || null}>
     ${opened.columns.length > 1 && html`<${ColumnHeader} ...${{ opened, column, index, model, own }} />`}
     <div
       class=${classes("chat-scroll", useSignal(tint) && "chat-tinted")}
@@ -88,11 +88,11 @@ function useStickToEnd(scroll, opened, index) {
 }
 
 // Marks the selected row of the attention map, and tints tokens by its weights while the panel is open.
-// An effect, not a render: pointing at tokens must not render the messages again.
-function useMarks(scroll) {
+// An effect, not a render: pointing at tokens must not render the messages again. Only the first column has the passage.
+function useMarks(scroll, index) {
   const follow = () => {
     const shown = showsAttention.value;
     mark(scroll.current, shown ? selection.value : { row: null, column: null }, shown ? rowWeights.value : null);
   };
-  useEffect(() => effect(follow), []);
+  useEffect(() => (index === 0 ? effect(follow) : undefined), []);
 }

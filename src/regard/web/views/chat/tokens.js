@@ -3,8 +3,8 @@
 // The surprisal of a token is −log2 p, in bits: 0 for a certain token, 1 for a probability of one half.
 
 import { html, useMemo } from "../../html.js";
-import { passage, select, selection } from "../../state.js";
-import { closeCard, openCard, openedCard, pinCard } from "./card.js";
+import { passage, select } from "../../state.js";
+import { closeCard, dismissCard, openCard, openedCard, pinCard } from "./card.js";
 
 const FULL_TINT = 5; // bits of surprisal with the strongest tint
 const CHUNK = 64; // tokens that are rendered together, so that a new token touches only the last ones
@@ -52,9 +52,9 @@ export const handlers = {
     if (event.pointerType === "touch") return;
     if (openedCard.value?.pinned) return;
     if (token) point(token);
-    else leave();
+    else dismissCard();
   },
-  onPointerLeave: () => openedCard.value?.pinned || leave(),
+  onPointerLeave: () => openedCard.value?.pinned || dismissCard(),
   onFocusIn(event) {
     const token = event.target.closest(".chat-token");
     const fromCard = event.relatedTarget?.closest?.("#card"); // Escape closed it
@@ -71,7 +71,7 @@ export const handlers = {
     const token = event.target.closest(".chat-token");
     if (!token) return;
     if (event.key === "Enter" || event.key === " ") (point(token), pinCard());
-    else if (event.key === "Escape") closeCard();
+    else if (event.key === "Escape") dismissCard();
     else if (!move(token, event.key)) return;
     event.preventDefault();
   },
@@ -79,12 +79,8 @@ export const handlers = {
 
 function point(token) {
   openCard(token);
-  if (token.dataset.row !== undefined) select({ row: Number(token.dataset.row), column: null });
-}
-
-function leave() {
-  closeCard();
-  if (selection.value.row !== null && !selection.value.pinned) select({ row: null, column: null });
+  const linked = token.dataset.row !== undefined && token.closest("[data-linked]");
+  if (linked) select({ row: Number(token.dataset.row), column: null });
 }
 
 function move(token, key) {
