@@ -145,3 +145,8 @@ def test_an_output_of_another_input_or_of_a_running_batch_is_refused(demo_run: P
         assert "another process is writing" in str(regard("batch", demo_run, source, out).exception)
     assert out.read_bytes() == before
     assert isinstance(regard("batch", demo_run, tmp_path / "missing", out).exception, FileNotFoundError)
+
+
+def test_options_that_exclude_each_other_are_refused(tmp_path: Path) -> None:
+    result = regard("batch", tmp_path, tmp_path / "in", tmp_path / "out", "--batch-invariant", "--quantize", "int8")
+    assert "--batch-invariant does not support --quantize" in str(result.exception)

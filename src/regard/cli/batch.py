@@ -9,6 +9,7 @@ import typer
 
 from regard.cli.batch_files import BatchOutput, BatchRequest, read_requests
 from regard.cli.open_engine import (
+    INVARIANT_OR_QUANTIZED,
     BatchInvariantOption,
     CompileOption,
     DtypeOption,
@@ -59,6 +60,8 @@ def batch(
       regard batch smollm2 requests.jsonl results.jsonl
       regard batch runs/demo requests.jsonl results.jsonl --rows 32
     """
+    if batch_invariant and quantize:
+        raise ValueError(INVARIANT_OR_QUANTIZED)
     named = named_model(str(model), name)  # before torch is imported: a mistyped name is refused at once
     entries = read_requests(requests)
     try:

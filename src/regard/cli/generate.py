@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from regard.cli.open_engine import BatchInvariantOption, EngineOptions, QuantizeOption
+from regard.cli.open_engine import INVARIANT_OR_QUANTIZED, BatchInvariantOption, EngineOptions, QuantizeOption
 from regard.cli.open_model import AdapterOption, ContextOption, DeviceOption, ModelArgument
 from regard.cli.tensor_parallel import TensorParallelOption
 from regard.find_model import find_model
@@ -38,7 +38,7 @@ def generate(
     repetition_penalty: Annotated[
         float, typer.Option(help="Above 1: tokens of the prompt and the answer become less likely.")
     ] = 1.0,
-    seed: Annotated[int | None, typer.Option(help="With the same seed the text is the same.")] = None,
+    seed: Annotated[int | None, typer.Option(help="With the same seed the text is the same; -1: a random one.")] = None,
     stop: Annotated[
         list[str] | None, typer.Option(help="Stop before this string; repeat the option for more than one.")
     ] = None,
@@ -114,7 +114,7 @@ def generate(
 def check_combination(options: EngineOptions) -> None:
     """Raise ValueError for options that exclude each other."""
     if options.batch_invariant and options.quantize:
-        raise ValueError("--batch-invariant does not support --quantize; leave one of them out")
+        raise ValueError(INVARIANT_OR_QUANTIZED)
     if (options.batch_invariant or options.quantize) and options.tensor_parallel > 1:
         raise ValueError("--batch-invariant and --quantize do not support --tensor-parallel; leave it out")
 

@@ -56,6 +56,9 @@ class EngineChoice(NamedTuple):
 RUNS_EAGERLY = EngineChoice("compile", "off", "--tensor-parallel: the steps of several processes run eagerly")
 
 
+INVARIANT_OR_QUANTIZED = "--batch-invariant does not support --quantize; leave one of them out"
+
+
 class EngineOptions(NamedTuple):
     """The options of a command, for each of its models. None: chosen here."""
 

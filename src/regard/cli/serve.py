@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from regard.cli.open_engine import (
+    INVARIANT_OR_QUANTIZED,
     BatchInvariantOption,
     CompileOption,
     DtypeOption,
@@ -165,7 +166,7 @@ def check_combination(
     if options.batch_invariant and (options.tensor_parallel > 1 or loras or lora_folder is not None):
         raise ValueError("--batch-invariant does not support --tensor-parallel, --lora-modules and --lora-folder")
     if options.quantize and options.batch_invariant:
-        raise ValueError("--batch-invariant does not support --quantize; leave one of them out")
+        raise ValueError(INVARIANT_OR_QUANTIZED)
     if options.quantize and (options.tensor_parallel > 1 or loras or lora_folder is not None):
         raise ValueError("--quantize does not support --tensor-parallel, --lora-modules and --lora-folder")
     if replicas is not None and lora_folder is not None:
