@@ -27,7 +27,8 @@ WRONG = [
     {"repetition_penalty": math.inf},
     {"presence_penalty": 2.1},
     {"frequency_penalty": math.nan},
-    {"seed": -1},
+    {"seed": -(2**63) - 1},
+    {"seed": True},
     {"seed": 2**64},
     {"seed": 1.0},
     {"stop_ids": [1]},
@@ -92,6 +93,8 @@ def test_ignore_eos_removes_the_stop_ids() -> None:
 
 
 def test_requests_without_a_seed_draw_different_ones() -> None:
-    first, second = Request((1,), Sampling()), Request((1,), Sampling())
-    assert first.seed != second.seed
+    for seed in (None, -1):
+        first, second = Request((1,), Sampling(seed=seed)), Request((1,), Sampling(seed=seed))
+        assert first.seed != second.seed
     assert Request((1,), Sampling(seed=0)).seed == 0
+    assert Request((1,), Sampling(seed=-2)).seed == 2**64 - 2

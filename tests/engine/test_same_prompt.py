@@ -104,7 +104,7 @@ def test_all_or_none_are_submitted(tiny) -> None:
     with pytest.raises(ValueError, match="n=0 must be a positive integer"):
         engine.submit_n(PROMPT, SAMPLING, 0)
     assert engine.idle and len(engine.submit_n(PROMPT, SAMPLING, 4)) == 4
-    assert derived_seed(None, 3) is None
+    assert derived_seed(None, 3) is None and derived_seed(-1, 3) is None and derived_seed(-2, 1) == 2**64 - 1
 
 
 def test_embeddings_are_copied_to_the_host_and_hashed_once(tiny, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,7 @@ INVALID = [  # path, body, and the field that the error names
     ("/v1/completions", COMPLETION | {"temperature": "0.5"}, "temperature"),
     ("/v1/completions", COMPLETION | {"top_p": 0}, "top_p"),
     ("/v1/completions", COMPLETION | {"seed": 2**63}, "seed"),
+    ("/v1/completions", COMPLETION | {"seed": -(2**63) - 1}, "seed"),
     ("/v1/completions", COMPLETION | {"max_tokens": 2**63}, "max_tokens"),
     ("/v1/completions", COMPLETION | {"max_tokens": 0}, None),
     ("/v1/completions", COMPLETION | {"max_tokens": True}, "max_tokens"),

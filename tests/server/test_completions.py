@@ -50,6 +50,8 @@ def test_a_prompt_may_be_text_ids_or_a_list_of_them(start_server, tokenizer):
     many = post(server, prompt=["Mira", "the lamp"], n=2, seed=7)
     assert [choice["index"] for choice in many["choices"]] == [0, 1, 2, 3]
     assert [request.sampling.seed for request in server.engine.submitted[-4:]] == [7, 8, 7, 8]
+    post(server, prompt="Mira", n=2, seed=-1)
+    assert [request.sampling.seed for request in server.engine.submitted[-2:]] == [None, None]  # random, as in vLLM
     assert many["usage"]["prompt_tokens"] == len(tokenizer.encode("Mira")) + len(tokenizer.encode("the lamp"))
 
 

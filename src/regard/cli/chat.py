@@ -13,7 +13,7 @@ def chat(
     max_new: Annotated[int, typer.Option(min=1, help="Generate at most this many tokens per answer.")] = 256,
     temperature: Annotated[float, typer.Option(help="0 always takes the most likely token.")] = 0.7,
     top_p: Annotated[float, typer.Option(help="Sample from the most likely tokens with this total probability.")] = 1.0,
-    seed: Annotated[int | None, typer.Option(help="With the same seed the answers are the same.")] = None,
+    seed: Annotated[int | None, typer.Option(help="With the same seed the answers are the same; -1: random.")] = None,
     context: ContextOption = None,
     adapter: AdapterOption = None,
     device: DeviceOption = "auto",

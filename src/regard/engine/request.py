@@ -56,7 +56,7 @@ class Sampling:
     repetition_penalty: float = 1.0  # over prompt and new tokens, as in transformers
     presence_penalty: float = 0.0  # over new tokens, as in OpenAI's API
     frequency_penalty: float = 0.0
-    seed: int | None = None  # None: a random one for each request
+    seed: int | None = None  # None, or -1 as in vLLM and llama.cpp: a random one for each request
     stop_ids: tuple[int, ...] = ()
     suppress_ids: tuple[int, ...] = ()  # never generated
     forced_bos_id: int | None = None  # always the first new token
@@ -78,8 +78,10 @@ class Sampling:
             number = isinstance(value, int | kind) and not isinstance(value, bool)
             if not number or not lowest <= value <= highest:
                 raise ValueError(f"{name}={value!r} must be {rule}")
-        if self.seed is not None and not is_nonnegative_int(self.seed, below=2**64):
-            raise ValueError(f"seed={self.seed!r} must be an integer from 0 to 2**64 - 1, or None for a random one")
+        if self.seed is not None and (type(self.seed) is not int or not -(2**63) <= self.seed < 2**64):
+            raise ValueError(
+                f"seed={self.seed!r} must be an integer from -2**63 to 2**64 - 1; None or -1 for a random one"
+            )
         if self.prompt_logprobs is not None and not is_nonnegative_int(self.prompt_logprobs, below=2**31):
             raise ValueError(f"prompt_logprobs={self.prompt_logprobs!r} must be an integer of at least 0, or None")
         for name in ("stop_ids", "suppress_ids"):
@@ -217,7 +219,8 @@ class Request:
 
     def __post_init__(self) -> None:
         self.tokens = list(self.ids)  # prompt and new tokens
-        self.seed = secrets.randbits(64) if self.sampling.seed is None else self.sampling.seed
+        seed = derived_seed(self.sampling.seed, 0)
+        self.seed = secrets.randbits(64) if seed is None else seed
 
     @property
     def length(self) -> int:
@@ -303,8 +306,8 @@ class TokenHistory:
 
 
 def derived_seed(seed: int | None, index: int) -> int | None:
-    """The seed of choice `index` of a request with this seed."""
-    return None if seed is None else (seed + index) % 2**64
+    """The seed of choice `index` of a request with this seed, from 0 to 2**64 - 1; None: a random one."""
+    return None if seed is None or seed == -1 else (seed + index) % 2**64
 
 
 def completions(sequences: TokenSequences, tokens: Sequence[int]) -> list[int]:

@@ -24,7 +24,7 @@ from regard.engine.async_engine import (
     Submit,
 )
 from regard.engine.grammar import Grammar
-from regard.engine.request import PromptEmbeddings, QueueFull, RequestOptions, Sampling, Token
+from regard.engine.request import PromptEmbeddings, QueueFull, RequestOptions, Sampling, Token, derived_seed
 from regard.server.errors import ApiError, shutting_down
 from regard.server.metrics import RequestMetrics
 from regard.server.schema import SamplingBody, SchedulingBody
@@ -256,7 +256,7 @@ def engine_requests(
     for ids, length in zip(prompts, lengths, strict=True):
         max_new = max_new_tokens(length, body.max_tokens, capacity, options.default_max_tokens)
         for i in range(body.samples):
-            seed = None if body.seed is None else (body.seed + i) % (1 << 63)  # n different choices from one seed
+            seed = derived_seed(body.seed, i)  # n different choices from one seed
             try:
                 sampling = Sampling(
                     **fields, max_new=max_new, min_new=body.min_tokens or 0, seed=seed, stop_ids=stop_ids,

@@ -111,7 +111,7 @@ class SamplingBody(SchedulingBody):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
-    seed: Annotated[int, Field(ge=0, lt=1 << 63)] | None = None
+    seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None  # -1: a random one, as in vLLM
     n: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] | None = None
     stop: StopString | Annotated[list[StopString], Field(fail_fast=True, max_length=MAX_STOPS)] | None = None
     stream: bool | None = None
