@@ -147,7 +147,12 @@ def test_a_second_signal_exits_at_once_without_tracebacks(tokenizer):
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
-        with httpx.stream("POST", f"{urls.get(timeout=20)}/v1/completions", json=LONG | {"stream": True}) as response:
+        url = urls.get(timeout=20)
+        plain: list[httpx.Response] = []
+        posting = threading.Thread(target=lambda: plain.append(httpx.post(f"{url}/v1/completions", json=LONG)))
+        posting.start()
+        wait_until(lambda: engine.submitted)
+        with httpx.stream("POST", f"{url}/v1/completions", json=LONG | {"stream": True}) as response:
             lines = response.iter_lines()
             next(lines)
             server.handle_exit(signal.SIGTERM, None)
@@ -155,7 +160,11 @@ def test_a_second_signal_exits_at_once_without_tracebacks(tokenizer):
             server.handle_exit(signal.SIGTERM, None)
             thread.join(timeout=10)
             assert not thread.is_alive()
+        posting.join(timeout=10)
     finally:
         logging.getLogger("uvicorn.error").removeHandler(log)
+    error = plain[0].json()["error"]
+    assert plain[0].status_code == 503 and plain[0].headers["retry-after"]
+    assert error["code"] == "shutting_down" and "send the request again later" in error["message"]
     assert log.queue.empty()
     assert server.passes_log not in logging.getLogger("uvicorn.error").filters

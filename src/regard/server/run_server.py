@@ -1,7 +1,7 @@
 """Bind a port, and shut down without truncating responses.
 
 On SIGTERM or Ctrl-C the server accepts no new connections and continues unfinished responses for `drain` seconds, then
-ends them with an error event. A second signal exits at once.
+ends them with an error event. A second signal exits at once; a request whose response has not begun gets a 503.
 """
 
 import asyncio
@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Any, cast
 
 import uvicorn
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from regard.engine.async_engine import SHUTTING_DOWN
 from regard.server.app import create_app
@@ -27,8 +28,10 @@ from regard.server.connections import (
     LogRateLimit,
     default_max_connections,
 )
+from regard.server.errors import shutting_down
 from regard.server.model_routes import Library
 from regard.server.network_options import NetworkOptions
+from regard.server.request_id import on_start
 from regard.server.run_routes import Runs
 from regard.server.served_model import ServedModel
 
@@ -66,6 +69,22 @@ def log_access() -> None:
     logger.setLevel(logging.INFO)
 
 
+class ShutdownResponse:
+    """Middleware: a 503 for a request that is cancelled, by a second signal or a long drain, before its response."""
+
+    def __init__(self, app: ASGIApp):
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        begun: list[Message] = []
+        try:
+            await self.app(scope, receive, on_start(send, begun.append))
+        except asyncio.CancelledError:
+            if scope["type"] != "http" or begun:
+                raise
+            await shutting_down(SHUTTING_DOWN).response()(scope, receive, send)
+
+
 class Server(uvicorn.Server):
     def __init__(
         self,
@@ -87,7 +106,7 @@ class Server(uvicorn.Server):
             send_timeout=send_timeout,
         )
         config = uvicorn.Config(
-            app,
+            ShutdownResponse(app),
             host,
             port,
             http=cast("Any", protocol),
