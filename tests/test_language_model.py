@@ -264,6 +264,17 @@ def test_chat_offers_tools_and_returns_a_message_with_the_calls(monkeypatch: pyt
     assert llm.chat("Where?").startswith("I look. <tool_call>")  # without tools, all is text
 
 
+def test_chat_gives_variables_to_the_template(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = Tokenizer(TOKENIZER.core, eos="<|end|>", chat_template="{{ messages[0].content }}{{ style }}")
+    llm = LanguageModel(SPEC.build(seed=3), tokenizer, context=400, rows=2)
+    monkeypatch.setattr(llm.texts, "generate", lambda prompts: [tokenizer.decode(each.ids) for each in prompts])
+    assert llm.chat("Where?") == "Where?"
+    assert llm.chat(["Where?", "Who?"], chat_template_kwargs={"style": " brief"}) == ["Where? brief", "Who? brief"]
+    for name, message in (("styl", "has no variable 'styl'; it has style"), ("messages", "is set already")):
+        with pytest.raises(ValueError, match=f"chat_template_kwargs: the .*{message}"):
+            llm.chat("Where?", chat_template_kwargs={name: 1})
+
+
 def test_stop_ids_and_prompts_that_are_no_text_are_refused_with_a_remedy(llm: LanguageModel) -> None:
     with pytest.raises(TypeError, match="stop_sequences"):
         llm.generate("a", stop_ids=[1])

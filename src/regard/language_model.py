@@ -37,7 +37,7 @@ from regard.models.interleaved import InterleavedModule
 from regard.predictions import classify
 from regard.speech.transcribe import speech_model, transcribe
 from regard.speech.transcription import AudioInput, TranscriptionOptions
-from regard.text.chat import encode_chat, is_conversation
+from regard.text.chat import encode_chat, is_conversation, refused_variable
 from regard.text.detokenizer import TextStream
 from regard.text.tokenizer import Tokenizer
 from regard.text.tokenizer_folder import GenerationConfig
@@ -144,14 +144,17 @@ class LanguageModel:
         images: "Images | Sequence[Images]" = (),
         stop: StopStrings = (),
         tools: ChatTools = (),
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         **sampling: Unpack[SamplingOptions],
     ) -> Any:
         """The answer to a conversation, formatted by the model's chat template; a string is one user message.
 
         Several conversations, a list of strings or of lists of messages, are decoded in one batch and return a list.
         tools: functions that the model may call; an answer is a message then, whose `tool_calls` are its calls, if any.
+        chat_template_kwargs: variables of the chat template, such as {"enable_thinking": False}.
         """
-        texts = self.texts.generate(self.conversations(messages, images, stop, sampling, tools))
+        prompts = self.conversations(messages, images, stop, sampling, tools, chat_template_kwargs)
+        texts = self.texts.generate(prompts)
         return self.answers(messages, texts, tools)
 
     async def achat(
@@ -161,10 +164,12 @@ class LanguageModel:
         images: "Images | Sequence[Images]" = (),
         stop: StopStrings = (),
         tools: ChatTools = (),
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         **sampling: Unpack[SamplingOptions],
     ) -> Any:
         """`chat` for asyncio."""
-        texts = await self.texts.generate_async(self.conversations(messages, images, stop, sampling, tools))
+        prompts = self.conversations(messages, images, stop, sampling, tools, chat_template_kwargs)
+        texts = await self.texts.generate_async(prompts)
         return self.answers(messages, texts, tools)
 
     def stream(
@@ -281,13 +286,19 @@ class LanguageModel:
         found = [assistant_message(text, template, tools) for text in texts] if tools else texts
         return found[0] if is_conversation(messages) else found
 
-    def encode_chat(self, messages: str | ChatMessages, tools: ChatTools = ()) -> list[int]:
+    def encode_chat(
+        self, messages: str | ChatMessages, tools: ChatTools = (), variables: Mapping[str, Any] | None = None
+    ) -> list[int]:
+        """variables: of the chat template."""
         conversation = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
         if wrong := [message for message in conversation if not isinstance(message, Mapping)]:
             raise ValueError(f"{wrong[0]!r} is not a message; a conversation is a list of {{'role': …, 'content': …}}")
         if tools:
             require_tool_style(self.tokenizer.chat_template)
-        return encode_chat(self.tokenizer, [dict(message) for message in conversation], tools=tools or None)
+        if variables and (refusal := refused_variable(self.tokenizer, variables)):
+            raise ValueError(f"chat_template_kwargs: {refusal}")
+        messages = [dict(message) for message in conversation]
+        return encode_chat(self.tokenizer, messages, tools=tools or None, variables=variables)
 
     def prompts(
         self, prompt: str | Sequence[str], images: Any, stop: StopStrings, options: SamplingOptions
@@ -300,13 +311,17 @@ class LanguageModel:
         return [self.prompt(self.encode(text), images, stop, True, options) for text, images in pairs]
 
     def conversations(
-        self, messages: Any, images: Any, stop: StopStrings, options: SamplingOptions, tools: ChatTools = ()
-    ) -> list[Prompt]:
+        self, messages: Any, images: Any, stop: StopStrings, options: SamplingOptions, tools: ChatTools,
+        variables: Mapping[str, Any] | None,
+    ) -> list[Prompt]:  # fmt: skip
         single = is_conversation(messages)
         conversations = [messages] if single else messages
         image_lists: Sequence[Any] = [images] if single else images_per_prompt(images, len(conversations))
         pairs = zip(conversations, image_lists, strict=True)
-        return [self.prompt(self.encode_chat(each, tools), images, stop, False, options) for each, images in pairs]
+        return [
+            self.prompt(self.encode_chat(each, tools, variables), images, stop, False, options)
+            for each, images in pairs
+        ]
 
     def prompt(
         self, ids: list[int], images: Images, stop: StopStrings, continues_prompt: bool, options: SamplingOptions

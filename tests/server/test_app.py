@@ -53,7 +53,8 @@ def test_request_fields_are_frozen(start_server):
         "TokenizeBody": "add_generation_prompt add_special_tokens chat_template_kwargs messages model prompt"
         " return_token_strs",
         "DetokenizeBody": "model tokens",
-        "ResponsesBody": "access_programs background cache_salt context_management conversation image include input"
+        "ResponsesBody": "access_programs background cache_salt chat_template_kwargs context_management"
+        " conversation image include input"
         " instructions max_output_tokens max_tool_calls metadata model moderation parallel_tool_calls"
         " previous_response_id priority prompt prompt_cache_key prompt_cache_options prompt_cache_retention"
         " reasoning safety_identifier service_tier store stream"

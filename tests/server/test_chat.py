@@ -39,14 +39,15 @@ THINKING = (
 
 def test_the_template_gets_the_variables_of_a_request(start_server, tokenizer):
     server = start_server(template=THINKING)
-    for path, field in (("/v1/chat/completions", None), ("/tokenize", "tokens")):
+    for path, field in (("/v1/chat/completions", None), ("/v1/responses", None), ("/tokenize", "tokens")):
+        messages = {"input" if path == "/v1/responses" else "messages": QUESTION}
         for variables, text in (
             (None, "Where is the lamp?"),
             ({"enable_thinking": True}, "Where is the lamp?"),
             ({"enable_thinking": False, "style": " brief"}, "Where is the lamp? no thoughts brief"),
             ({"style": "<|end|>"}, "Where is the lamp?<|end|>"),  # as characters
         ):
-            response = server.client.post(path, json={"messages": QUESTION, "chat_template_kwargs": variables})
+            response = server.client.post(path, json=messages | {"chat_template_kwargs": variables})
             assert response.status_code == 200, response.text
             ids = list(response.json()[field] if field else server.engine.submitted[-1].ids)
             assert tokenizer.decode(ids) == text and tokenizer.eos not in ids
@@ -55,10 +56,10 @@ def test_the_template_gets_the_variables_of_a_request(start_server, tokenizer):
 @pytest.mark.parametrize(
     ("variables", "message"),
     [
-        ({"messages": []}, "the variable 'messages' of the chat template is set by the server"),
-        ({"tools": []}, "the variable 'tools' of the chat template is set by the server"),
-        ({"add_generation_prompt": False}, "is set by the server; leave it out"),
-        ({"bos_token": "<|end|>"}, "the variable 'bos_token' of the chat template is set by the server"),
+        ({"messages": []}, "the variable 'messages' of the chat template is set already"),
+        ({"tools": []}, "the variable 'tools' of the chat template is set already"),
+        ({"add_generation_prompt": False}, "is set already; leave it out"),
+        ({"bos_token": "<|end|>"}, "the variable 'bos_token' of the chat template is set already"),
         ({"enable_thinkng": False}, "has no variable 'enable_thinkng'; it has enable_thinking, style"),
         ({"namespace": 1}, "has no variable 'namespace'"),
         ({"a b": 1}, "chat_template_kwargs"),

@@ -44,7 +44,7 @@ def router(models: ModelRegistry) -> APIRouter:
         served = models.find_for(body)
         served.check_queue()
         tools = served.offered_tools(body)
-        ids = await served.encode_chat(body.messages, add_generation_prompt=True, tools=tools)
+        ids = await served.encode_chat(body.messages, True, tools, body.chat_template_kwargs)
         images = await served.embed_images(ids, body.messages)
         sampling = SamplingBody(
             model=body.model, max_tokens=body.max_output_tokens, temperature=body.temperature, top_p=body.top_p,

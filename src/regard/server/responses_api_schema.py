@@ -5,7 +5,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
-from regard.server.chat_schema import MAX_MESSAGES, MAX_PARTS, Empty, Message, Metadata, TextPart, limit_parts
+from regard.server.chat_schema import (
+    MAX_MESSAGES,
+    MAX_PARTS,
+    Empty,
+    Message,
+    Metadata,
+    TemplateVariables,
+    TextPart,
+    limit_parts,
+)
 from regard.server.image_input import DataUrl, ImagePart, ImageUrl
 from regard.server.response_bodies import ResponseBody, TokenLogprobs
 from regard.server.schema import MAX_LOGPROBS, Count, Name, RequestBody, SchedulingBody, Text, at_most
@@ -151,6 +160,7 @@ class ResponsesBody(SchedulingBody):
     tools: FunctionTools | None = None
     tool_choice: Mode | FlatToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    chat_template_kwargs: TemplateVariables | None = None
 
     # Accepted only with a value that asks for nothing
     stream_options: ResponsesStreamOptions | None = None

@@ -86,7 +86,7 @@ def refused_variable(tokenizer: Tokenizer, variables: Mapping[str, Any]) -> str 
     free = sorted(name for name in _variables_of(tokenizer.chat_template or "") if not is_reserved(name))
     for name in variables:
         if is_reserved(name):
-            return f"the variable {name!r} of the chat template is set by the server; leave it out"
+            return f"the variable {name!r} of the chat template is set already; leave it out"
         if name not in free:
             known = f"it has {', '.join(free)}" if free else "leave it out"
             return f"the chat template of this model has no variable {name!r}; {known}"
