@@ -52,7 +52,8 @@ export function Chart({
     const element = frame.current; // the reference is null when the view is left, the observer still reports once
     const width = element.clientWidth;
     const settings = { layers, styles, xLabel, yLabel, width, height, logX, logY, whole, sync };
-    const drawn = new uPlot(options(settings, (u) => setIndex(u.cursor.idx), () => (zoomed.current = true)), data, element);
+    const [onCursor, onZoom] = [(u) => setIndex(u.cursor.idx), () => (zoomed.current = true)];
+    const drawn = new uPlot(options(settings, onCursor, onZoom), data, element);
     drawn.over.addEventListener("dblclick", () => (zoomed.current = false));
     plot.current = drawn;
     zoomed.current = false;
@@ -82,15 +83,24 @@ export function Chart({
     event.preventDefault();
     const next = Math.min(Math.max(shown + move, 0), last);
     plot.current.setCursor({ left: plot.current.valToPos(data[0][next], "x"), top: 0 });
-    const texts = lines.map(({ label }, line) => hidden.has(label) || `${label} ${text(valueOf(data, layers, line, next))}`);
-    setSpoken(`${xLabel ?? "x"} ${compact(data[0][next])}: ${texts.filter((each) => each !== true).join(", ")}`);
+    const texts = lines.flatMap(({ label }, line) =>
+      hidden.has(label) ? [] : [`${label} ${text(valueOf(data, layers, line, next))}`],
+    );
+    setSpoken(`${xLabel ?? "x"} ${compact(data[0][next])}: ${texts.join(", ")}`);
   };
   return html`<div class="chart">
     <div class="chart-plot" role="img" aria-label=${title} tabindex="0" ref=${frame} onKeyDown=${onKeyDown}></div>
     <p class="visually-hidden" aria-live="polite">${spoken}</p>
     ${legend &&
     lines.length > 0 &&
-    html`<${Legend} lines=${lines} hidden=${hidden} onToggle=${toggle} read=${read} at=${index === null ? null : data[0][shown]} xLabel=${xLabel} />`}
+    html`<${Legend}
+      lines=${lines}
+      hidden=${hidden}
+      onToggle=${toggle}
+      read=${read}
+      at=${index === null ? null : data[0][shown]}
+      xLabel=${xLabel}
+    />`}
   </div>`;
 }
 
@@ -169,8 +179,9 @@ function axisWidth(u, values) {
 }
 
 function layerStyle({ dash, markers, own }, part, colour) {
-  if (part === "low" || part === "high") return { stroke: "transparent", width: 0, spanGaps: own, points: { show: false } };
-  if (part === "raw") return { stroke: fade(colour, 0.28), width: 1, spanGaps: own, points: { show: false } };
+  const plain = { spanGaps: own, points: { show: false } };
+  if (part === "low" || part === "high") return { stroke: "transparent", width: 0, ...plain };
+  if (part === "raw") return { stroke: fade(colour, 0.28), width: 1, ...plain };
   return {
     stroke: colour,
     width: markers ? 1 : 2,

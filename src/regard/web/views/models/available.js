@@ -21,7 +21,12 @@ export function Available() {
           </tr>
         </thead>
         <tbody>
-          ${available.map((each) => html`<${Row} key=${each.model} stored=${each} loading=${loading} mayLoad=${mayLoad} />`)}
+          ${available.map((each) => html`<${Row}
+            key=${each.model}
+            stored=${each}
+            loading=${loading}
+            mayLoad=${mayLoad}
+          />`)}
         </tbody>
       </table>
     </div>
@@ -50,6 +55,11 @@ function Action({ stored, loading, mayLoad }) {
   if (busy && loading.model === stored.model) return html`<span role="status">loading …</span>`;
   if (!mayLoad || stored.problem) return null;
   const failed = loading?.state === "failed" && loading.model === stored.model;
-  return html`<button type="button" disabled=${busy} aria-label=${`Load ${stored.model}`} onClick=${() => change(() => api.loadModel(stored.model))}>Load</button>
+  return html`<button
+    type="button"
+    disabled=${busy}
+    aria-label=${`Load ${stored.model}`}
+    onClick=${() => change(() => api.loadModel(stored.model))}
+  >Load</button>
     ${failed && html`<p class="models-error" role="alert">${loading.error}</p>`}`;
 }

@@ -36,12 +36,29 @@ export function Plan() {
     <div class="models-form">
       <div class="field">
         <label for=${id}>Model</label>
-        <input type="text" id=${id} list=${`${id}-known`} value=${options.model} onInput=${(event) => set("model")(event.target.value)} />
+        <input
+          type="text"
+          id=${id}
+          list=${`${id}-known`}
+          value=${options.model}
+          onInput=${(event) => set("model")(event.target.value)}
+        />
         <datalist id=${`${id}-known`}>${known.map((name) => html`<option key=${name} value=${name}></option>`)}</datalist>
       </div>
-      <${Choice} label="Device" value=${options.device} choices=${[["", "none"], ...choices.devices.map((name) => [name, name])]} onChange=${set("device")} />
+      <${Choice}
+        label="Device"
+        value=${options.device}
+        choices=${[["", "none"], ...choices.devices.map((name) => [name, name])]}
+        onChange=${set("device")}
+      />
       <${NumberField} label="Batch" value=${options.batch} min=${1} onChange=${set("batch")} />
-      <${NumberField} label="Context" value=${options.context} min=${1} placeholder="the model's" onChange=${set("context")} />
+      <${NumberField}
+        label="Context"
+        value=${options.context}
+        min=${1}
+        placeholder="the model's"
+        onChange=${set("context")}
+      />
       <${Choice} label="Format" value=${options.dtype} choices=${choices.dtypes} onChange=${set("dtype")} />
     </div>
     ${found.error && html`<p class="problem" role="alert">${found.error}</p>`}

@@ -15,7 +15,14 @@ export function Served() {
     <ul class="models-cards">
       ${served.map(
         (each) =>
-          html`<${Card} key=${each.model} served=${each} opened=${opened?.name === each.model} last=${served.length === 1} adapters=${adapters} mayLoad=${mayLoad} />`,
+          html`<${Card}
+            key=${each.model}
+            served=${each}
+            opened=${opened?.name === each.model}
+            last=${served.length === 1}
+            adapters=${adapters}
+            mayLoad=${mayLoad}
+          />`,
       )}
     </ul>
   </section>`;
@@ -46,7 +53,11 @@ function Card({ served, opened, last, adapters, mayLoad }) {
       <${Fact} name="Computes in" value=${served.dtype && `${served.dtype} on ${served.device}`} />
       <${Fact} name="At once" value=${served.rows && `${served.rows} requests`} />
     </dl>
-    ${served.adapters.length > 0 && html`<${Adapters} names=${served.adapters} removable=${adapters !== null && mayLoad} onOpen=${open} />`}
+    ${served.adapters.length > 0 && html`<${Adapters}
+      names=${served.adapters}
+      removable=${adapters !== null && mayLoad}
+      onOpen=${open}
+    />`}
     ${adapters !== null && served.loads_adapters && html`<${LoadAdapter} served=${served} adapters=${adapters} />`}
     <div class="models-buttons">
       <button type="button" class=${opened ? "" : "primary"} onClick=${() => open(served.model)}>
@@ -74,9 +85,19 @@ function Adapters({ names, removable, onOpen }) {
   return html`<ul class="models-adapters" aria-label="Adapters">
     ${names.map(
       (name) => html`<li key=${name}>
-        <button type="button" class="models-chip" title=${`Chat with the adapter ${name}`} onClick=${() => onOpen(name)}>${name}</button>
+        <button
+          type="button"
+          class="models-chip"
+          title=${`Chat with the adapter ${name}`}
+          onClick=${() => onOpen(name)}
+        >${name}</button>
         ${removable &&
-        html`<button type="button" class="models-chip-remove" aria-label=${`Unload the adapter ${name}`} onClick=${() => change(() => api.unloadAdapter(name))}>×</button>`}
+        html`<button
+          type="button"
+          class="models-chip-remove"
+          aria-label=${`Unload the adapter ${name}`}
+          onClick=${() => change(() => api.unloadAdapter(name))}
+        >×</button>`}
       </li>`,
     )}
   </ul>`;

@@ -18,7 +18,8 @@ export async function refresh() {
     await updateHeader(listed.value.served);
   } catch (error) {
     if (!(error instanceof api.ApiError)) throw error;
-    failure.value = error.status === 404 && !listed.value ? "This server's models are fixed: it loads no others." : error.message;
+    const fixed = error.status === 404 && !listed.value;
+    failure.value = fixed ? "This server's models are fixed: it loads no others." : error.message;
   }
   return listed.value;
 }

@@ -47,7 +47,12 @@ export function Verify() {
 }
 
 function Progress({ work }) {
-  return html`<progress class="models-progress" max=${work.total ?? 1} value=${work.total ? work.done : null} aria-label="Laws tested"></progress>
+  return html`<progress
+    class="models-progress"
+    max=${work.total ?? 1}
+    value=${work.total ? work.done : null}
+    aria-label="Laws tested"
+  ></progress>
     <p class="models-hint" role="status">${work.now || `${work.model} is being loaded …`}</p>`;
 }
 

@@ -36,15 +36,36 @@ export function Curves() {
       <div class="runs-head">
         <h2 id="runs-loss">Loss</h2>
         <div class="runs-controls">
-          <${Segments} label="Horizontal axis" value=${by} choices=${[["step", "steps"], ["tokens", "tokens"]]} onChange=${(value) => set({ by: value })} />
+          <${Segments}
+            label="Horizontal axis"
+            value=${by}
+            choices=${[["step", "steps"], ["tokens", "tokens"]]}
+            onChange=${(value) => set({ by: value })}
+          />
           <${Check} label="log x" value=${logX} onChange=${(value) => set({ logX: value })} />
           <${Check} label="log y" value=${logY} onChange=${(value) => set({ logY: value })} />
           <div class="runs-smooth">
-            <${Slider} label="Smoothing" value=${smooth} min=${0} max=${0.99} step=${0.01} format=${(value) => value.toFixed(2)} onChange=${(value) => set({ smooth: value })} />
+            <${Slider}
+              label="Smoothing"
+              value=${smooth}
+              min=${0}
+              max=${0.99}
+              step=${0.01}
+              format=${(value) => value.toFixed(2)}
+              onChange=${(value) => set({ smooth: value })}
+            />
           </div>
         </div>
       </div>
-      <${Chart} title=${`Loss over ${axes.xLabel} of ${names.join(", ")}`} lines=${loss} yLabel="loss" height=${340} logY=${logY} smooth=${smooth} ...${axes} />
+      <${Chart}
+        title=${`Loss over ${axes.xLabel} of ${names.join(", ")}`}
+        lines=${loss}
+        yLabel="loss"
+        height=${340}
+        logY=${logY}
+        smooth=${smooth}
+        ...${axes}
+      />
       <p class="runs-hint">Drag to zoom, double-click to reset. Points: loss on held-out text.</p>
     </section>
     <section aria-labelledby="runs-monitors">
@@ -82,7 +103,8 @@ function lossLines(names, known, by) {
 
 function monitorLines(names, known, by) {
   const all = new Set(names.flatMap((name) => Object.keys(known[name].columns)));
-  const shown = [...all].filter((column) => !["loss", "held_out_loss"].includes(column) && !(by === "step" && column === "tokens"));
+  const drawn = ["loss", "held_out_loss", ...(by === "step" ? ["tokens"] : [])];
+  const shown = [...all].filter((column) => !drawn.includes(column));
   const own = shown.filter((column) => !column.startsWith("held_out_"));
   const order = (column) => (FIRST.includes(column) ? FIRST.indexOf(column) : FIRST.length);
   own.sort((a, b) => order(a) - order(b) || a.localeCompare(b));

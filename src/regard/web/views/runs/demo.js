@@ -31,7 +31,12 @@ export function Demo() {
   return html`<section class="panel runs-demo" aria-labelledby="runs-demo">
     <h2 id="runs-demo">Watch a model learn</h2>
     ${running || starting
-      ? html`<${Progress} run=${running} process=${starting} onStop=${(name) => act(() => api.stopDemo(name))} mayStop=${list.may_start} />`
+      ? html`<${Progress}
+        run=${running}
+        process=${starting}
+        onStop=${(name) => act(() => api.stopDemo(name))}
+        mayStop=${list.may_start}
+      />`
       : html`<${Offer} list=${list} stopped=${stopped} finished=${finished} onStart=${start} />`}
     ${list.process?.stage === "failed" && !running && html`<${Failed} process=${list.process} />`}
     ${error && html`<p class="problem" role="alert">${error}</p>`}
@@ -57,7 +62,11 @@ function Offer({ list, stopped, finished, onStart }) {
       : explanation}
     ${stopped &&
     html`<p><b>${stopped.run}</b> was stopped after ${stopped.step.toLocaleString("en")} of ${(stopped.steps ?? 0).toLocaleString("en")} steps.</p>
-      <button type="button" class=${finished ? "" : "primary"} onClick=${() => onStart(stopped.run, null)}>Continue ${stopped.run}</button>`}
+      <button
+        type="button"
+        class=${finished ? "" : "primary"}
+        onClick=${() => onStart(stopped.run, null)}
+      >Continue ${stopped.run}</button>`}
     <div class="runs-start">
       <button type="button" class=${finished || stopped ? "" : "primary"} onClick=${() => onStart(name, steps)}>
         ${finished || stopped ? `Train another: ${name}` : "Start the demo"}
@@ -72,7 +81,8 @@ function Progress({ run, process, onStop, mayStop }) {
   const name = run?.run ?? process.run;
   const stage = run?.stage ?? process.stage;
   const [step, steps] = [run?.step ?? 0, run?.steps ?? null];
-  const left = step >= FEW && run.tokens_per_second ? ((steps - step) * (run.tokens / step)) / run.tokens_per_second : null;
+  const speed = step >= FEW ? run.tokens_per_second / (run.tokens / step) : 0; // steps per second
+  const left = speed ? (steps - step) / speed : null;
   const message = {
     starting: "Starting: Python and PyTorch are loaded …",
     stopping: "Stopping: the state is saved, so that training can continue …",
@@ -80,7 +90,12 @@ function Progress({ run, process, onStop, mayStop }) {
   }[stage];
   return html`
     <p role="status">${message ?? html`<b>${name}</b> is learning${left ? ` – about ${duration(left)} left` : ""}.`}</p>
-    <progress class="runs-progress" max=${steps ?? 1} value=${stage === "starting" || !steps ? null : step} aria-label="Training steps"></progress>
+    <progress
+      class="runs-progress"
+      max=${steps ?? 1}
+      value=${stage === "starting" || !steps ? null : step}
+      aria-label="Training steps"
+    ></progress>
     <p class="muted number">
       ${steps ? `step ${step.toLocaleString("en")} of ${steps.toLocaleString("en")}` : ""}
       ${run?.loss ? ` · loss ${run.loss.toFixed(3)}` : ""}

@@ -34,7 +34,14 @@ export function Samples() {
       html`<${Choice} label="Run" value=${run.run} choices=${runs.map((each) => each.run)} onChange=${setName} />`}
     </div>
     ${samples.length > 1 &&
-    html`<${Slider} label="After step" value=${index} min=${0} max=${samples.length - 1} format=${(value) => (samples[value]?.step ?? step).toLocaleString("en")} onChange=${choose} />`}
+    html`<${Slider}
+      label="After step"
+      value=${index}
+      min=${0}
+      max=${samples.length - 1}
+      format=${(value) => (samples[value]?.step ?? step).toLocaleString("en")}
+      onChange=${choose}
+    />`}
     <p class="runs-sample">${text.slice(0, same)}<mark>${text.slice(same)}</mark></p>
     <p class="runs-hint">
       The model continues a text that it was not trained on, always with its most probable token.

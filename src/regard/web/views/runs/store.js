@@ -58,7 +58,7 @@ async function readCurves(runs) {
   const positions = behind.map(({ run }) => ({ run, cursor: curves.value[run]?.cursor ?? null }));
   const { runs: found } = await api.runMetrics(positions.slice(0, 16), POINTS);
   const next = { ...curves.value };
-  for (const run of behind) if (found[run.run]) next[run.run] = { ...merged(next[run.run], found[run.run]), step: run.step };
+  for (const { run, step } of behind) if (found[run]) next[run] = { ...merged(next[run], found[run]), step };
   curves.value = next;
 }
 
