@@ -46,6 +46,7 @@ export function Grid({ label, rows, columns, colour, text, cell: [width, height]
     canvas.current.parentElement.querySelector(".inside-cursor")?.scrollIntoView({ block: "nearest", inline: "nearest" });
   };
   return html`<div class=${width < 60 ? "inside-grid narrow" : "inside-grid"}>
+    <div class="inside-grid-corner"></div>
     <div class="inside-grid-columns" style=${{ width: `${across}px` }} aria-hidden="true">${heads}</div>
     <div class="inside-grid-rows" aria-hidden="true">${sides}</div>
     <div class="inside-grid-cells" style=${{ width: `${across}px`, height: `${down}px` }}>
