@@ -18,7 +18,7 @@ export function NormsTab({ model }) {
   const [hideFirst, setHideFirst] = useState(false);
   const [point, setPoint] = useState(null);
   const body = shown && { model: model.name, logits: false, ...sequence(shown, source, side) };
-  const { events, problem } = useEvents(api.lensEvents, body, shown && `${side} ${shown.ids.join()}`);
+  const { events, running, problem } = useEvents(api.lensEvents, body, shown && `${side} ${shown.ids.join()}`);
   return html`
     <p class="inside-lead">
       The length of the residual stream, a vector per token, after every block. It grows with depth as blocks add to it. A
@@ -31,6 +31,7 @@ export function NormsTab({ model }) {
       <${Check} label="leave the first token out of the scale" value=${hideFirst} onChange=${setHideFirst} />
     </div>
     ${problem && html`<p class="problem" role="alert">${problem}</p>`}
+    ${running && !events[0] && html`<p class="notice">Reading …</p>`}
     ${events[0] && html`<${Norms} found=${events[0]} ...${{ hideFirst, point, setPoint }} />`}
   `;
 }
