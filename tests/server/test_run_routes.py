@@ -258,6 +258,5 @@ def test_a_demo_is_trained_stopped_and_continued(connect, folder):
     assert client.post("/regard/runs/start", json={"run": "demo"}).is_success
     wait_until(lambda: run()["exact_match"] is not None and not run()["can_stop"], seconds=240)
     assert run()["state"] == "finished" and run()["step"] == 60 and step < 60
-    assert [
-        entry["step"] for entry in map(json.loads, (folder / "demo" / "metrics.jsonl").open()) if "lr" in entry
-    ] == [*range(1, 61)]
+    records = map(json.loads, (folder / "demo" / "metrics.jsonl").read_text().splitlines())
+    assert [record["step"] for record in records if "lr" in record] == [*range(1, 61)]
