@@ -28,11 +28,11 @@ def test_the_stored_weights_are_trained(name: str) -> None:
 
 
 @pytest.mark.ledger("fig.5.4")
-def test_one_vector_loses_symbols_that_attention_keeps() -> None:
+def test_one_state_loses_symbols_that_a_transformer_keeps() -> None:
     short, long = shown("bottleneck", length=3), shown("bottleneck", length=12)
-    assert short["without a mistake, one state"] > 0.97
-    assert long["without a mistake, one state"] < 0.6
-    assert long["without a mistake, attention"] > long["without a mistake, one state"] + 0.3
+    assert short["without a mistake, one state (LSTM)"] > 0.97
+    assert long["without a mistake, one state (LSTM)"] < 0.6
+    assert long["without a mistake, attention (transformer)"] > long["without a mistake, one state (LSTM)"] + 0.3
 
 
 @pytest.mark.ledger("fig.5.5")

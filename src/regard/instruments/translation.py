@@ -51,7 +51,7 @@ def generate(name: str, source: Tensor) -> Tensor:
 def bottleneck(length: int, seed: int) -> list[Panel]:
     rng = Random(seed)
     source = torch.tensor([[rng.randint(1, SYMBOLS) for _ in range(length)]])
-    names = {"one state": "reversal", "attention": "reversal-attention"}
+    names = {"one state (LSTM)": "reversal", "attention (transformer)": "reversal-attention"}
     curves = {label: list(enumerate(reversal_accuracy(name), 1)) for label, name in names.items()}
     letters = " ABCDEFGH"
     panels = [
@@ -151,14 +151,13 @@ STEPS = (
 INSTRUMENTS = (
     Instrument(
         "bottleneck", "Everything in one vector",
-        "A recurrent encoder passes one state to its decoder; long sources do not fit. Attention to all tokens removes "
-        "the limit.",
+        "A recurrent encoder passes one state to its decoder; long sources do not fit. A transformer reads them all.",
         r"s_0 = h_n, \qquad y_t \sim p(y_t \mid y_{<t}, s_0)",
         (Slider("length", "symbols", 1, MAX_REVERSED, 10), Slider("seed", "another sequence", 0, 20, 1)),
         Quiz(
             "From which length on does the state of 48 numbers lose symbols?",
-            "From 7 symbols on there are mistakes, and at 12 one sequence in ten is right; with attention nearly all "
-            "are.",
+            "From 7 symbols on there are mistakes, and at 12 one sequence in ten is right. The other curve is a "
+            "transformer with twice the weights, so it does not show what attention alone adds to the LSTM.",
             {"length": 12},
         ),
         bottleneck, ("models/seq2seq.py", "parts/recurrent.py"),
