@@ -60,7 +60,6 @@ def test_request_fields_are_frozen(start_server):
         " reasoning safety_identifier service_tier store stream"
         " stream_options temperature text timeout tool_choice tools top_logprobs top_p truncation user",
         "PassageBody": "messages model text",
-        "AttentionBody": "head layer messages model text",
         "InstrumentBody": "controls model",
         "OverviewBody": "ids layers model target",
         "HeadBody": "columns head ids layer model pool rows target",

@@ -4,18 +4,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from regard.server.chat_schema import AttentionBody, ChatBody
+from regard.server.attention_schema import HeadBody, OverviewBody
+from regard.server.chat_schema import ChatBody
 from regard.server.schema import CompletionBody
 
 ROUTES = {
     "/v1/completions": {"model": "tiny", "prompt": "Mira", "max_tokens": 2},
     "/v1/chat/completions": {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2},
     "/regard/tokenize": {"text": "Mira"},
-    "/regard/attention": {"text": "Mira"},
     "/regard/attention/overview": {"ids": [5]},
     "/regard/attention/head": {"ids": [5], "layer": 0, "head": 0},
 }
-FIELDS = sorted({*CompletionBody.model_fields, *ChatBody.model_fields, *AttentionBody.model_fields} - {"model"})
+BODIES = (CompletionBody, ChatBody, OverviewBody, HeadBody)
+FIELDS = sorted({field for body in BODIES for field in body.model_fields} - {"model"})
 SCALARS = (
     st.none() | st.booleans() | st.integers() | st.integers(-3, 20) | st.floats(allow_nan=False, allow_infinity=False)
 )

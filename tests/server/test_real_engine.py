@@ -21,6 +21,7 @@ from regard.parts.feedforward import SwiGLU
 from regard.parts.linear_attention import LinearAttention
 from regard.parts.position.rope import Rope
 from regard.server.app import create_app
+from regard.server.binary_arrays import decode_arrays
 from regard.server.lens_thread import Lens
 from regard.server.served_model import ServedModel
 from regard.text.tokenizer_folder import GenerationConfig
@@ -105,27 +106,31 @@ def test_a_seeded_stream_equals_the_whole_response(client):
 def test_maps_over_http_equal_the_lens(client, model):
     facts = client.get("/regard/model").json()
     assert facts["heads"] == [4, 4] and facts["context"] == 96
-    response = client.post("/regard/attention", json={"text": "the lamp", "layer": 0, "head": 3}).json()
-    expected = attention_maps(model, response["ids"])[0][3]
-    torch.testing.assert_close(torch.tensor(response["weights"]).double(), expected, atol=6e-5, rtol=0)
-    overview = client.post("/regard/attention", json={"text": "the lamp"}).json()["layers"]
-    assert [len(layer["thumbnails"]) for layer in overview] == [4, 4]
+    ids = client.post("/regard/tokenize", json={"text": "the lamp"}).json()["ids"]
+    found = head_weights(client.post("/regard/attention/head", json={"ids": ids, "layer": 0, "head": 3}))
+    torch.testing.assert_close(found, attention_maps(model, ids)[0][3], atol=1e-6, rtol=0)
+    header, _ = decode_arrays(client.post("/regard/attention/overview", json={"ids": ids}).content)
+    assert [layer["heads"] for layer in header["layers"]] == [4, 4]
+
+
+def head_weights(response: httpx.Response) -> torch.Tensor:
+    return decode_arrays(response.content)[1]["weights"].double()
 
 
 def test_maps_and_streams_at_the_same_time_equal_each_alone(client, model):
     """The lens records with hooks; the engine runs the same weights in another thread."""
     completion = {"model": "small", "prompt": "Mira", "max_tokens": 60, "temperature": 0}
     expected = client.post("/v1/completions", json=completion).json()["choices"][0]["text"]
-    texts = ["the lamp " * length for length in range(1, 9)]
+    passages = [[5 + i % 90 for i in range(9 * length)] for length in range(1, 9)]
     with ThreadPoolExecutor(4) as threads:
         streams = [threads.submit(client.post, "/v1/completions", json=completion) for _ in range(6)]
-        bodies = [{"text": text, "layer": 0, "head": 1} for text in texts]
-        maps = [threads.submit(client.post, "/regard/attention", json=body) for body in bodies]
+        bodies = [{"ids": ids, "layer": 0, "head": 1} for ids in passages]
+        maps = [threads.submit(client.post, "/regard/attention/head", json=body) for body in bodies]
     for stream in streams:
         assert stream.result().json()["choices"][0]["text"] == expected
-    for found in maps:
-        weights = attention_maps(model, found.result().json()["ids"])[0][1]
-        torch.testing.assert_close(torch.tensor(found.result().json()["weights"]).double(), weights, atol=6e-5, rtol=0)
+    for ids, found in zip(passages, maps, strict=True):
+        expected_weights = attention_maps(model, ids)[0][1]
+        torch.testing.assert_close(head_weights(found.result()), expected_weights, atol=1e-6, rtol=0)
 
 
 def test_the_engine_makes_steps_while_an_overview_is_computed() -> None:
@@ -155,7 +160,7 @@ def test_the_engine_makes_steps_while_an_overview_is_computed() -> None:
     ):
         answer = threads.submit(client.post, "/v1/completions", json=stream)
         wait_until(lambda: engine.counts["new_tokens"] > 5)
-        overview = client.post("/regard/attention", json={"text": "x" * 512})
+        overview = client.post("/regard/attention/overview", json={"ids": [50] * 900})
         assert overview.status_code == 200
         assert answer.result().json()["usage"]["completion_tokens"] == 500
     assert len(steps) == 5 and sum(steps) > 10
@@ -193,7 +198,7 @@ def test_an_encoder_decoder_reads_the_prompt_as_its_source(translator) -> None:
         for change in ({"prompt": "a" * 41}, {"prompt": "a", "max_tokens": 40}, {"prompt": "a" * 4000}):
             refused = client.post("/v1/completions", json=body | change)
             assert refused.status_code == 400, refused.text
-        assert client.post("/regard/attention", json={"text": "a"}).status_code == 404
+        assert client.post("/regard/attention/overview", json={"ids": [5]}).status_code == 404
 
 
 def test_an_encoder_decoder_streams_samples_and_has_logprobs(translator) -> None:

@@ -33,7 +33,6 @@ WITHOUT_MODEL = {
     "/tokenize": {"prompt": "Mira"},
     "/detokenize": {"tokens": [5]},
     "/regard/tokenize": {"text": "Mira"},
-    "/regard/attention": {"text": "Mira"},
     "/regard/attention/overview": {"ids": [5]},
     "/regard/attention/head": {"ids": [5], "layer": 0, "head": 0},
 }
@@ -100,7 +99,7 @@ def test_the_only_model_need_not_be_named(tokenizer):
         bodies = [
             name for name in schemas if name.endswith(("Body", "Form")) and "model" in schemas[name]["properties"]
         ]
-        assert len(bodies) == 16 and not any("model" in schemas[name].get("required", ()) for name in bodies)
+        assert len(bodies) == 15 and not any("model" in schemas[name].get("required", ()) for name in bodies)
 
 
 def test_the_page_starts_with_the_first_model(server):
@@ -115,8 +114,8 @@ def test_the_page_starts_with_the_first_model(server):
         for model in ({"model": "lamp"}, {"model": "vectors"})
     ]
     assert ids[0] == ids[2] != ids[1] == ids[3]
-    body = {"text": "Mira", "model": "box"}
-    assert server.client.post("/regard/attention", json=body).json()["error"]["code"] == "no_lens"
+    body = {"ids": [5], "model": "box"}
+    assert server.client.post("/regard/attention/overview", json=body).json()["error"]["code"] == "no_lens"
 
 
 @pytest.mark.parametrize(("name", "hint"), [("lmap", "did you mean 'lamp'?"), ("x" * 256, "use 'lamp' or 'box'")])
@@ -130,7 +129,6 @@ def test_an_unknown_name_is_404_with_the_names_of_the_models(server, name, hint)
         ("POST", "/tokenize", {"model": name, "prompt": "a"}),
         ("POST", "/detokenize", {"model": name, "tokens": [5]}),
         ("POST", "/regard/tokenize", {"model": name, "text": "a"}),
-        ("POST", "/regard/attention", {"model": name, "text": "a"}),
         ("POST", "/regard/attention/overview", {"model": name, "ids": [5]}),
         ("POST", "/regard/attention/head", {"model": name, "ids": [5], "layer": 0, "head": 0}),
         ("GET", f"/regard/heads?model={name}", None),

@@ -82,8 +82,8 @@ def serve(
 
     Routes: /v1/chat/completions, /v1/completions, /v1/responses, /v1/embeddings, /v1/rerank, /v1/models,
     /v1/audio/transcriptions, /v1/audio/translations, /v1/load_lora_adapter, /v1/unload_lora_adapter, /tokenize,
-    /detokenize, /health, /ready, /metrics, and for inspection /regard/model, /regard/tokenize, /regard/attention,
-    /regard/spec, /regard/lens, /regard/patch.
+    /detokenize, /health, /ready, /metrics, and for inspection /regard/model, /regard/tokenize, /regard/heads,
+    /regard/attention/overview, /regard/attention/head, /regard/spec, /regard/lens, /regard/patch.
 
     The page also shows the training runs in the folder --runs (/regard/runs), and can train the demo there. Its models
     can be loaded and removed while the server runs (/regard/models), by clients on this machine or with a key.

@@ -163,16 +163,3 @@ class PassageBody(RequestBody):
         if (self.text is None) == (self.messages is None):
             raise ValueError("text and messages are both set or both missing; send exactly one of them")
         return self
-
-
-class AttentionBody(PassageBody):
-    """With `layer` and `head` the full map of one head; without them an overview of all heads."""
-
-    layer: Annotated[int, Field(ge=0, lt=1 << 16)] | None = None
-    head: Annotated[int, Field(ge=0, lt=1 << 16)] | None = None
-
-    @model_validator(mode="after")
-    def check_head(self) -> "AttentionBody":
-        if (self.layer is None) != (self.head is None):
-            raise ValueError("layer and head go together; send both for one map, or neither for the overview")
-        return self

@@ -18,9 +18,7 @@ from regard.server.map_parts import (
     MapShape,
     Recording,
     Thumbnails,
-    head_map,
     head_part,
-    layer_overview,
     layer_thumbnails,
 )
 from regard.server.worker_thread import WorkerThread
@@ -72,14 +70,6 @@ class LensThread:
         shape = self.lens.shape(layer, sequences)
         (part,) = await self._run(sequences, [(head_part, layer, shape, head, rows, columns, pool)])
         return await asyncio.to_thread(encode_arrays, {}, part._asdict())
-
-    async def json_overview(self, ids: list[int]) -> bytes:
-        layers = await self._run((tuple(ids), ()), [(layer_overview, layer) for layer in range(len(self.heads))])
-        return b"[" + b",".join(layers) + b"]"
-
-    async def json_head(self, ids: list[int], layer: int, head: int) -> bytes:
-        (view,) = await self._run((tuple(ids), ()), [(head_map, layer, head)])
-        return view
 
     async def scores(self) -> HeadScores | None:
         """What the heads do; computed once."""
