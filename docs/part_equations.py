@@ -1,7 +1,8 @@
 """The equation of each kind of part in LaTeX, for the drawing of a model in the page (generate_equations.py)."""
 
 # ruff: noqa: E501
-ATTENTION = r"z_h = \mathrm{softmax}\left(\frac{q_h k_g^\top}{\sqrt{E}}\right) v_g, \qquad y = W_o [z_1 \ldots z_H]"
+SCALE = r"s = \tfrac{1}{\sqrt{E}} \text{ unless set}"
+ATTENTION = r"z_h = \mathrm{softmax}(s\, q_h k_g^\top) v_g, \qquad y = W_o [z_1 \ldots z_H], \qquad " + SCALE
 LINEAR = r"S_t = \sum_{j \le t} \phi(k_j) v_j^\top, \qquad y_t = \frac{S_t^\top \phi(q_t)}{z_t^\top \phi(q_t)}"
 DECAYED = r"S_t = \mathrm{diag}(a_t) S_{t-1} + k_t v_t^\top, \qquad y_t = W_o (\mathrm{norm}(S_t^\top q_t) \odot \mathrm{silu}(W_g x_t))"
 STATE_SPACE = r"h_t = \bar{A} h_{t-1} + \bar{B} x_t, \qquad y_t = C h_t + D x_t"
@@ -23,7 +24,8 @@ EQUATIONS = {
     "pooled": r"z = \frac{W \mathrm{pool}(h)}{|W \mathrm{pool}(h)|}",
     "pooler": r"z = \tanh(W h_{cls} + b)",
     "attention": ATTENTION,
-    "cross_attention": r"z_h = \mathrm{softmax}\left(\frac{q_h(x)\, k_g(\mathrm{source})^\top}{\sqrt{E}}\right) v_g(\mathrm{source})",
+    "cross_attention": r"z_h = \mathrm{softmax}(s\, q_h(x)\, k_g(\mathrm{source})^\top) v_g(\mathrm{source}), \qquad "
+    + SCALE,
     "big_bird_attention": ATTENTION,
     "global_attention": ATTENTION,
     "latent_attention": r"c_t = \mathrm{norm}(W_c x_t), \quad k_{h,t} = [U_h c_t ; \mathrm{RoPE}(W_r x_t)], \quad v_{h,t} = V_h c_t",

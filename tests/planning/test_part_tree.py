@@ -41,9 +41,9 @@ def test_parts_exist_and_sum_to_the_plan(spec: Model) -> None:
             assert {name: list(p.shape) for name, p in module.named_parameters()} == part["weights"]
         assert part["kind"] and part["class"] in tree["sources"]
     total = {cost: sum(part[cost] * times for part, times in found) for cost in ("flops", "cache", "parameters")}
+    assert total["cache"] == numbers.kv_bytes() + numbers.state_bytes
     if isinstance(spec, Decoder):
         assert total["flops"] == pytest.approx(numbers.forward_flops, abs=4 * len(spec.blocks))
-        assert total["cache"] == numbers.kv_bytes() + numbers.state_bytes
         if not (any(run.tied for run in spec.layers) or spec.ahead or shares_weights(spec)):
             assert total["parameters"] == numbers.parameters
 

@@ -121,7 +121,7 @@ class Drawing:
             ]
             sublayers.append(
                 {
-                    name: self.part(f"{path}.{place}.{name}", child, own, width=stack.width)
+                    name: self.part(f"{path}.{place}.{name}", child, own, stack=stack)
                     for name, own, child in parts
                     if own is not None and not isinstance(own, NoNorm)
                 }
@@ -134,7 +134,12 @@ class Drawing:
         return drawn
 
     def part(
-        self, name: str, module: nn.Module, spec: Spec | None, kind: str | None = None, width: int = 0
+        self,
+        name: str,
+        module: nn.Module,
+        spec: Spec | None,
+        kind: str | None = None,
+        stack: Decoder | Encoder | None = None,
     ) -> dict[str, Any]:
         new = [parameter for parameter in module.parameters() if parameter not in self.counted]
         self.counted.update(new)
@@ -149,9 +154,10 @@ class Drawing:
             "flops": 0,
             "cache": 0,
         }
-        if isinstance(spec, Body):
-            part["flops"] = body_flops(spec, width, self.length, self.length) // self.length
-            part["cache"] = body_cache_bytes(spec, width, self.length, self.dtype)
+        if isinstance(spec, Body) and stack is not None:
+            part["flops"] = body_flops(spec, stack.width, self.length, self.length) // self.length
+            if isinstance(stack, Decoder):  # an encoder reads its whole input at once
+                part["cache"] = body_cache_bytes(spec, stack.width, self.length, self.dtype)
         return part
 
     def scale(self, name: str, sublayer: nn.Module) -> dict[str, Any]:
