@@ -2,7 +2,13 @@
 
 import torch
 
-from regard.lens import RecordedAttention, attention_layers, attention_maps, named_attention_maps
+from regard.lens import (
+    RecordedAttention,
+    attention_layers,
+    attention_maps,
+    named_attention_maps,
+    recorded_attention,
+)
 from regard.lens.recorded_attention import copy_with_shared_tensors
 from regard.models.decoder import Decoder
 from regard.models.encoder import Encoder
@@ -14,6 +20,7 @@ from regard.parts.cross_attention import CrossAttention
 from regard.parts.feedforward import SwiGLU
 from regard.parts.input import Tokens
 from regard.parts.position.rope import Rope
+from tests.laws import MODELS, build
 
 
 def test_the_map_of_each_layer_equals_attention_maps(make_model) -> None:
@@ -78,3 +85,17 @@ def test_layers_that_share_a_block_have_a_map_each() -> None:
     recorded = RecordedAttention(model, [1, 2, 3])
     for layer, expected in enumerate(attention_maps(model, [1, 2, 3])):
         torch.testing.assert_close(recorded.weights(layer), expected)
+
+
+def test_parts_of_an_implied_map_do_not_keep_the_whole_map(monkeypatch) -> None:
+    recorded, concatenate = RecordedAttention(build(MODELS["linear"]), [1, 2, 3, 4, 5]), torch.cat
+    whole, sizes = recorded.weights(0), []
+
+    def watch(tensors, *args):
+        sizes.extend((x.untyped_storage().nbytes(), x.nbytes) for x in tensors if x.shape == (1, 2, 5))
+        return concatenate(tensors, *args)
+
+    monkeypatch.setattr(recorded_attention, "MAX_WEIGHTS", 25)  # one head at a time
+    monkeypatch.setattr(recorded_attention.torch, "cat", watch)
+    torch.testing.assert_close(recorded.weights(0, rows=slice(1, 3)), whole[:, 1:3])
+    assert len(sizes) == len(whole) and all(held == needed for held, needed in sizes)

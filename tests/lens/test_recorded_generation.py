@@ -66,7 +66,32 @@ def test_prepared_steps_are_left_out_while_a_request_is_recorded() -> None:
 def test_rows_of_experts_cannot_be_recorded() -> None:
     engine, sampling = Engine(build(MODELS["experts"]), capacity=64), Sampling(max_new=1)
     name = "stack.blocks.0.sublayers.1.body.experts.neurons"
-    assert name not in record_generation(engine, [1, 2, 3], sampling, "*.neurons")
+    assert name not in record_generation(engine, [1, 2, 3], sampling, ["stack.blocks.0", "*.neurons"])
+    with pytest.raises(ValueError, match="no activation that matches"):
+        record_generation(engine, [1, 2, 3], sampling, "*.neurons")
     with pytest.raises(ValueError, match="without a row per request"):
         record_generation(engine, [1, 2, 3], sampling, name)
     assert engine.idle and not engine.runner.observers
+
+
+def test_a_step_after_the_last_token_is_left_out() -> None:
+    """On a GPU a step starts before the tokens of the one before it are read."""
+    model, prompt = build(MODELS["grouped-query"]), [1, 2, 3]
+    tokens = [token.id for token in Engine(model, capacity=64).generate(prompt, GREEDY)]
+    sampling = Sampling(max_new=9, temperature=0, stop_ids=(tokens[2],))
+    engine = Engine(model, capacity=64)
+    engine.lag = 1
+    names = ["stack.blocks.0", "*.pattern", "*.body.k"]
+    found, expected = record_generation(engine, prompt, sampling, names), record(model, names)
+    assert found.tokens == tokens[: tokens.index(tokens[2]) + 1]
+    with torch.no_grad(), expected as activations:
+        model(torch.tensor([[*prompt, *found.tokens[:-1]]]))
+    assert {name: x.shape for name, x in found.items()} == {name: x.shape[1:] for name, x in activations.items()}
+
+
+def test_engines_whose_modules_call_no_hooks_are_refused() -> None:
+    engine = Engine(build(MODELS["grouped-query"]), capacity=64)
+    engine.runner.plain = build(MODELS["grouped-query"])  # as with batch_invariant, which runs on GPUs only
+    with pytest.raises(ValueError, match="batch_invariant"):
+        record_generation(engine, [1, 2, 3], GREEDY, "stack.blocks.0")
+    assert engine.idle

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from regard.lens import logit_lens, record
+from regard.lens import ablate, attention_maps, logit_lens, record, score_heads
 from regard.lens.inputs import check_predicts_next, part_for_text, residual_names
 from regard.lens.recorded_attention import copy_with_shared_tensors
 from regard.lens.recorded_residual import RecordedResidual
@@ -60,10 +60,23 @@ def test_a_planted_massive_activation_is_found(model) -> None:
 def test_a_copy_does_not_stop_the_compiled_code_of_other_threads(model) -> None:
     import torch._dynamo.eval_frame as dynamo
 
-    with record(copy_with_shared_tensors(model), "stack.input"):
-        assert dynamo._stance.stance == "default"
-    with record(model, "stack.input"):
-        assert dynamo._stance.stance == "force_eager"
+    stances = set()
+
+    def run(model) -> set[str]:
+        """The stances of torch.compile while each of these functions runs the model."""
+        stances.clear()
+        handle = model.stack.blocks[0].register_forward_hook(lambda *_: stances.add(dynamo._stance.stance))
+        attention_maps(model, IDS)
+        score_heads(model, vocab=16, length=4, sequences=1)
+        with record(model, "stack.input"), torch.no_grad():
+            model(torch.tensor([IDS]))
+        with ablate(model, layers=[1]), torch.no_grad():
+            model(torch.tensor([IDS]))
+        handle.remove()
+        return stances
+
+    assert run(copy_with_shared_tensors(model)) == {"default"}
+    assert run(model) == {"force_eager"}
 
 
 @pytest.fixture(scope="module")

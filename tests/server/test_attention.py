@@ -57,6 +57,24 @@ def test_chunks_of_rows_give_the_same_part(monkeypatch):
         torch.testing.assert_close(found, expected)
 
 
+def test_an_implied_matrix_is_computed_once(monkeypatch):
+    computed = []
+
+    class Counted(FakeRecording):
+        def weights(self, layer, heads=slice(None), rows=slice(None)):
+            computed.extend(range(4)[heads])
+            return super().weights(layer, heads, rows)
+
+    recording, shape = Counted(IDS), MapShape(4, 60, 60, True)
+    whole, part = layer_thumbnails(recording, 0, shape), head_part(recording, 0, shape, 3, range(60), range(60), 4)
+    computed.clear()
+    monkeypatch.setattr(map_parts, "CHUNK", 300)  # less than one map
+    found = layer_thumbnails(recording, 0, shape)
+    assert computed == [0, 1, 2, 3] and all(map(torch.equal, found, whole))
+    assert all(map(torch.equal, head_part(recording, 0, shape, 3, range(60), range(60), 4), part))
+    assert computed == [0, 1, 2, 3, 3]
+
+
 def test_the_overview_has_thumbnails_of_all_heads(start_server):
     client = start_server().client
     header, found = post(client, "overview")

@@ -59,7 +59,7 @@ def ablate(
     edits: dict[str, Edit] = {
         name: replace_at(name, dim, torch.tensor(indices), values.get(name)) for name, (dim, indices) in places.items()
     }
-    with eager_hooks() as hooks, patch(model, edits), experts.removed():
+    with eager_hooks(model) as hooks, patch(model, edits), experts.removed():
         for layer in skipped:
             handle = part.stack.blocks[layer].register_forward_hook(lambda _, args, out: (args[0], *out[1:]))
             hooks.callback(handle.remove)

@@ -67,7 +67,7 @@ class ExpertNeurons:
         def begin(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
             (ends[module],) = kwargs["ends"]
 
-        with eager_hooks() as stack:
+        with eager_hooks(*self.neurons) as stack:
             for module in self.neurons:
                 stack.callback(module.register_forward_pre_hook(begin, with_kwargs=True).remove)
                 tap = module.get_submodule("neurons")

@@ -124,8 +124,7 @@ def hooked(model: nn.Module, hooks: list[tuple[str, Hook]], patterns: Sequence[s
 
     A name that is itself one of the `patterns` must have a tensor as output; for others the hook is skipped.
     """
-    # No compiled code calls a copy (recorded_attention.py), so the code of other threads stays compiled.
-    with ExitStack() if getattr(model, "uncompiled", False) else eager_hooks() as stack:
+    with eager_hooks(model) as stack:
         for name, hook in hooks:
             call = with_tensor(name, hook, required=name in patterns)
             handle = model.get_submodule(name).register_forward_hook(call)
@@ -134,10 +133,12 @@ def hooked(model: nn.Module, hooks: list[tuple[str, Hook]], patterns: Sequence[s
 
 
 @contextmanager
-def eager_hooks() -> Generator[ExitStack]:
-    """A stack for the removal of hooks. Compiled models run eagerly meanwhile, since their graphs have no hooks."""
+def eager_hooks(*modules: nn.Module) -> Generator[ExitStack]:
+    """A stack for the removal of hooks on these modules. Compiled models run eagerly meanwhile, in all threads, since
+    their graphs have no hooks. No compiled code calls the modules of a copy (recorded_attention.py), so hooks on them
+    change nothing for other threads."""
     with ExitStack() as stack:
-        if "torch._dynamo" in sys.modules:
+        if "torch._dynamo" in sys.modules and not all(getattr(module, "uncompiled", False) for module in modules):
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         yield stack
 

@@ -58,7 +58,7 @@ def logit_attribution(
     outputs = ["stack.input", last, *(f"{name}.{part}" for name in sublayers for part in ("body", "after"))]
     matrices = {name: matrix for name, sublayer in sublayers.items() if (matrix := split_matrix(sublayer.body, by))}
     inputs: dict[str, Tensor] = {}
-    with record(model, outputs) as recorded, eager_hooks() as stack:
+    with record(model, outputs) as recorded, eager_hooks(model) as stack:
         for name, (matrix, _) in matrices.items():
             hook = matrix.register_forward_pre_hook(lambda _, x, name=name: inputs.update({name: x[0]}))
             stack.callback(hook.remove)

@@ -147,7 +147,7 @@ def compute_maps(modules: dict[str, nn.Module], run: Callable[[], Any]) -> dict[
     if reasons and len(reasons) == len(modules):
         name, reason = next(iter(reasons.items()))
         raise ValueError(f"{name} ({type(modules[name]).__name__}) has no attention map: {reason}")
-    with torch.no_grad(), eager_hooks() as stack:
+    with torch.no_grad(), eager_hooks(*modules.values()) as stack:
         for module in dict.fromkeys(modules.values()):
             if isinstance(module, HasAttentionMap):
                 for handle in record_calls(module, calls.setdefault(module, [])):

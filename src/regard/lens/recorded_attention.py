@@ -71,7 +71,8 @@ def part_of_map(module: HasAttentionMap, call: Call, heads: slice, rows: slice) 
     if map_kind(module).implied or {name.rpartition(".")[2] for name in taps} != {"q", "k"}:
         count = max(1, MAX_WEIGHTS // layout.positions.shape[1] ** 2)
         parts = [slice(i, min(i + count, heads.stop)) for i in range(heads.start, heads.stop, count)]
-        return torch.cat([module.attention_map(taps, layout, part)[0, :, rows] for part in parts])
+        # a copy: a view would keep the whole map in memory until all heads are computed
+        return torch.cat([module.attention_map(taps, layout, part)[0, :, rows].clone() for part in parts])
     queries = {name: x[:, :, rows] if name.endswith("q") else x for name, x in taps.items()}
     return module.attention_map(queries, layout.queries(rows), heads)[0]
 
@@ -82,5 +83,5 @@ def copy_with_shared_tensors(model: nn.Module) -> nn.Module:
     for module in copy.modules():
         module._forward_hooks.clear()
         module._forward_pre_hooks.clear()
-    vars(copy)["uncompiled"] = True  # hooks.py
+        vars(module)["uncompiled"] = True  # hooks.py
     return copy

@@ -26,6 +26,9 @@ KEYS = ("k", "v")  # (B, K, S, E) of softmax attention: of all cached tokens
 
 
 class ObservedRunner(Protocol):
+    @property
+    def plain(self) -> Any: ...
+
     def observed(self, observe: Callable[[Any], None], /) -> AbstractContextManager[None]: ...
 
 
@@ -67,8 +70,11 @@ def record_generation(
     """Generate for `ids` with an engine, and keep the activations whose names match one of the patterns, on the CPU.
 
     sampling: a regard.engine.request.Sampling. Other requests of the engine run too. The names are those of the
-    decoder, `engine.model`; experts' neurons cannot be recorded, since their rows are sorted by expert.
+    decoder, `engine.model`; experts' neurons cannot be recorded, since their rows are sorted by expert. Raises
+    ValueError if no activation was recorded.
     """
+    if engine.runner.plain is not engine.model:
+        raise ValueError("batch_invariant decodes with fused modules that have no hooks; open an engine without it")
     patterns = [patterns] if isinstance(patterns, str) else patterns
     found = dict.fromkeys(name for pattern in patterns for name in names(engine.model, pattern))
     chunks: dict[str, list[RecordedChunk]] = {}
@@ -100,7 +106,13 @@ def record_generation(
         engine.cancel(request)
     if request.error is not None:
         raise ValueError(f"the request failed: {request.error}")
-    result = RecordedGeneration({name: joined(engine.model, name, parts) for name, parts in chunks.items()})
+    if not chunks:
+        tried = ", ".join(patterns)
+        raise ValueError(f"no activation that matches {tried} has a row per request; choose other patterns")
+    # On a GPU the step after the last token has started before that token is read.
+    end = len(ids) + len(request.new) - 1
+    read = {name: [chunk for chunk in parts if chunk.start < end] for name, parts in chunks.items()}
+    result = RecordedGeneration({name: joined(engine.model, name, parts) for name, parts in read.items()})
     result.tokens = [token.id for token in request.new]
     return result
 

@@ -60,11 +60,21 @@ class Part(NamedTuple):
 
 
 def layer_thumbnails(recording: Recording, layer: int, shape: MapShape) -> Thumbnails:
-    heads, queries, keys, implied = shape
+    """An implied matrix is computed whole, so few heads are computed at a time, with all their rows."""
+    count = max(1, CHUNK // (min(shape.queries, MAX_QUERIES) * shape.keys)) if shape.implied else shape.heads
+    parts = [
+        thumbnails(recording, layer, shape, range(start, min(start + count, shape.heads)))
+        for start in range(0, shape.heads, count)
+    ]
+    return Thumbnails(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
+
+
+def thumbnails(recording: Recording, layer: int, shape: MapShape, heads: range) -> Thumbnails:
+    _, queries, keys, implied = shape
     width, step = min(THUMBNAIL_SIZE, keys), -(-queries // MAX_QUERIES)
     first = -(-keys // width)  # keys of the first patch
     columns, seconds, entropies = [], [], []
-    for weights in chunks(recording, layer, slice(heads), range(0, queries, step), heads * keys):  # (H, rows, S)
+    for weights in chunks(recording, layer, shape, heads, range(0, queries, step)):  # (H, rows, S)
         columns.append(pool_rows(weights, width))
         seconds.append(largest(weights[..., 1:first]))
         entropies.append(entropy_of(weights, implied))
@@ -85,7 +95,7 @@ def head_part(
     recording: Recording, layer: int, shape: MapShape, head: int, rows: range, columns: range, pool: int
 ) -> Part:
     parts = []
-    for weights in chunks(recording, layer, slice(head, head + 1), rows, shape.keys, pool):
+    for weights in chunks(recording, layer, shape, range(head, head + 1), rows, pool):
         window = weights[..., columns.start : columns.stop]  # (1, rows, columns)
         pooled = pool_squares(window, pool)
         rest = window[..., max(1 - columns.start, 0) : pool]
@@ -96,13 +106,15 @@ def head_part(
 
 
 def chunks(
-    recording: Recording, layer: int, heads: slice, rows: range, row_size: int, multiple: int = 1
+    recording: Recording, layer: int, shape: MapShape, heads: range, rows: range, multiple: int = 1
 ) -> Iterator[Tensor]:
-    """The weights (heads, rows, S) of a multiple of so many rows at a time, in float32 on the CPU."""
-    count = max(CHUNK // row_size // multiple, 1) * multiple
+    """The weights (heads, rows, S) of a multiple of so many rows at a time, in float32 on the CPU. All rows of an
+    implied matrix are one chunk, since every chunk would compute the whole matrix."""
+    count = max(CHUNK // (len(heads) * shape.keys) // multiple, 1) * multiple
+    count = len(rows) if shape.implied else count
     for start in range(0, len(rows), count):
         part = rows[start : start + count]
-        weights = recording.weights(layer, heads, slice(part.start, part.stop, part.step))
+        weights = recording.weights(layer, slice(heads.start, heads.stop), slice(part.start, part.stop, part.step))
         assert weights is not None, "the request named a layer without a map"
         yield weights.float().cpu()
 

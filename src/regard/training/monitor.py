@@ -59,7 +59,7 @@ def measure_activations(
         torch.random.fork_rng([device] if device.type == "cuda" else []),
         precision(),
         record(model, layers) as outputs,
-        eager_hooks() as stack,
+        eager_hooks(model) as stack,
     ):
         for name, module in attention.items():
             for handle in record_calls(module, calls[name]):
