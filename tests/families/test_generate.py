@@ -137,15 +137,13 @@ def test_generate_command_of_an_encoder_decoder_equals_transformers(
     assert printed.stdout.strip() == regard.load(folder, device="cpu").generate(PROMPTS[0], **GREEDY).strip()
 
 
-def test_encoder_decoder_refuses_images_chat_and_lens(translator: tuple[Path, Any, Any]) -> None:
+def test_encoder_decoder_refuses_images_and_chat(translator: tuple[Path, Any, Any]) -> None:
     folder, *_ = translator
     llm = regard.load(folder, device="cpu")
     with pytest.raises(ValueError, match="of kind encoder_decoder and reads no images"):
         llm.generate("w1", images=["picture.png"])
     with pytest.raises(ValueError, match="no chat template"):
         llm.chat("w1")
-    refused = command("lens", folder, "--text", "w1")
-    assert refused.exit_code == 1 and "is of kind encoder_decoder" in str(refused.exception)
     without_bos = LanguageModel(llm.model, llm.tokenizer)
     without_bos.tokenizer.bos = None
     with pytest.raises(ValueError, match="no token starts the output; set decoder_start_token_id"):
