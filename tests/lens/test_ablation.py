@@ -9,6 +9,7 @@ from torch import Tensor
 from regard.kernels.attention.mask import Full
 from regard.kernels.attention.patterns.longformer import Longformer
 from regard.lens import ablate, patch, record
+from regard.lens.expert_neurons import ExpertNeurons
 from regard.models.decoder import Decoder
 from regard.models.encoder import Encoder
 from regard.models.stack import Repeat
@@ -133,6 +134,21 @@ def test_a_removed_neuron_of_an_expert_equals_a_changed_weight(mean: bool) -> No
         weight[expert, :, neuron] = 0
     experts.down_proj.bias = torch.nn.Parameter(bias)
     assert error(found, model(IDS)) <= 1e-12
+
+
+def test_means_of_bfloat16_neurons_are_summed_in_float32() -> None:
+    """A bfloat16 sum of ones stops at 256."""
+    model = Decoder(9, 8, (Repeat((Block((Sublayer(Experts(2, 1, SwiGLU(4))),)),)),)).build(seed=0)
+    module = model.stack.blocks[0].sublayers[0].body.experts
+    module.forward = lambda x, ends: module.neurons(x)
+    neurons = ExpertNeurons(model, "", model.stack.blocks, [(0, 1, 2)])
+    ones, ends = torch.ones(1000, 4, dtype=torch.bfloat16), torch.tensor([100, 1000])
+    with neurons.averaging():
+        module(ones, ends=(ends,))
+    with neurons.removed():
+        replaced = module(2 * ones, ends=(ends,))
+    assert replaced.dtype == torch.bfloat16 and replaced[100:, 2].unique().tolist() == [1]
+    assert replaced[:100].unique().tolist() == replaced[:, 3].unique().tolist() == [2]
 
 
 @torch.no_grad()

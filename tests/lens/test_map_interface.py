@@ -9,7 +9,7 @@ from regard.kernels.attention.mask import Full
 from regard.kernels.attention.patterns.longformer import Longformer
 from regard.kernels.attention.reference import per_head
 from regard.layout import TokenLayout
-from regard.lens import attention_heads, attention_maps, attention_weights, named_attention_maps, record
+from regard.lens import attention_heads, attention_maps, named_attention_maps, record
 from regard.models.decoder import Decoder
 from regard.models.encoder import Encoder
 from regard.models.encoder_decoder import EncoderDecoder
@@ -177,5 +177,5 @@ def test_taps_of_a_latent_decode_step_equal_those_of_the_whole_sequence() -> Non
         of_whole = of_whole if tap in "kv" else of_whole[:, :, -1:]
         assert of_step.shape == of_whole.shape and (of_step - of_whole).abs().max() <= 1e-9
     layout = last.with_keys(torch.arange(12).expand(1, 12))
-    weights = attention_weights(model.get_submodule(body), step[f"{body}.q"], step[f"{body}.k"], layout)
+    weights = model.get_submodule(body).attention_map({name: step[f"{body}.{name}"] for name in "qk"}, layout)
     assert (weights[0, :, 0] - attention_maps(model, IDS)[0][:, -1]).abs().max() <= 1e-9

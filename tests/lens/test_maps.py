@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from regard.engine.stores.contiguous import Contiguous
 from regard.layout import TokenLayout
-from regard.lens import attention_heads, attention_maps, attention_weights, entropy, record, row_entropy
+from regard.lens import attention_heads, attention_maps, entropy, record, row_entropy
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention, AttentionModule
@@ -87,8 +87,8 @@ def test_selected_rows_and_heads_equal_those_of_the_whole_map(make_model, ids, p
     with torch.no_grad(), record(model, [f"{BODY}.q", f"{BODY}.k"]) as recorded:
         model(ids, layout)
     body, q, k = model.get_submodule(BODY), recorded[f"{BODY}.q"], recorded[f"{BODY}.k"]
-    whole = attention_weights(body, q, k, layout)
-    part = attention_weights(body, q, k, layout, rows=slice(7, 10), heads=slice(1, 4))
+    whole, rows = body.attention_map({"q": q, "k": k}, layout), slice(7, 10)
+    part = body.attention_map({"q": q[:, :, rows], "k": k}, layout.queries(rows), slice(1, 4))
     assert (part - whole[:, 1:4, 7:10]).abs().max() <= 1e-15
 
 
@@ -102,7 +102,8 @@ def test_weights_of_a_cached_step_equal_the_last_row_of_the_map(make_model, ids)
         with record(model, [f"{BODY}.q", f"{BODY}.k"]) as recorded:
             model(ids[:, 11:], last, store.begin_forward(last))
     layout = last.with_keys(torch.arange(12).expand(1, 12))
-    weights = attention_weights(model.get_submodule(BODY), recorded[f"{BODY}.q"], recorded[f"{BODY}.k"], layout)
+    taps = {name: recorded[f"{BODY}.{name}"] for name in "qk"}
+    weights = model.get_submodule(BODY).attention_map(taps, layout)
     assert (weights[0, :, 0] - attention_maps(model, ids[0])[0][:, -1]).abs().max() <= 1e-12
 
 

@@ -24,6 +24,18 @@ def test_planted_massive_activations_are_found_and_random_models_have_none() -> 
     assert {one.channel for one in sizes.found} == {7}  # the stream carries it to the later layers
 
 
+def test_the_largest_massive_activations_are_kept() -> None:
+    """The limit of their number leaves out the smallest, not the last positions."""
+    x = torch.ones(1, 40, 24, dtype=torch.float64)
+    x[0, :30, 3], x[0, 35, 9] = 2e3, -9e3
+    model, ids = build(MODELS["grouped-query"]), random_ids(1, 40)
+    with patch(model, {"stack.input": x}):
+        found = massive_activations(model, ids, most=4).found
+    planted = [one for one in found if one.name == "stack.input"]
+    assert planted[0][1:5] == (0, 35, 9, -9e3) and len(found) == 4
+    assert [abs(one.value) for one in found] == sorted((abs(one.value) for one in found), reverse=True)
+
+
 def test_equal_tokens_are_collapsed_and_orthogonal_ones_are_not() -> None:
     model, ids = build(MODELS["grouped-query"]), random_ids(2, 9)
     same = torch.randn(1, 1, 24, dtype=torch.float64).expand(2, 9, 24)

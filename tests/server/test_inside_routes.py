@@ -92,7 +92,8 @@ def test_the_lens_equals_the_logit_lens_of_the_model(client, models):
     recorded = RecordedResidual(models[0], ids)
     torch.testing.assert_close(torch.tensor(first["norms"]), recorded.norms(), atol=1e-3, rtol=1e-4)
     best = recorded.largest(1)[0]
-    assert [first["largest"][0][name] for name in ("layer", "position", "channel")] == [*best[:3]]
+    place = [recorded.names.index(best.name), best.position, best.channel]
+    assert [first["largest"][0][name] for name in ("layer", "position", "channel")] == place
     expected = [logits[0, 3:9].softmax(-1) for logits in logit_lens(models[0], ids).values()]
     assert [layer["depth"] for layer in layers] == [4, 3, 2, 1, 0]
     for layer in layers:

@@ -16,7 +16,6 @@ from regard.lens.maps import (
     LayerMap,
     attention_heads,
     attention_maps,
-    attention_weights,
     entropy,
     map_kinds,
     named_attention_maps,
@@ -30,7 +29,7 @@ from regard.lens.recorded import StoredActivations
 from regard.lens.recorded_attention import RecordedAttention
 from regard.lens.recorded_generation import RecordedGeneration, record_generation
 from regard.lens.residual_stream import (
-    MassiveActivation,
+    LargeActivation,
     RankCollapse,
     StreamSizes,
     massive_activations,
@@ -47,8 +46,8 @@ __all__ = [
     "CircuitTest",
     "HeadScores",
     "IntegratedGradients",
+    "LargeActivation",
     "LayerMap",
-    "MassiveActivation",
     "Patching",
     "Probe",
     "RankCollapse",
@@ -64,7 +63,6 @@ __all__ = [
     "attention_layers",
     "attention_maps",
     "attention_rollout",
-    "attention_weights",
     "circuit_test",
     "control_labels",
     "entropy",

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from regard.lens.expert_neurons import ExpertNeurons
 from regard.lens.hooks import Edit, eager_hooks, patch, record
-from regard.lens.inputs import ModelInputs, rows_of, stack_names
+from regard.lens.inputs import ModelInputs, check_index, rows_of, stack_names
 from regard.lens.maps import layers_of, map_kind
 from regard.parts.tap import HasAttentionMap, Tap
 
@@ -156,10 +156,3 @@ def replace_at(name: str, dim: int, indices: Tensor, value: Tensor | None) -> Ed
         return x.index_copy(dim, index, value.expand_as(x).index_select(dim, index))
 
     return edit
-
-
-def check_index(what: str, index: int, count: int) -> int:
-    if not 0 <= index < count:
-        rule = f"choose 0 to {count - 1}" if count else "there are none"
-        raise ValueError(f"there is no {what} {index}; {rule}")
-    return index

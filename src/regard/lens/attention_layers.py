@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 from torch import nn
 
-from regard.lens.maps import attention_modules, layers_of, map_kind
+from regard.lens.maps import layers_of, map_kind
 from regard.models.encoder_decoder import EncoderDecoderModule
 from regard.parts.tap import HasAttentionMap
 
@@ -64,16 +64,12 @@ def modules_of_layers(model: nn.Module) -> list[LayerModules]:
     """Per layer its modules that have a map, or a reason why they have none."""
     if not isinstance(model, EncoderDecoderModule):
         return own_layers("layers", model)
-    cross = [
-        [module for _, module in attention_modules(block) if getattr(module, "reads_source", False)]
-        for block in model.target.stack.blocks
-    ]
-    to_source: list[LayerModules] = [LayerModules("cross", i, modules) for i, modules in enumerate(cross) if modules]
-    return own_layers("encoder", model.source) + own_layers("decoder", model.target) + to_source
+    cross = [layer for layer in own_layers("cross", model.target, to_source=True) if layer.modules]
+    return own_layers("encoder", model.source) + own_layers("decoder", model.target) + cross
 
 
-def own_layers(stack: StackName, model: nn.Module) -> list[LayerModules]:
-    return [LayerModules(stack, i, list(modules.values())) for i, modules in enumerate(layers_of(model))]
+def own_layers(stack: StackName, model: nn.Module, to_source: bool = False) -> list[LayerModules]:
+    return [LayerModules(stack, i, list(modules.values())) for i, modules in enumerate(layers_of(model, to_source))]
 
 
 def describe_mixer(module: Any) -> Mixer:

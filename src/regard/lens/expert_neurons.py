@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from regard.kernels.grouped_matmul import row_experts
 from regard.lens.hooks import eager_hooks
+from regard.lens.inputs import check_index
 from regard.parts.experts import ExpertsModule
 
 
@@ -27,7 +28,7 @@ class ExpertNeurons:
                 raise ValueError(f"neuron {neuron} is neither (layer, index) nor (layer, expert, index)")
             layer, expert, index = neuron
             experts = experts_of(blocks, layer, f"{prefix}stack.blocks.{layer}")
-            check_expert(experts, expert)
+            check_index("expert", expert, experts.spec.count)
             self.neurons.setdefault(experts.experts, []).append((expert, index))
 
     def __bool__(self) -> bool:
@@ -38,7 +39,7 @@ class ExpertNeurons:
         """Keep the mean of each neuron over the rows of its expert, 0 for an expert without rows."""
 
         def keep(module: nn.Module, h: Tensor, ends: Tensor) -> None:
-            chosen = row_experts(h, ends)
+            chosen, h = row_experts(h, ends), h.to(torch.promote_types(h.dtype, torch.float32))
             sums = h.new_zeros(len(ends), h.shape[-1]).index_add(0, chosen, h)
             counts = torch.bincount(chosen, minlength=len(ends)).clamp_min(1)
             self.means[module] = sums / counts.unsqueeze(-1)
@@ -51,9 +52,9 @@ class ExpertNeurons:
         def replace(module: nn.Module, h: Tensor, ends: Tensor) -> Tensor:
             chosen, new = row_experts(h, ends), h.clone()
             for expert, index in self.neurons[module]:
-                if not 0 <= index < h.shape[-1]:
-                    raise ValueError(f"there is no neuron {index}; choose 0 to {h.shape[-1] - 1}")
-                new[chosen == expert, index] = self.means[module][expert, index] if module in self.means else 0.0
+                check_index("neuron", index, h.shape[-1])
+                mean = self.means[module][expert, index].to(h.dtype) if module in self.means else 0.0
+                new[chosen == expert, index] = mean
             return new
 
         with self.hooked(replace):
@@ -77,14 +78,8 @@ class ExpertNeurons:
 
 
 def experts_of(blocks: Any, layer: int, name: str) -> ExpertsModule:
-    if not 0 <= layer < len(blocks):
-        raise ValueError(f"there is no layer {layer}; choose 0 to {len(blocks) - 1}")
-    found = [module for module in blocks[layer].modules() if isinstance(module, ExpertsModule)]
+    block = blocks[check_index("layer", layer, len(blocks))]
+    found = [module for module in block.modules() if isinstance(module, ExpertsModule)]
     if len(found) != 1:
         raise ValueError(f"{name} has {len(found)} mixtures of experts, but (layer, expert, index) needs one")
     return found[0]
-
-
-def check_expert(experts: ExpertsModule, expert: int) -> None:
-    if not 0 <= expert < experts.spec.count:
-        raise ValueError(f"there is no expert {expert}; choose 0 to {experts.spec.count - 1}")

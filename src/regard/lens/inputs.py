@@ -79,6 +79,13 @@ def measure(model: nn.Module, rows: Rows, metric: Metric) -> Tensor:
     return values
 
 
+def check_index(what: str, index: int, count: int) -> int:
+    if not 0 <= index < count:
+        rule = f"choose 0 to {count - 1}" if count else "there are none"
+        raise ValueError(f"there is no {what} {index}; {rule}")
+    return index
+
+
 def part_for_text(model: nn.Module) -> nn.Module:
     """The model, or its decoder if it also reads images; ValueError for a model that reads no ids."""
     if isinstance(model, InterleavedModule):

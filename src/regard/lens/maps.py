@@ -182,21 +182,6 @@ def record_calls(module: Any, calls: list[Call]) -> Iterator[Any]:
             yield module.get_submodule(name).register_forward_hook(keep(name))
 
 
-def attention_weights(
-    attention: HasAttentionMap,
-    q: Tensor,
-    k: Tensor,
-    layout: TokenLayout,
-    rows: slice = slice(None),
-    heads: slice = slice(None),
-) -> Tensor:
-    """(B, heads, rows, S) of an attention module, from recorded q and k and the layout of its keys.
-
-    Other rows and heads are not computed: a head of a long sequence has L² weights.
-    """
-    return attention.attention_map({"q": q[:, :, rows], "k": k}, layout.queries(rows), heads)
-
-
 def row_entropy(weights: Tensor) -> Tensor:
     """(…, L, S) -> (…, L)"""
     return torch.special.entr(weights).sum(-1)

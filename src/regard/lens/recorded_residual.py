@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from regard.lens.hooks import record
 from regard.lens.inputs import ModelInputs, residual_names, rows_of
 from regard.lens.logit_lens import unembed
-from regard.lens.residual_stream import RATIO, SIZE
+from regard.lens.residual_stream import LargeActivation, largest_activations
 
 CHUNK = 1 << 24  # logits at a time
 
@@ -32,28 +32,15 @@ class LayerPredictions(NamedTuple):
     entropy: Tensor  # (P,) in nats
 
 
-class LargeActivation(NamedTuple):
-    layer: int  # blocks before it
-    position: int
-    channel: int
-    value: float
-    ratio: float  # of its magnitude to the median magnitude of the layer
-
-    @property
-    def massive(self) -> bool:
-        """By the measure of residual_stream.py."""
-        return abs(self.value) > SIZE and self.ratio > RATIO
-
-
 class RecordedResidual:
     @torch.no_grad()
     def __init__(self, model: nn.Module, inputs: ModelInputs, side: str = ""):
         """side: "source" or "target" of an encoder-decoder."""
         rows, prefix = rows_of(model, inputs), f"{side}.stack." if side else "stack."
-        names = [name for name in residual_names(model) if name.startswith(prefix)]
-        with record(model, names) as recorded:
+        self.names = [name for name in residual_names(model) if name.startswith(prefix)]
+        with record(model, self.names) as recorded:
             model(*rows)
-        self.streams = [recorded[name][0] for name in names]  # each (L, D)
+        self.streams = [recorded[name][0] for name in self.names]  # each (L, D)
         self.ids, self.reader = rows[0] if side == "source" else rows[-1], model.get_submodule(side)
         self._predicted = torch.full_like(self.ids[0], -1)  # ids; -1: not computed yet
 
@@ -62,21 +49,16 @@ class RecordedResidual:
         return torch.stack([x.float().norm(dim=-1) for x in self.streams])
 
     def largest(self, count: int = 12) -> list[LargeActivation]:
-        """The activations that are largest relative to the median magnitude of their layer.
+        """The activations that are largest relative to the median size of their layer.
 
         A channel of a position is listed once, at the layer where it is largest: later layers carry it on.
         """
         found: dict[tuple[int, int], LargeActivation] = {}
-        for layer, x in enumerate(self.streams):
-            sizes = x.float().abs()
-            ratios = sizes / sizes.median().clamp_min(1e-12)
-            best = ratios.flatten().topk(min(count, ratios.numel()))
-            for ratio, index in zip(best.values.tolist(), best.indices.tolist(), strict=True):
-                position, channel = divmod(index, x.shape[-1])
-                known = found.get((position, channel))
-                if known is None or known.ratio < ratio:
-                    value = x[position, channel].item()
-                    found[position, channel] = LargeActivation(layer, position, channel, value, ratio)
+        for name, x in zip(self.names, self.streams, strict=True):
+            for one in largest_activations(name, x.unsqueeze(0).float(), count):
+                known = found.get((one.position, one.channel))
+                if known is None or known.ratio < one.ratio:
+                    found[one.position, one.channel] = one
         return sorted(found.values(), key=lambda activation: -activation.ratio)[:count]
 
     @torch.no_grad()

@@ -3,8 +3,8 @@
     massive     |x_ic| > 100 and |x_ic| > 1000 · median |x|            few channels of few tokens    Sun et al. 2024
     collapse    |X - 1 x̄ᵀ| / |X| -> 0, the cosine of two tokens -> 1   tokens become alike           Dong et al. 2021
 
-x̄ is the mean over the tokens of a sequence. Massive activations mostly stand at the first token and go with attention
-sinks. Both measures are of the stream as it is, before the norm that every sublayer applies to it.
+x̄ is the mean over the tokens of a sequence. Massive activations occur mostly at the first token, together with
+attention sinks. Both measures are of the stream as it is, before the norm that every sublayer applies to it.
 """
 
 from dataclasses import dataclass
@@ -20,13 +20,18 @@ from regard.lens.inputs import ModelInputs, residual_names, rows_of
 SIZE, RATIO = 100.0, 1000.0  # Sun et al. 2024
 
 
-class MassiveActivation(NamedTuple):
+class LargeActivation(NamedTuple):
     name: str  # of the residual stream, such as "stack.blocks.3"
     row: int
     position: int
     channel: int
     value: float
-    ratio: float  # to the median size of the activations there
+    ratio: float  # of its size to the median size of the activations there
+
+    @property
+    def massive(self) -> bool:
+        """By the limits of Sun et al. 2024."""
+        return abs(self.value) > SIZE and self.ratio > RATIO
 
 
 @dataclass(frozen=True)
@@ -35,7 +40,7 @@ class StreamSizes:
 
     largest: dict[str, float]
     median: dict[str, float]
-    found: list[MassiveActivation]  # the largest first
+    found: list[LargeActivation]  # the largest first
 
     @property
     def ratios(self) -> dict[str, float]:
@@ -55,11 +60,19 @@ def massive_activations(
         sizes = x.abs()
         largest[name], medians[name] = float(sizes.max()), float(sizes.median())
         limit = max(size, ratio * medians[name])
-        for row, position, channel in (sizes > limit).nonzero()[:most].tolist():
-            value = float(x[row, position, channel])
-            of_median = abs(value) / max(medians[name], 1e-30)
-            found.append(MassiveActivation(name, row, position, channel, value, of_median))
+        found += [one for one in largest_activations(name, x, most) if abs(one.value) > limit]
     return StreamSizes(largest, medians, sorted(found, key=lambda one: -abs(one.value))[:most])
+
+
+def largest_activations(name: str, x: Tensor, count: int) -> list[LargeActivation]:
+    """The activations of a stream (B, L, D) with the largest sizes, the largest first."""
+    sizes = x.abs()
+    best, median = sizes.flatten().topk(min(count, sizes.numel())), max(float(sizes.median()), 1e-30)
+    places = torch.stack(torch.unravel_index(best.indices, x.shape), 1).tolist()
+    return [
+        LargeActivation(name, *place, value=float(x[tuple(place)]), ratio=size / median)
+        for place, size in zip(places, best.values.tolist(), strict=True)
+    ]
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,17 @@ def record_residual(model: Inspected, ids: Sequence[int], source: Sequence[int] 
 
 
 def overview(recorded: RecordedResidual) -> dict[str, Any]:
-    largest = [activation._asdict() | {"massive": activation.massive} for activation in recorded.largest()]
+    largest = [
+        {
+            "layer": recorded.names.index(one.name),
+            "position": one.position,
+            "channel": one.channel,
+            "value": one.value,
+            "ratio": one.ratio,
+            "massive": one.massive,
+        }
+        for one in recorded.largest()
+    ]
     return {"norms": rounded(recorded.norms(), 4), "largest": largest}
 
 
