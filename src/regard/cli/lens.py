@@ -47,7 +47,7 @@ def lens(
       regard lens models/t5 --text "translate English to German: a cat" --target "eine Katze"
       regard lens names runs/demo
     """
-    llm = open_inspected(model, device, pairs=True)
+    llm = open_inspected(model, device)
     from regard.lens import attention_maps, map_kinds
     from regard.lens.recurrent_states import states as recurrent_states
     from regard.models.decoder import DecoderModule
@@ -99,11 +99,9 @@ def show_attention(
     """The (L, L) maps by (layer, head): as JSON, as a picture, or the largest weights of the last row as a table."""
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
-    from regard.lens import entropy, relative_weights
-
-    weights_of = {key: relative_weights(m) if kinds[key].implied else m for key, m in maps.items()}
-    entropies = {key: float(entropy(weights[None])[0]) for key, weights in weights_of.items()}
+    entropies = {key: entropy_of(weights, kinds[key]) for key, weights in maps.items()}
     if as_json:
         entries = [
             {
@@ -124,19 +122,32 @@ def show_attention(
     else:
         several = any(kind.implied for kind in kinds.values())
         columns = ["layer", "head", *(["map"] if several else []), "entropy", "the last token attends to"]
-        table = Table(*columns, title=repr(text), title_justify="left")
+        table = Table(*columns, title=Text(repr(text)), title_justify="left")  # Text: "[/INST]" is not markup
         for (layer, head), weights in maps.items():
-            largest = weights[-1].abs().topk(min(3, len(tokens))).indices.tolist()
-            keys = ", ".join(f"{tokens[j]!r} {weights[-1, j].item():.2f}" for j in largest)
             kind = [kinds[layer, head].label] if several else []
+            keys = Text(largest_keys(weights, tokens))
             table.add_row(str(layer), str(head), *kind, f"{entropies[layer, head]:.2f}", keys)
         Console().print(table)
+
+
+def entropy_of(weights: "Tensor", kind: "MapKind") -> float:
+    """The mean entropy of the rows (L, S); of an implied matrix that of its relative weights."""
+    from regard.lens import entropy, relative_weights
+
+    return float(entropy(relative_weights(weights) if kind.implied else weights))
+
+
+def largest_keys(weights: "Tensor", keys: list[str]) -> str:
+    """The three keys with the largest weights in the last row (L, S)."""
+    largest = weights[-1].abs().topk(min(3, len(keys))).indices.tolist()
+    return ", ".join(f"{keys[j]!r} {weights[-1, j].item():.2f}" for j in largest)
 
 
 def show_states(states: "dict[str, Tensor]", tokens: list[str], out: Path | None, as_json: bool) -> None:
     """The states after each token: their norms as JSON or as a table, or all their numbers as a picture."""
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     if not states:
         raise ValueError("there is no recurrent layer to show; omit --states to show the attention")
@@ -151,5 +162,5 @@ def show_states(states: "dict[str, Tensor]", tokens: list[str], out: Path | None
     else:
         table = Table("token", *norms, title="norm of the state after each token", title_justify="left")
         for token, *row in zip(tokens, *norms.values(), strict=True):
-            table.add_row(repr(token), *(f"{norm:.2f}" for norm in row))
+            table.add_row(Text(repr(token)), *(f"{norm:.2f}" for norm in row))
         Console().print(table)

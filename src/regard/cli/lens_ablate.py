@@ -1,18 +1,34 @@
 """`regard lens ablate`: what a model predicts without some of its heads, neurons or layers."""
 
 import json
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
 
-from regard.cli.open_inspected import encode, open_inspected
+from regard.cli.open_inspected import TargetOption, encode_inputs, open_inspected
 from regard.cli.open_model import DeviceOption, ModelArgument
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from regard.language_model import LanguageModel
+    from regard.lens.inputs import ModelInputs
+
+Part = Literal["encoder", "decoder", "cross"]
+STACKS = {
+    "layers": (None, False),
+    "encoder": ("source", False),
+    "decoder": ("target", False),
+    "cross": ("target", True),
+}
+
+
+class Head(NamedTuple):
+    attention: str  # "layers", or of an encoder-decoder a Part
+    layer: int
+    head: int
 
 
 def ablate(
@@ -21,6 +37,10 @@ def ablate(
     heads: Annotated[str, typer.Option(help="Heads to remove, as LAYER.HEAD: 4.7,5.0")] = "",
     neurons: Annotated[str, typer.Option(help="Neurons, as LAYER.INDEX; of experts LAYER.EXPERT.INDEX.")] = "",
     layers: Annotated[str, typer.Option(help="Layers to skip: 2,3")] = "",
+    part: Annotated[
+        Part | None, typer.Option(help="Of an encoder-decoder: count these layers; cross: the decoder to the source.")
+    ] = None,
+    target: TargetOption = None,
     mean_over: Annotated[
         str | None, typer.Option(help="A text: heads and neurons get their mean over its tokens, not 0.")
     ] = None,
@@ -34,23 +54,41 @@ def ablate(
     """Remove heads, neurons or layers, and compare the predictions of the next token.
 
     Without --heads, --neurons and --layers every head is removed in turn. The effect is the divergence
-    KL(whole || ablated) of the predictions, in nats: 0 if the head does not matter for this token.
+    KL(whole || ablated) of the predictions, in nats: 0 if the head does not matter for this token. The text is the
+    source of an encoder-decoder, and the next token of its output is predicted.
 
     \b
     Examples:
       regard lens ablate runs/demo --text "Anna is in the barn. Where is Anna? Anna is in the"
       regard lens ablate runs/demo --text "Anna is in the" --heads 0.1,1.3 --mean-over "Ben was in the garden."
       regard lens ablate runs/demo --text "Anna is in the" --layers 1 --json
+      regard lens ablate models/t5 --text "translate English to German: a cat" --part cross --heads 0.1
     """
     llm = open_inspected(model, device)
-    ids = encode(model, llm, text)
-    mean = None if mean_over is None else encode(model, llm, mean_over)
+    from regard.lens import ablate as remove
+    from regard.lens.inputs import check_predicts_next
+
+    check_predicts_next(llm.model)
+    inputs = encode_inputs(model, llm, text, target)
+    mean = None if mean_over is None else encode_inputs(model, llm, mean_over, target)
+    check_part(model, llm, part, needed=bool(heads or neurons or layers))
     if heads or neurons or layers:
-        chosen = {"heads": pairs(heads, 2), "neurons": pairs(neurons, 2, 3), "layers": [n for (n,) in pairs(layers, 1)]}
-        whole, ablated = (predict(llm, ids), predict(llm, ids, mean_over=mean, **chosen))
-        show_predictions(llm, whole, ablated, top, as_json)
+        stack, to_source = STACKS[part or "layers"]
+        skipped = [n for (n,) in pairs(layers, 1)]
+        ablation = remove(llm.model, pairs(heads, 2), pairs(neurons, 2, 3), skipped, mean, stack, to_source)
+        show_predictions(llm, predict(llm, inputs), predict(llm, inputs, ablation), top, as_json)
     else:
-        show_heads(each_head(llm, ids, mean), top, out, as_json)
+        show_heads(each_head(llm, inputs, mean, part), top, out, as_json)
+
+
+def check_part(name: Path, llm: "LanguageModel", part: Part | None, needed: bool) -> None:
+    from regard.lens.inputs import is_encoder_decoder
+
+    if is_encoder_decoder(llm.model):
+        if needed and part is None:
+            raise ValueError(f"{name} is an encoder-decoder; choose --part encoder, decoder or cross")
+    elif part is not None:
+        raise ValueError(f"{name} is no encoder-decoder; leave --part out")
 
 
 def pairs(text: str, *lengths: int) -> list[tuple[int, ...]]:
@@ -65,15 +103,16 @@ def pairs(text: str, *lengths: int) -> list[tuple[int, ...]]:
     return found
 
 
-def predict(llm: "LanguageModel", ids: list[int], **ablated) -> "Tensor":
+def predict(
+    llm: "LanguageModel", inputs: "ModelInputs", ablation: AbstractContextManager[None] | None = None
+) -> "Tensor":
     """(V,) log-probabilities of the next token"""
     import torch
 
-    from regard.lens import ablate as remove
+    from regard.lens.inputs import rows_of
 
-    tokens = torch.tensor([ids], device=next(llm.model.parameters()).device)
-    with torch.no_grad(), remove(llm.model, **ablated):
-        return llm.model(tokens)[0, -1].float().log_softmax(-1)
+    with torch.no_grad(), ablation or nullcontext():
+        return llm.model(*rows_of(llm.model, inputs))[0, -1].float().log_softmax(-1)
 
 
 def divergence(whole: "Tensor", ablated: "Tensor") -> float:
@@ -81,25 +120,38 @@ def divergence(whole: "Tensor", ablated: "Tensor") -> float:
     return float((whole.exp() * (whole - ablated)).sum())
 
 
-def each_head(llm: "LanguageModel", ids: list[int], mean: list[int] | None) -> "dict[tuple[int, int], float]":
+def each_head(
+    llm: "LanguageModel", inputs: "ModelInputs", mean: "ModelInputs | None", part: Part | None
+) -> dict[Head, float]:
     """The effect of removing each head with a softmax or an implied matrix of its own."""
     from rich.console import Console
     from rich.progress import track
 
-    from regard.lens import map_kinds
+    from regard.lens import ablate as remove
 
-    whole, counts = predict(llm, ids), map_kinds(llm.model)
-    heads = [
-        (layer, head)
-        for layer, mixers in enumerate(counts)
-        if not any(mixer.kind is not None and mixer.kind.channels for mixer in mixers)
-        for head in range(sum(mixer.heads for mixer in mixers))
-    ]
+    heads = [head for head in removable_heads(llm) if part in (None, head.attention)]
     if not heads:
-        raise ValueError("the model has no heads; choose --neurons or --layers")
-    console = Console(stderr=True)
-    steps = track(heads, "removing heads", console=console, transient=True, disable=not console.is_terminal)
-    return {head: divergence(whole, predict(llm, ids, heads=[head], mean_over=mean)) for head in steps}
+        raise ValueError("there are no heads; choose --neurons or --layers" + (", or another --part" if part else ""))
+    whole, effects, console = predict(llm, inputs), {}, Console(stderr=True)
+    for head in track(heads, "removing heads", console=console, transient=True, disable=not console.is_terminal):
+        stack, to_source = STACKS[head.attention]
+        ablation = remove(llm.model, [head[1:]], mean_over=mean, stack=stack, to_source=to_source)
+        effects[head] = divergence(whole, predict(llm, inputs, ablation))
+    return effects
+
+
+def removable_heads(llm: "LanguageModel") -> list[Head]:
+    from regard.lens.ablation import output_taps
+    from regard.lens.attention_layers import modules_of_layers
+    from regard.lens.maps import map_kind
+    from regard.parts.tap import HasAttentionMap
+
+    found = []
+    for attention, layer, modules in modules_of_layers(llm.model):
+        mixers = [module for module in modules if isinstance(module, HasAttentionMap) and output_taps(module)]
+        if not any(map_kind(mixer).channels for mixer in mixers):
+            found += [Head(attention, layer, head) for head in range(sum(mixer.heads for mixer in mixers))]
+    return found
 
 
 def show_predictions(llm: "LanguageModel", whole: "Tensor", ablated: "Tensor", top: int, as_json: bool) -> None:
@@ -120,24 +172,29 @@ def show_predictions(llm: "LanguageModel", whole: "Tensor", ablated: "Tensor", t
     Console().print(table)
 
 
-def show_heads(effects: "dict[tuple[int, int], float]", top: int, out: Path | None, as_json: bool) -> None:
+def show_heads(effects: dict[Head, float], top: int, out: Path | None, as_json: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
     if as_json:
-        print(json.dumps([{"layer": i, "head": h, "divergence": value} for (i, h), value in effects.items()]))
+        entries = [head._asdict() | {"divergence": value} for head, value in effects.items()]
+        print(json.dumps([{key: x for key, x in entry.items() if x != "layers"} for entry in entries]))
     elif out is not None:
         import torch
 
         from regard.report.plots import heat_map
 
-        layers = sorted({layer for layer, _ in effects})
-        count = 1 + max(head for _, head in effects)
-        values = torch.tensor([[effects.get((layer, head), 0.0) for head in range(count)] for layer in layers])
-        heat_map(values, [f"layer {layer}" for layer in layers], [str(head) for head in range(count)], out)
+        layers = dict.fromkeys(head[:2] for head in effects)
+        count = 1 + max(head.head for head in effects)
+        values = torch.tensor([[effects.get(Head(*layer, head), 0.0) for head in range(count)] for layer in layers])
+        heat_map(values, [layer_label(*layer) for layer in layers], [str(head) for head in range(count)], out)
         Console(stderr=True).print(f"written: {out}")
     else:
         table = Table("layer", "head", "KL(whole || ablated)", caption="the heads that matter most for the next token")
-        for (layer, head), value in sorted(effects.items(), key=lambda item: -item[1])[:top]:
-            table.add_row(str(layer), str(head), f"{value:.4f}")
+        for (attention, layer, head), value in sorted(effects.items(), key=lambda item: -item[1])[:top]:
+            table.add_row(layer_label(attention, layer).removeprefix("layer "), str(head), f"{value:.4f}")
         Console().print(table)
+
+
+def layer_label(attention: str, layer: int) -> str:
+    return f"layer {layer}" if attention == "layers" else f"{attention} {layer}"

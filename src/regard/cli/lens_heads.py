@@ -8,6 +8,11 @@ import typer
 from regard.cli.open_inspected import open_inspected
 from regard.cli.open_model import DeviceOption, ModelArgument
 
+INSTEAD = (
+    "`regard lens MODEL --text TEXT` shows its three attentions; score_heads(model.source, vocab) in Python scores the "
+    "heads of its encoder"
+)
+
 
 def heads(
     model: ModelArgument,
@@ -28,7 +33,7 @@ def heads(
       regard lens heads runs/demo
       regard lens heads smollm2 --length 50 --top 10
     """
-    llm = open_inspected(model, device)
+    llm = open_inspected(model, device, instead=INSTEAD)
     from rich.console import Console
     from rich.table import Table
 

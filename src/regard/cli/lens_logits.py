@@ -5,40 +5,46 @@ from typing import Annotated, Literal
 
 import typer
 
-from regard.cli.open_inspected import encode, open_inspected
+from regard.cli.open_inspected import TargetOption, encode, encode_inputs, open_inspected
 from regard.cli.open_model import DeviceOption, ModelArgument
 
 TextOption = Annotated[str, typer.Option("--text", "-t", help="The text that the model reads.")]
+INSTEAD = "use `regard lens logits`, `regard lens ablate` or `regard lens patch`"
 
 
 def logits(
     model: ModelArgument,
     text: TextOption,
+    target: TargetOption = None,
     top: Annotated[int, typer.Option(min=1, help="Tokens per layer.")] = 4,
     device: DeviceOption = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object: layer to tokens.")] = False,
 ) -> None:
     """Show which next token the model would predict after every layer: the logit lens.
 
-    The head of the model is applied to the residual stream after each layer, at the last token.
+    The head of the model is applied to the residual stream after each layer, at the last token. Of an encoder-decoder
+    these are the layers of its decoder.
 
     \b
     Examples:
       regard lens logits runs/demo --text "Anna is in the barn. Where is Anna? Anna is in the"
+      regard lens logits models/t5 --text "translate English to German: a cat" --target "eine"
     """
     llm = open_inspected(model, device)
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    from regard.lens import logit_lens
+    from regard.lens.inputs import is_encoder_decoder
+    from regard.lens.recorded_residual import RecordedResidual
 
-    found = logit_lens(llm.model, encode(model, llm, text), slice(-1, None))
-    layers = {}
-    for name, values in found.items():
-        best = values[0, -1].float().softmax(-1).topk(min(top, values.shape[-1]))
-        ids = (llm.tokenizer.decode_token(id) for id in best.indices.tolist())
-        layers[name] = [{"token": token, "probability": p} for token, p in zip(ids, best.values.tolist(), strict=True)]
+    side = "target" if is_encoder_decoder(llm.model) else ""
+    recorded, layers = RecordedResidual(llm.model, encode_inputs(model, llm, text, target), side), {}
+    for depth, name in enumerate(recorded.names):
+        found = recorded.predictions(depth, slice(-1, None), top)
+        tokens = (llm.tokenizer.decode_token(id) for id in found.top[0].tolist())
+        pairs = zip(tokens, found.probabilities[0].tolist(), strict=True)
+        layers[name] = [{"token": token, "probability": p} for token, p in pairs]
     if as_json:
         print(json.dumps(layers))
         return
@@ -70,7 +76,7 @@ def attribute(
       regard lens attribute runs/demo --text "Anna is in the" --token " barn" --minus " garden"
       regard lens attribute runs/demo --text "Anna is in the" --token " barn" --by neuron --top 10
     """
-    llm = open_inspected(model, device)
+    llm = open_inspected(model, device, instead=INSTEAD)
     from rich.console import Console
     from rich.table import Table
 

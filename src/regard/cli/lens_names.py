@@ -31,7 +31,7 @@ def names(
       regard lens names minilm "*.pattern"
       regard lens names runs/demo "stack.blocks.0.*" --json
     """
-    llm = open_inspected(model, device, pairs=True)
+    llm = open_inspected(model, device)
     from regard.lens import names as names_of
     from regard.lens import shapes
     from regard.lens.inputs import rows_of

@@ -1,24 +1,24 @@
 """The attention of an encoder-decoder for `regard lens`: of the encoder, the decoder, and the decoder to the source."""
 
 import json
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from regard.cli.lens import entropy_of, largest_keys
 from regard.cli.open_inspected import encode_pair
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from regard.language_model import LanguageModel
-
-BLOCK = re.compile(r"(source|target)\.stack\.blocks\.(\d+)\.")
+    from regard.parts.tap import MapKind
 
 
 class HeadMap(NamedTuple):
     attention: str  # "encoder", "decoder" or "cross"
     layer: int
     head: int
+    kind: "MapKind"
     weights: "Tensor"  # (L, S)
 
 
@@ -41,39 +41,46 @@ def show_pair(
     if not found:
         raise ValueError(f"there is no layer {layer}, head {head} with a map")
     if as_json:
-        from regard.lens import entropy
-
         maps = [
-            one._asdict() | {"weights": one.weights.tolist(), "entropy": float(entropy(one.weights[None])[0])}
+            one._asdict()
+            | {
+                "kind": one.kind.label,
+                "weights": one.weights.tolist(),
+                "entropy": entropy_of(one.weights, one.kind),
+            }
             for one in found
         ]
         print(json.dumps(tokens | {"maps": maps}))
     elif out is not None:
-        from regard.report.plots import attention_grid
-
-        cross = {(one.layer, one.head): one.weights for one in found if one.attention == "cross"}
-        attention_grid(cross, tokens["target"], out, keys=tokens["source"])
+        draw(found, tokens, out)
     else:
         show_table(found, tokens, text)
 
 
 def head_maps(llm: "LanguageModel", source: list[int], ids: list[int]) -> list[HeadMap]:
-    import torch
+    from regard.lens import RecordedAttention, attention_layers
+    from regard.lens.maps import map_kind
 
-    from regard.lens import named_attention_maps
-
-    device = next(llm.model.parameters()).device
-    rows = [torch.tensor([row], device=device) for row in (source, ids)]
-    found, heads = [], dict[tuple[str, int], int]()
-    for module, weights in named_attention_maps(llm.model, *rows).items():
-        place = BLOCK.match(module)
-        assert place is not None, f"{module} is in no layer"
-        reads_source = getattr(llm.model.get_submodule(module), "reads_source", False)
-        attention = "cross" if reads_source else {"source": "encoder", "target": "decoder"}[place[1]]
-        for one in weights[0]:
-            head = heads[attention, int(place[2])] = heads.get((attention, int(place[2])), -1) + 1
-            found.append(HeadMap(attention, int(place[2]), head, one))
+    recorded, found = RecordedAttention(llm.model, source, ids), []
+    for number, layer in enumerate(attention_layers(llm.model)):
+        kinds = [map_kind(module) for module, _ in recorded.layers[number] for _ in range(module.heads)]
+        weights = recorded.weights(number)
+        for head, kind in enumerate(kinds):
+            assert weights is not None, "a layer whose mixers ran has a map"
+            found.append(HeadMap(layer.stack, layer.index, head, kind, weights[head]))
     return found
+
+
+def draw(found: list[HeadMap], tokens: dict[str, list[str]], out: Path) -> None:
+    from rich.console import Console
+
+    from regard.report.plots import attention_grid
+
+    cross = {(one.layer, one.head): one.weights for one in found if one.attention == "cross"}
+    if not cross:
+        raise ValueError("--out draws the attention of the decoder to the source, and no such layer and head is chosen")
+    attention_grid(cross, tokens["target"], out, keys=tokens["source"])
+    Console(stderr=True).print(f"written: {out}")
 
 
 def show_table(found: list[HeadMap], tokens: dict[str, list[str]], text: str) -> None:
@@ -81,14 +88,11 @@ def show_table(found: list[HeadMap], tokens: dict[str, list[str]], text: str) ->
     from rich.table import Table
     from rich.text import Text
 
-    from regard.lens import entropy
-
-    table = Table(
-        "attention", "layer", "head", "entropy", "the last token attends to", title=repr(text), title_justify="left"
-    )
-    for attention, layer, head, weights in found:
-        keys = tokens["target" if attention == "decoder" else "source"]
-        best = weights[-1].abs().topk(min(3, len(keys))).indices.tolist()
-        row = ", ".join(f"{keys[j]!r} {weights[-1, j].item():.2f}" for j in best)
-        table.add_row(attention, str(layer), str(head), f"{float(entropy(weights[None])[0]):.2f}", Text(row))
+    several = any(one.kind.implied for one in found)
+    columns = ["attention", "layer", "head", *(["map"] if several else []), "entropy", "the last token attends to"]
+    table = Table(*columns, title=Text(repr(text)), title_justify="left")  # Text: "[/INST]" is not markup
+    for attention, layer, head, kind, weights in found:
+        keys = Text(largest_keys(weights, tokens["target" if attention == "decoder" else "source"]))
+        map_cells = [kind.label] if several else []
+        table.add_row(attention, str(layer), str(head), *map_cells, f"{entropy_of(weights, kind):.2f}", keys)
     Console().print(table)

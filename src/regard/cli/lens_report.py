@@ -8,6 +8,8 @@ import typer
 from regard.cli.open_inspected import encode, open_inspected
 from regard.cli.open_model import DeviceOption, ModelArgument
 
+INSTEAD = "use `regard lens`, `regard lens logits`, `regard lens ablate` and `regard lens patch`"
+
 
 def report(
     model: ModelArgument,
@@ -25,7 +27,7 @@ def report(
       regard lens report runs/demo --text "Anna is in the barn. Where is Anna? Anna is in the" -o report.html
       regard lens report smollm2 --text "The capital of France is"
     """
-    llm = open_inspected(model, device)
+    llm = open_inspected(model, device, instead=INSTEAD)
     from rich.console import Console
 
     from regard.report.lens_page import lens_report

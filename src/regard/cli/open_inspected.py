@@ -1,18 +1,28 @@
 """Open a model for the commands of `regard lens`, and encode a text for it."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from regard.find_model import find_model
 
 if TYPE_CHECKING:
     from regard.language_model import LanguageModel
+    from regard.lens.inputs import ModelInputs
 
 GENERATED = 32  # tokens of the output of an encoder-decoder, if none is given
+TargetOption = Annotated[
+    str | None,
+    typer.Option(help="The output of an encoder-decoder so far; by default none, so that its first token is next."),
+]
 
 
-def open_inspected(name: Path, device: str, pairs: bool = False) -> "LanguageModel":
-    """A decoder, or an encoder of texts; with `pairs` also an encoder-decoder."""
+def open_inspected(name: Path, device: str, instead: str = "") -> "LanguageModel":
+    """A decoder, an encoder of texts, or an encoder-decoder of texts.
+
+    instead: for a command that does not show encoder-decoders, the command or function to use for them.
+    """
     find_model(name)  # before torch is imported: a mistyped name is refused at once
     from regard.load_model import load
     from regard.models.decoder import DecoderModule
@@ -22,15 +32,17 @@ def open_inspected(name: Path, device: str, pairs: bool = False) -> "LanguageMod
 
     llm = load(name, device)
     network = llm.model
-    encoder = network.source if pairs and isinstance(network, EncoderDecoderModule) else network
-    if isinstance(network, DecoderModule) or (
-        isinstance(encoder, EncoderModule) and isinstance(encoder.spec.input, Tokens)
-    ):
-        return llm
-    raise ValueError(
-        f"{name} is of kind {network.spec.kind}; this command reads decoders and encoders of text: for others use "
-        "regard.lens in Python"
-    )
+    pair = isinstance(network, EncoderDecoderModule)
+    encoder = network.source if pair else network
+    reads_text = isinstance(encoder, EncoderModule) and isinstance(encoder.spec.input, Tokens)
+    if not isinstance(network, DecoderModule) and not reads_text:
+        raise ValueError(
+            f"{name} is of kind {network.spec.kind}; this command reads decoders and encoders of text: for others use "
+            "regard.lens in Python"
+        )
+    if pair and instead:
+        raise ValueError(f"{name} is an encoder-decoder, which this command does not show; {instead}")
+    return llm
 
 
 def encode(name: Path, llm: "LanguageModel", text: str) -> list[int]:
@@ -44,16 +56,31 @@ def encode(name: Path, llm: "LanguageModel", text: str) -> list[int]:
     ids = llm.tokenizer.encode_with_special_tokens(text, special=True) if is_encoder else llm.encode(text)
     if not ids:
         raise ValueError("the text has no tokens; give a longer --text")
-    limit = spec.context or spec.position.max_positions
-    if len(ids) > (limit or len(ids)):
-        raise ValueError(f"the text has {len(ids)} tokens, but {name} reads {limit}; shorten it")
+    check_length("text", ids, spec, name)
     return ids
 
 
-def encode_pair(name: Path, llm: "LanguageModel", text: str, target: str | None) -> tuple[list[int], list[int]]:
-    """The ids of the source, and those of the output after the id that starts it."""
-    from regard.objectives.text import start_id
+def check_length(what: str, ids: list[int], spec: Any, name: Path) -> None:
+    limit = spec.context or spec.position.max_positions
+    if len(ids) > (limit or len(ids)):
+        raise ValueError(f"the {what} has {len(ids)} tokens, but {name} reads {limit}; shorten it")
 
+
+def encode_pair(name: Path, llm: "LanguageModel", text: str, target: str | None) -> tuple[list[int], list[int]]:
+    """The ids of the source, and those of the output after the id that starts it; None: the output is generated."""
     if target is None:
-        target = llm.generate(text, temperature=0.0, max_new=GENERATED)
-    return encode(name, llm, text), [start_id(llm.tokenizer), *llm.tokenizer.encode(str(target))]
+        target = str(llm.generate(text, temperature=0.0, max_new=GENERATED))
+    ids = [llm.decoder_start, *(llm.tokenizer.encode(target) if target else ())]
+    check_length("target", ids, llm.model.spec.target, name)
+    return encode(name, llm, text), ids
+
+
+def encode_inputs(name: Path, llm: "LanguageModel", text: str, target: str | None) -> "ModelInputs":
+    """The ids that a decoder or encoder reads, or the pair of an encoder-decoder, whose output so far is `target`."""
+    from regard.models.encoder_decoder import EncoderDecoderModule
+
+    if isinstance(llm.model, EncoderDecoderModule):
+        return encode_pair(name, llm, text, target or "")
+    if target is not None:
+        raise ValueError(f"{name} is no encoder-decoder; leave --target out")
+    return encode(name, llm, text)
