@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -76,7 +77,7 @@ def complete(client: httpx.Client, model: str) -> httpx.Response:
     return client.post("/v1/completions", json=body)
 
 
-def test_a_model_is_loaded_used_and_removed(connect):
+def test_a_model_is_loaded_used_and_removed(connect, folder):
     client = connect()
     listed = client.get("/regard/models").json()
     (first,) = listed["served"]
@@ -85,7 +86,8 @@ def test_a_model_is_loaded_used_and_removed(connect):
     stored = {each["model"]: each for each in listed["available"]}
     assert set(stored) == {"models/first", "models/second", "models/broken"}
     assert stored["models/first"]["served_as"] == "first" and stored["models/second"]["served_as"] is None
-    assert stored["models/second"]["parameters"] == first["parameters"] and stored["models/broken"]["problem"]
+    assert stored["models/second"]["parameters"] == first["parameters"]
+    assert "nosuch" in stored["models/broken"]["problem"] and str(folder) not in stored["models/broken"]["problem"]
 
     loaded = load(client, "models/second")
     assert (loaded["state"], loaded["name"], loaded["error"]) == ("done", "second", None)
@@ -182,6 +184,31 @@ def test_verify_reports_progress_and_every_law(connect):
     assert client.post("/regard/models/verify/stop").is_success
     wait_until(lambda: client.get("/regard/models/verify").json()["work"]["state"] == "failed", seconds=60)
     assert client.get("/regard/models/verify").json()["work"]["error"] == "it was stopped"
+
+
+def test_a_model_that_is_not_installed_or_too_large_is_not_verified(connect, monkeypatch):
+    client = connect()
+    missing = SimpleNamespace(path=None, description="a model", install_command="pip install missing")
+    monkeypatch.setattr(model_library, "PACKAGED", {"missing": missing})
+    parameters = client.get("/regard/models").json()["served"][0]["parameters"]
+    monkeypatch.setattr(model_library, "free_memory", lambda device: 8 * parameters - 1)  # enough for float32
+    for model, message in [
+        ("missing", "missing is not installed; install it with: pip install missing"),
+        ("models/second", "are free; unload a model first"),
+    ]:
+        assert client.post("/regard/models/verify", json={"model": model}).is_success
+        wait_until(lambda: client.get("/regard/models/verify").json()["work"]["state"] == "failed")
+        assert message in client.get("/regard/models/verify").json()["work"]["error"]
+
+
+def test_the_problem_of_a_model_does_not_name_its_folder(connect, folder, monkeypatch):
+    def unreadable(weights: Path) -> None:
+        raise ValueError(f"{weights.resolve()}/model.safetensors cannot be read")
+
+    client = connect()
+    monkeypatch.setattr(ModelLibrary, "size", lambda self, weights: unreadable(weights))
+    problems = [entry["problem"] for entry in client.get("/regard/models").json()["available"]]
+    assert problems == ["model.safetensors cannot be read"] * 3
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from regard.models.base import Model
     from regard.server.served_model import ServedModel
 
-FLOAT32_BYTES = 4
+FLOAT32_BYTES, FLOAT64_BYTES = 4, 8
 LARGEST = 10  # trillion parameters; counting takes longer with the number of layers
 
 
@@ -126,8 +126,6 @@ class ModelLibrary:
     def open(self, model: str, taken: Collection[str]) -> "ServedModel":
         """Load a model with an engine of its own. taken: names of models that the server has."""
         entry = self.find(model)
-        if entry.path is None:
-            raise ValueError(f"{model} is not installed; install it with: {entry.remedy}")
         weights = weights_of(entry)
         self.check_memory(model, self.size(weights))
         name = free_name(entry, weights, taken)
@@ -135,14 +133,16 @@ class ModelLibrary:
         self._opened[name] = weights
         return served
 
-    def check_memory(self, model: str, size: ModelSize) -> None:
-        """Raise ValueError if the weights do not fit into what is free."""
+    def check_memory(self, model: str, size: ModelSize, parameter_bytes: int = 0) -> None:
+        """Raise ValueError if the weights do not fit into what is free. parameter_bytes: those of each as it is used,
+        0 for the dtype that is served."""
         from regard.compat import resolve_device
         from regard.planning.groups import format_number
 
         free = free_memory(resolve_device(self.options.device))
         on_gpu = free is not None and str(resolve_device(self.options.device)).startswith("cuda")
-        needed = size.bytes if on_gpu else max(size.bytes, FLOAT32_BYTES * size.parameters)
+        least = parameter_bytes or (0 if on_gpu else FLOAT32_BYTES)
+        needed = max(size.bytes, least * size.parameters)
         if free is not None and needed > free:
             raise ValueError(
                 f"the weights of {model} need {format_number(needed, 'B')} of memory, and {format_number(free, 'B')} "
@@ -197,6 +197,8 @@ class ModelLibrary:
         entry = self.stored().get(model)
         if entry is None and model not in self.choices()["recipes"]:
             raise LookupError(f"there is no model {model!r:.100}; use a listed one, or a recipe")
+        if entry is not None:  # the laws are tested in float64
+            self.check_memory(model, self.size(weights_of(entry)), FLOAT64_BYTES)
         name = model if entry is None else str(entry.path)
         module = load_or_build(name, [], None, 0, self.options.device)
         total = count_laws(module)
@@ -226,7 +228,8 @@ def weights_of(entry: StoredModel) -> Path:
     """The folder or file with the weights: of a run its newest checkpoint."""
     from regard.training.run import newest_checkpoint
 
-    assert entry.path is not None, "a model that is not installed has no weights"
+    if entry.path is None:
+        raise ValueError(f"{entry.model} is not installed; install it with: {entry.remedy}")
     return newest_checkpoint(entry.path).resolve()
 
 

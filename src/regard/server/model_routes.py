@@ -98,7 +98,7 @@ def router(models: ModelRegistry, library: Library | None, adapters: Path | None
         available = await call(library.available, [card.model for card in cards])
         return ModelsList(
             served=cards,
-            available=available,
+            available=[entry | {"problem": without_folders(entry["problem"] or "") or None} for entry in available],
             loading=loading,
             adapters=None if adapters is None else await call(adapter_names, adapters),
             choices=PlanChoices(**await call(library.choices)),
@@ -190,7 +190,11 @@ def failures(work: Work) -> Generator[None]:
 
 def public_text(error: Exception) -> str:
     """The message of an error without the folders of files: clients do not learn where they are."""
-    return FOLDERS.sub("", str(error.args[0] if isinstance(error, LookupError) and error.args else error))
+    return without_folders(str(error.args[0] if isinstance(error, LookupError) and error.args else error))
+
+
+def without_folders(text: str) -> str:
+    return FOLDERS.sub("", text)
 
 
 def describe(served: ServedModel) -> ServedModelCard:
