@@ -41,7 +41,7 @@ def router(models: ModelRegistry) -> APIRouter:
         served = models.default if model is None else models.find(model)
         work = inspected(served)
         with served.lens_thread.request():
-            return await compute(served, draw, work, length)
+            return await compute(served, draw, served, work, length)
 
     @routes.post("/lens", response_class=StreamingResponse)
     async def lens(body: LensBody, request: Request) -> Response:

@@ -3,15 +3,13 @@
 They use a copy of the modules that shares the weights, so the engine meets no hooks.
 """
 
-import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from regard.lens.hooks import patch, shapes
+from regard.lens.hooks import patch
 from regard.lens.inputs import (
     Metric,
     ModelInputs,
@@ -24,13 +22,10 @@ from regard.lens.inputs import (
 from regard.lens.patching import BothRuns, cell_edit, patched_values, run_both
 from regard.lens.recorded_attention import copy_with_shared_tensors
 from regard.lens.recorded_residual import RecordedResidual
+from regard.lens.symbolic_shapes import symbolic_shapes
 from regard.planning.part_tree import part_tree
-from regard.server.served_model import Inspected
+from regard.server.served_model import Inspected, ServedModel
 from regard.text.tokenizer import Tokenizer
-
-# The shapes of activations do not depend on the input, so they are computed once per model.
-SHAPES: WeakKeyDictionary[nn.Module, dict[str, list[str | int]]] = WeakKeyDictionary()
-PRIMES = (7, 11, 13, 17, 19, 23)  # lengths that are no size of most models
 
 
 class Candidate(NamedTuple):
@@ -39,27 +34,22 @@ class Candidate(NamedTuple):
     probability: float
 
 
-def draw(model: Inspected, length: int) -> dict[str, Any]:
+def draw(served: ServedModel, model: Inspected, length: int) -> dict[str, Any]:
     """The tree of parts (planning/part_tree.py) with their sources, and the shapes of all activations."""
     module: Any = model.module
     dtype = str(next(module.parameters()).dtype).removeprefix("torch.")
-    if module not in SHAPES:
-        SHAPES[module] = activation_shapes(module)
-    return part_tree(module.spec, length, dtype) | {"shapes": SHAPES[module]}
+    if served.shapes is None:
+        served.shapes = activation_shapes(module)
+    return part_tree(module.spec, length, dtype) | {"shapes": served.shapes}
 
 
 def activation_shapes(module: Any) -> dict[str, list[str | int]]:
-    """Shapes by name, with B and L for the batch and the length; none for a model that reads no ids."""
-    sizes = set(map(int, re.findall(r"\d+", module.spec.to_json())))
-    length = next((prime for prime in PRIMES if prime not in sizes), PRIMES[-1])
+    """Shapes by name; none for a model that reads no ids."""
     try:
-        copy = copy_with_shared_tensors(part_for_text(module))
+        part = part_for_text(module)
     except ValueError:
         return {}
-    ids = [0] * length
-    found = shapes(copy, *rows_of(copy, (ids, ids) if is_encoder_decoder(copy) else ids))
-    symbols = {length: "L"}
-    return {name: ["B", *(symbols.get(size, size) for size in shape[1:])] for name, shape in found.items() if shape}
+    return symbolic_shapes(copy_with_shared_tensors(part))
 
 
 def record_residual(model: Inspected, ids: Sequence[int], source: Sequence[int] | None) -> RecordedResidual:

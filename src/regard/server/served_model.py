@@ -62,6 +62,7 @@ class ServedModel:
 
     adapter: str | None = None  # set by with_adapter
     parent: str | None = None  # the name of the model that the adapter is for
+    shapes: dict[str, list[str | int]] | None = None  # of all activations, computed when a client first asks for them
 
     def __init__(
         self,
