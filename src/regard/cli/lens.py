@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from regard.cli.lens_pair import entropy_of, largest_keys, show_pair
 from regard.cli.open_inspected import encode, open_inspected
 from regard.cli.open_model import DeviceOption, ModelArgument
 
@@ -56,8 +57,6 @@ def lens(
     if isinstance(llm.model, EncoderDecoderModule):
         if states:
             raise ValueError(f"{model} is an encoder-decoder; --states shows the recurrent layers of decoders")
-        from regard.cli.lens_pair import show_pair
-
         show_pair(model, llm, text, target, layer, head, out, as_json)
         return
     if target is not None:
@@ -128,19 +127,6 @@ def show_attention(
             keys = Text(largest_keys(weights, tokens))
             table.add_row(str(layer), str(head), *kind, f"{entropies[layer, head]:.2f}", keys)
         Console().print(table)
-
-
-def entropy_of(weights: "Tensor", kind: "MapKind") -> float:
-    """The mean entropy of the rows (L, S); of an implied matrix that of its relative weights."""
-    from regard.lens import entropy, relative_weights
-
-    return float(entropy(relative_weights(weights) if kind.implied else weights))
-
-
-def largest_keys(weights: "Tensor", keys: list[str]) -> str:
-    """The three keys with the largest weights in the last row (L, S)."""
-    largest = weights[-1].abs().topk(min(3, len(keys))).indices.tolist()
-    return ", ".join(f"{keys[j]!r} {weights[-1, j].item():.2f}" for j in largest)
 
 
 def show_states(states: "dict[str, Tensor]", tokens: list[str], out: Path | None, as_json: bool) -> None:

@@ -25,7 +25,7 @@ STACKS = {
 }
 
 
-class Head(NamedTuple):
+class AblatedHead(NamedTuple):
     attention: str  # "layers", or of an encoder-decoder a Part
     layer: int
     head: int
@@ -74,8 +74,8 @@ def ablate(
     check_part(model, llm, part, needed=bool(heads or neurons or layers))
     if heads or neurons or layers:
         stack, to_source = STACKS[part or "layers"]
-        skipped = [n for (n,) in pairs(layers, 1)]
-        ablation = remove(llm.model, pairs(heads, 2), pairs(neurons, 2, 3), skipped, mean, stack, to_source)
+        removed, skipped = [(layer, head) for layer, head in pairs(heads, 2)], [layer for (layer,) in pairs(layers, 1)]
+        ablation = remove(llm.model, removed, pairs(neurons, 2, 3), skipped, mean, stack, to_source)
         show_predictions(llm, predict(llm, inputs), predict(llm, inputs, ablation), top, as_json)
     else:
         show_heads(each_head(llm, inputs, mean, part), top, out, as_json)
@@ -122,7 +122,7 @@ def divergence(whole: "Tensor", ablated: "Tensor") -> float:
 
 def each_head(
     llm: "LanguageModel", inputs: "ModelInputs", mean: "ModelInputs | None", part: Part | None
-) -> dict[Head, float]:
+) -> dict[AblatedHead, float]:
     """The effect of removing each head with a softmax or an implied matrix of its own."""
     from rich.console import Console
     from rich.progress import track
@@ -140,7 +140,7 @@ def each_head(
     return effects
 
 
-def removable_heads(llm: "LanguageModel") -> list[Head]:
+def removable_heads(llm: "LanguageModel") -> list[AblatedHead]:
     from regard.lens.ablation import output_taps
     from regard.lens.attention_layers import modules_of_layers
     from regard.lens.maps import map_kind
@@ -150,7 +150,7 @@ def removable_heads(llm: "LanguageModel") -> list[Head]:
     for attention, layer, modules in modules_of_layers(llm.model):
         mixers = [module for module in modules if isinstance(module, HasAttentionMap) and output_taps(module)]
         if not any(map_kind(mixer).channels for mixer in mixers):
-            found += [Head(attention, layer, head) for head in range(sum(mixer.heads for mixer in mixers))]
+            found += [AblatedHead(attention, layer, head) for head in range(sum(mixer.heads for mixer in mixers))]
     return found
 
 
@@ -172,7 +172,7 @@ def show_predictions(llm: "LanguageModel", whole: "Tensor", ablated: "Tensor", t
     Console().print(table)
 
 
-def show_heads(effects: dict[Head, float], top: int, out: Path | None, as_json: bool) -> None:
+def show_heads(effects: dict[AblatedHead, float], top: int, out: Path | None, as_json: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -186,7 +186,9 @@ def show_heads(effects: dict[Head, float], top: int, out: Path | None, as_json: 
 
         layers = dict.fromkeys(head[:2] for head in effects)
         count = 1 + max(head.head for head in effects)
-        values = torch.tensor([[effects.get(Head(*layer, head), 0.0) for head in range(count)] for layer in layers])
+        values = torch.tensor(
+            [[effects.get(AblatedHead(*layer, head), 0.0) for head in range(count)] for layer in layers]
+        )
         heat_map(values, [layer_label(*layer) for layer in layers], [str(head) for head in range(count)], out)
         Console(stderr=True).print(f"written: {out}")
     else:

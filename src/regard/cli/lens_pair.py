@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from regard.cli.lens import entropy_of, largest_keys
 from regard.cli.open_inspected import encode_pair
 
 if TYPE_CHECKING:
@@ -96,3 +95,16 @@ def show_table(found: list[HeadMap], tokens: dict[str, list[str]], text: str) ->
         map_cells = [kind.label] if several else []
         table.add_row(attention, str(layer), str(head), *map_cells, f"{entropy_of(weights, kind):.2f}", keys)
     Console().print(table)
+
+
+def entropy_of(weights: "Tensor", kind: "MapKind") -> float:
+    """The mean entropy of the rows (L, S); of an implied matrix that of its relative weights."""
+    from regard.lens import entropy, relative_weights
+
+    return float(entropy(relative_weights(weights) if kind.implied else weights))
+
+
+def largest_keys(weights: "Tensor", keys: list[str]) -> str:
+    """The three keys with the largest weights in the last row (L, S)."""
+    largest = weights[-1].abs().topk(min(3, len(keys))).indices.tolist()
+    return ", ".join(f"{keys[j]!r} {weights[-1, j].item():.2f}" for j in largest)

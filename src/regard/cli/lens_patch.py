@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from regard.language_model import LanguageModel
-    from regard.lens.inputs import ModelInputs
 
 
 def patch(
@@ -82,10 +81,12 @@ def patch(
         show(found.effects, tokens, by)
 
 
-def read_tokens(llm: "LanguageModel", inputs: "ModelInputs") -> dict[str, list[str]]:
+def read_tokens(llm: "LanguageModel", inputs: list[int] | tuple[list[int], list[int]]) -> dict[str, list[str]]:
     """The tokens of the text ("source"), and of an encoder-decoder's output ("target")."""
-    rows = dict(zip(("source", "target"), inputs if isinstance(inputs, tuple) else (inputs,), strict=False))
-    return {side: [llm.tokenizer.decode_token(int(id)) for id in ids] for side, ids in rows.items()}
+    source, target = inputs if isinstance(inputs, tuple) else (inputs, [])
+    return {
+        side: [llm.tokenizer.decode_token(id) for id in ids] for side, ids in (("source", source), ("target", target))
+    }
 
 
 def labels(name: str, count: int, tokens: dict[str, list[str]], by: str) -> list[str]:

@@ -36,6 +36,13 @@ class StoredModel:
     remedy: str | None = None
     run: str | None = None
 
+    @property
+    def installed(self) -> Path:
+        """Its path; ValueError if it is not installed."""
+        if self.path is None:
+            raise ValueError(f"{self.model} is not installed; install it with: {self.remedy}")
+        return self.path
+
 
 @dataclass(frozen=True)
 class ModelSize:
@@ -129,7 +136,7 @@ class ModelLibrary:
         weights = weights_of(entry)
         self.check_memory(model, self.size(weights))
         name = free_name(entry, weights, taken)
-        served = open_served([NamedModel(name, entry.path)], self.console, self.options)[0]
+        served = open_served([NamedModel(name, entry.installed)], self.console, self.options)[0]
         self._opened[name] = weights
         return served
 
@@ -228,9 +235,7 @@ def weights_of(entry: StoredModel) -> Path:
     """The folder or file with the weights: of a run its newest checkpoint."""
     from regard.training.run import newest_checkpoint
 
-    if entry.path is None:
-        raise ValueError(f"{entry.model} is not installed; install it with: {entry.remedy}")
-    return newest_checkpoint(entry.path).resolve()
+    return newest_checkpoint(entry.installed).resolve()
 
 
 def read_size(weights: Path) -> ModelSize:

@@ -9,7 +9,6 @@ from regard.find_model import find_model
 
 if TYPE_CHECKING:
     from regard.language_model import LanguageModel
-    from regard.lens.inputs import ModelInputs
 
 GENERATED = 32  # tokens of the output of an encoder-decoder, if none is given
 TargetOption = Annotated[
@@ -75,7 +74,9 @@ def encode_pair(name: Path, llm: "LanguageModel", text: str, target: str | None)
     return encode(name, llm, text), ids
 
 
-def encode_inputs(name: Path, llm: "LanguageModel", text: str, target: str | None) -> "ModelInputs":
+def encode_inputs(
+    name: Path, llm: "LanguageModel", text: str, target: str | None
+) -> list[int] | tuple[list[int], list[int]]:
     """The ids that a decoder or encoder reads, or the pair of an encoder-decoder, whose output so far is `target`."""
     from regard.models.encoder_decoder import EncoderDecoderModule
 

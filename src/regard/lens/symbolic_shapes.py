@@ -1,8 +1,13 @@
-"""The shapes of all activations in terms of the batch B and the length L: `["B", 4, "L", "L"]`.
+"""The shapes of all activations in terms of the batch B and the length L.
 
+    symbolic_shapes(model)["stack.input"]                             # ["B", "L", 64]
+    symbolic_shapes(model)["stack.blocks.0.sublayers.0.body.q"]       # ["B", 4, "L", 16]
+
+The rows of a mixture of experts are tokens, each as often as it is routed: ["2·B·L", 12] for two experts per token.
 A forward for each of three inputs tells what a size depends on: the second has more rows, the third is longer.
 """
 
+import torch
 from torch import nn
 
 from regard.lens.hooks import shapes
@@ -24,7 +29,7 @@ def symbolic_shapes(model: nn.Module) -> dict[str, list[str | int]]:
 
 
 def shapes_for(model: nn.Module, batch: int, length: int) -> dict[str, tuple[int, ...]]:
-    ids = [[0] * length] * batch
+    ids = torch.zeros(batch, length, dtype=torch.long)
     return shapes(model, *rows_of(model, (ids, ids) if is_encoder_decoder(model) else ids))
 
 
