@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from regard.language_model import LanguageModel
     from regard.lens.inputs import ModelInputs
 
-Part = Literal["encoder", "decoder", "cross"]
+PairPart = Literal["encoder", "decoder", "cross"]
 STACKS = {
     "layers": (None, False),
     "encoder": ("source", False),
@@ -26,7 +26,7 @@ STACKS = {
 
 
 class AblatedHead(NamedTuple):
-    attention: str  # "layers", or of an encoder-decoder a Part
+    attention: str  # "layers", or of an encoder-decoder a PairPart
     layer: int
     head: int
 
@@ -38,7 +38,8 @@ def ablate(
     neurons: Annotated[str, typer.Option(help="Neurons, as LAYER.INDEX; of experts LAYER.EXPERT.INDEX.")] = "",
     layers: Annotated[str, typer.Option(help="Layers to skip: 2,3")] = "",
     part: Annotated[
-        Part | None, typer.Option(help="Of an encoder-decoder: count these layers; cross: the decoder to the source.")
+        PairPart | None,
+        typer.Option(help="Of an encoder-decoder: count these layers; cross: the decoder to the source."),
     ] = None,
     target: TargetOption = None,
     mean_over: Annotated[
@@ -81,7 +82,7 @@ def ablate(
         show_heads(each_head(llm, inputs, mean, part), top, out, as_json)
 
 
-def check_part(name: Path, llm: "LanguageModel", part: Part | None, needed: bool) -> None:
+def check_part(name: Path, llm: "LanguageModel", part: PairPart | None, needed: bool) -> None:
     from regard.lens.inputs import is_encoder_decoder
 
     if is_encoder_decoder(llm.model):
@@ -121,7 +122,7 @@ def divergence(whole: "Tensor", ablated: "Tensor") -> float:
 
 
 def each_head(
-    llm: "LanguageModel", inputs: "ModelInputs", mean: "ModelInputs | None", part: Part | None
+    llm: "LanguageModel", inputs: "ModelInputs", mean: "ModelInputs | None", part: PairPart | None
 ) -> dict[AblatedHead, float]:
     """The effect of removing each head with a softmax or an implied matrix of its own."""
     from rich.console import Console
