@@ -50,8 +50,19 @@ def test_neighbours_have_the_same_tokens_while_a_request_is_recorded() -> None:
     assert [found.tokens, *([token.id for token in request.new] for request in requests)] == alone
     maps = attention_maps(model, [*prompt, *found.tokens[:-1]])
     assert (found["stack.blocks.1.sublayers.0.body.pattern"] - maps[1]).abs().max() <= 1e-9
-    again = record_generation(engine, prompt, GREEDY, "stack.blocks.0")  # no cached prefix is used
-    assert again.tokens == found.tokens and again["stack.blocks.0"].shape[0] == len(prompt) + 8
+
+
+@torch.no_grad()
+def test_a_cached_prefix_is_not_used_while_a_request_is_recorded() -> None:
+    """Tokens whose keys are cached would have no activations."""
+    engine, prompt = Engine(build(MODELS["grouped-query"]), capacity=64), random_ids(40, seed=9).tolist()
+    first = [token.id for token in engine.generate(prompt, GREEDY)]
+    request = engine.submit(prompt, GREEDY)
+    while not engine.idle:
+        engine.step()
+    assert request.reused > 0, "the test needs a cached prefix"
+    found = record_generation(engine, prompt, GREEDY, "stack.blocks.0")
+    assert found.tokens == first and found["stack.blocks.0"].shape[0] == len(prompt) + 8
 
 
 def test_prepared_steps_are_left_out_while_a_request_is_recorded() -> None:

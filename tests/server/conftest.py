@@ -4,13 +4,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import NamedTuple
 
 import httpx
 import pytest
 import uvicorn
 from fastapi import FastAPI
+from rich.console import Console
 
+from regard.cli.model_library import ModelLibrary
+from regard.cli.open_engine import EngineOptions
+from regard.cli.served_runs import ServedRuns
 from regard.language_model import LanguageModel
 from regard.load_model import load
 from regard.server.app import create_app
@@ -89,8 +94,11 @@ def wait_until(condition: Callable[[], bool], seconds: float = 10) -> None:
 
 
 @pytest.fixture
-def start_server(tokenizer) -> Iterator[Callable[..., RunningServer]]:
-    """`start_server(reply, **engine_options)` starts a server, which is stopped after the test."""
+def start_server(tokenizer, tmp_path: Path) -> Iterator[Callable[..., RunningServer]]:
+    """`start_server(reply, **engine_options)` starts a server, which is stopped after the test.
+
+    every_route: also those of runs, models and adapters, which need folders.
+    """
     with ExitStack() as stack:
 
         def start(
@@ -99,12 +107,19 @@ def start_server(tokenizer) -> Iterator[Callable[..., RunningServer]]:
             key: str | list[str] | None = None,
             lens: Callable | None = FakeRecording,
             template: str | None = DEFAULT_TEMPLATE,
+            every_route: bool = False,
             **engine_options,
         ) -> RunningServer:
             fake = FakeEngine(tokenizer, reply, **engine_options)
             served = Tokenizer(tokenizer.core, eos="<|end|>", chat_template=template)
             model = ServedModel("tiny", served, fake, lens=fake_lens(lens) if lens else None)
-            app = create_app([model], NetworkOptions(keys=(key,) if isinstance(key, str) else tuple(key or ())))
+            network = NetworkOptions(keys=(key,) if isinstance(key, str) else tuple(key or ()))
+            if every_route:
+                runs = ServedRuns(tmp_path)
+                library = ModelLibrary([], EngineOptions(device="cpu"), runs, Console(quiet=True))
+                app = create_app([model], network, adapters=tmp_path, runs=runs, library=library)
+            else:
+                app = create_app([model], network)
             url = f"http://127.0.0.1:{stack.enter_context(serve(app))}"
             headers = {"authorization": f"Bearer {key}"} if key else {}
             client = stack.enter_context(httpx.Client(base_url=url, headers=headers, timeout=20))

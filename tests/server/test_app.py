@@ -36,7 +36,7 @@ def test_health_reports_a_stopped_engine(start_server, caplog):
 
 def test_request_fields_are_frozen(start_server):
     """Clients depend on these fields; note a change in the changelog."""
-    schema = start_server().client.get("/openapi.json").json()["components"]["schemas"]
+    schema = start_server(every_route=True).client.get("/openapi.json").json()["components"]["schemas"]
     shared = "frequency_penalty max_tokens min_p model n presence_penalty repetition_penalty seed stop stream"
     shared += " stream_options temperature top_k top_p user logit_bias min_tokens ignore_eos typical_p"
     shared += " structured_outputs cache_salt priority timeout stop_token_ids return_token_ids"
@@ -65,6 +65,15 @@ def test_request_fields_are_frozen(start_server):
         "HeadBody": "columns head ids layer model pool rows target",
         "LensBody": "chat ids logits model start stop target text top",
         "PatchBody": "answer chat clean corrupted layer model position top wrong",
+        "RunMetricsBody": "columns points runs",
+        "StartDemoBody": "run steps",
+        "StopDemoBody": "run",
+        "LoadModelBody": "model",
+        "UnloadModelBody": "model",
+        "PlanBody": "batch context device dtype model weights",
+        "VerifyBody": "model",
+        "LoadAdapterBody": "lora_name lora_path model",
+        "UnloadAdapterBody": "lora_name",
         "ErrorBody": "error",
         "AudioForm": "file model prompt response_format temperature",
         "TranscriptionForm": "file language model prompt response_format stream temperature timestamp_granularities[]",

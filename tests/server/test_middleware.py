@@ -18,10 +18,11 @@ PUBLIC = {"/health", "/ready"}
 
 
 def test_every_route_but_the_public_ones_needs_the_key(start_server):
-    server = start_server(key="s3cret")
+    server = start_server(key="s3cret", every_route=True)
     paths = server.client.get("/openapi.json").json()["paths"]
     routes = [(method, re.sub(r"{\w+}", "tiny", path)) for path in paths.keys() - PUBLIC for method in paths[path]]
     assert {("post", "/v1/completions"), ("get", "/v1/models/tiny"), ("post", "/regard/patch")} < set(routes)
+    assert {("post", "/regard/runs/start"), ("post", "/regard/models/load"), ("get", "/regard/runs")} < set(routes)
     with httpx.Client(base_url=server.url) as client:
         for method, path in [*routes, ("get", "/metrics"), ("get", "/openapi.json"), ("get", "/nothing")]:
             for value in (None, "Bearer s3cre", "Basic s3cret", "s3cret", "Bearer s\u00e9cret".encode("latin-1")):

@@ -163,18 +163,17 @@ def test_names_stay_in_the_folder(connect, folder, name):
     (linked / "metrics.jsonl").symlink_to(folder.parent / "secret" / "metrics.jsonl")
     client = connect()
     assert [run["run"] for run in client.get("/regard/runs").json()["runs"]] == ["first"]
-    for name in [*NAMES, "first/checkpoints"]:
-        for response in (
-            client.post("/regard/runs/metrics", json={"runs": [{"run": name}]}),
-            client.post("/regard/runs/metrics", json={"runs": [{"run": "linked"}]}),
-            client.get("/regard/runs/samples", params={"run": name}),
-            client.post("/regard/runs/stop", json={"run": name[:64]}),
-        ):
-            assert response.status_code in (400, 404), response.text
-            assert str(folder.parent) not in response.text
-        if name not in ("nosuch", "x" * 500):
-            response = client.post("/regard/runs/start", json={"run": name})
-            assert response.status_code in (400, 409), response.text
+    for response in (
+        client.post("/regard/runs/metrics", json={"runs": [{"run": name}]}),
+        client.post("/regard/runs/metrics", json={"runs": [{"run": "linked"}]}),
+        client.get("/regard/runs/samples", params={"run": name}),
+        client.post("/regard/runs/stop", json={"run": name[:64]}),
+    ):
+        assert response.status_code in (400, 404), response.text
+        assert str(folder.parent) not in response.text
+    if name not in ("nosuch", "x" * 500):
+        response = client.post("/regard/runs/start", json={"run": name})
+        assert response.status_code in (400, 409), response.text
 
 
 def test_bad_requests_are_refused(connect):

@@ -16,7 +16,7 @@ from torch import Tensor
 from regard.labs.experiment import Bench, Check, Findings, Plot
 from regard.labs.fit import generator
 from regard.layout import TokenLayout
-from regard.lens import entropy, rank_collapse
+from regard.lens import entropy, rank_collapse, record
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention, AttentionModule
@@ -91,13 +91,11 @@ def measure_rows(seed: int, factor: float) -> tuple[float, float]:
 
 def weights_of(module: AttentionModule, x: Tensor, layout: TokenLayout, factor: float) -> Tensor:
     """(B, H, L, L) weights of scores multiplied by the factor."""
-    recorded: dict[str, Tensor] = {}
-    handle = module.pattern.register_forward_hook(lambda _, args, output: recorded.update(pattern=output))
     scale = module.scale
     module.scale = scale * factor
-    module(x, layout)
+    with record(module, "pattern") as recorded:
+        module(x, layout)
     module.scale = scale
-    handle.remove()
     return recorded["pattern"]
 
 

@@ -1,4 +1,4 @@
-"""Much of every query's attention lands on the first token, a way of doing nothing, and goes with massive activations.
+"""Much of every query's attention is on the first token, whose values add little, along with massive activations.
 
 SmolLM2 reads stories of the small world. Per layer: the mean weight of the first token, over all heads and the queries
 of the later half, beside that of uniform attention; the largest activation of the residual stream relative to the
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from regard.labs.experiment import Bench, Check, Findings, Plot
-from regard.labs.small_models import read_model
+from regard.labs.trained_model import read_stories
 from regard.lens import attention_maps, massive_activations, patch, record
 from regard.models.decoder import DecoderModule
 
@@ -21,7 +21,7 @@ CHANNELS = 5  # at most so many are massive
 
 @torch.no_grad()
 def run(bench: Bench) -> Findings:
-    model, ids = read_model(bench, rows=bench.setting(6, 2), length=bench.setting(64, 16))
+    model, ids = read_stories(bench, rows=bench.setting(6, 2), length=bench.setting(64, 16))
     weights, lengths = first_token_weights(model, ids), value_lengths(model, ids)
     uniform = float((1.0 / torch.arange(ids.shape[1] // 2 + 1, ids.shape[1] + 1)).mean())
     sizes = massive_activations(model, ids)

@@ -1,4 +1,4 @@
-"""After A B … A an induction head attends to B and copies it; it needs two layers, and a head that looks one step back.
+"""After A B … A an induction head attends to B and copies it; it needs two layers and a previous-token head.
 
 Random symbols are repeated with a random period, so that no fixed offset finds the earlier occurrence. Decoders of one
 and of two layers are trained to predict every symbol after the first period. `score_heads` measures which heads attend

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from regard.labs.experiment import Bench, Check, Findings, Plot
 from regard.labs.fit import generator
-from regard.labs.small_models import read_model
+from regard.labs.trained_model import read_stories
 from regard.lens import attention_heads, attention_maps, names, patch
 from regard.models.decoder import DecoderModule
 
@@ -22,7 +22,7 @@ MUCH, LITTLE = 0.5, 0.05  # total variation
 
 @torch.no_grad()
 def run(bench: Bench) -> Findings:
-    model, ids = read_model(bench, rows=bench.setting(2, 1), length=bench.setting(48, 12))
+    model, ids = read_stories(bench, rows=bench.setting(2, 1), length=bench.setting(48, 12))
     rng, expected = generator(bench.seed), predict(model, ids)
     patterns = names(model, "*.body.pattern")
     heads = [(layer, head) for layer, count in enumerate(attention_heads(model)) for head in range(count)]

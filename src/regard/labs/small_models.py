@@ -1,17 +1,11 @@
 """The small models that labs compare: decoders that differ in the mixer only.
 
 A block is a mixer and a SwiGLU. Attention has RoPE. With `convolution` a short convolution precedes the mixer, so that
-every mixer has access to the previous token. `read_model` is for labs that look inside a trained model: SmolLM2.
+every mixer has access to the previous token.
 """
 
-from itertools import islice
+from torch import nn
 
-import torch
-from torch import Tensor, nn
-
-from regard.checkpoint import load
-from regard.data.world import stories
-from regard.labs.experiment import Bench
 from regard.models.decoder import Decoder, DecoderModule
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention
@@ -26,10 +20,7 @@ from regard.parts.ssm.mamba import Mamba
 from regard.parts.ssm.mamba2 import Mamba2
 from regard.parts.ssm.s4 import S4D
 from regard.parts.window_mlp import WindowMLP
-from regard.text.tokenizer import Tokenizer
 
-TRAINED = "smollm2"
-RANDOM_VOCAB = 100  # of the random model in its place, at the smallest size
 MIXERS: dict[str, Body] = {
     "window": WindowMLP(5),
     "RNN": RNN(),
@@ -66,21 +57,3 @@ def matched_spec(mixer: Body, reference: Body, vocab: int, width: int = 64, laye
 
 def parameter_count(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
-
-
-def read_model(bench: Bench, rows: int, length: int) -> tuple[DecoderModule, Tensor]:
-    """The model, and ids (B, L) of stories of the small world, one per row."""
-    if bench.size == "quick":
-        torch.manual_seed(bench.seed)
-        ids = torch.randint(RANDOM_VOCAB, (rows, length), generator=torch.Generator().manual_seed(bench.seed))
-        return small_decoder("attention", RANDOM_VOCAB, 32).eval(), ids
-    model, tokenizer, found = load(TRAINED), Tokenizer.load(TRAINED), []
-    assert isinstance(model, DecoderModule)
-    for story in islice(stories(4, "train", bench.seed << 20), 50 * rows):
-        ids = tokenizer.encode(story.text)
-        if len(ids) >= length:
-            found.append(ids[:length])
-        if len(found) == rows:
-            break
-    assert len(found) == rows, f"too few stories have {length} tokens"
-    return model, torch.tensor(found)

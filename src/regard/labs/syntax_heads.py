@@ -9,26 +9,22 @@ order, so that position alone tells nothing. Clark et al. 2019 found such heads 
 
 # ledger: lens.syntax lens.coref
 
-from collections.abc import Callable
 from random import Random
 
 import torch
 from torch import Tensor
 
-from regard.checkpoint import load
 from regard.data.world.english import HE, INDOORS, SHE, THINGS
 from regard.labs.experiment import Bench, Check, Findings, Plot
-from regard.labs.small_models import RANDOM_VOCAB, TRAINED, read_model
+from regard.labs.trained_model import EncodeText, load_trained
 from regard.lens import attention_maps
 from regard.models.decoder import DecoderModule
-from regard.text.tokenizer import Tokenizer
 
 ADJECTIVES = ("old", "small", "red", "heavy", "new", "broken", "clean", "dark")
 WORKERS = ("farmer", "teacher", "doctor", "painter", "baker", "driver", "singer", "writer")
 VERBS = ("finds", "sees", "takes", "brings", "likes", "sells", "paints", "moves")
 ADVERBS = ("often", "never", "always", "quietly")
 Sentence = tuple[list[str], int, int]  # words, the word that links, the word that it links to
-EncodeWord = Callable[[str], list[int]]
 
 
 def noun_to_determiner(rng: Random) -> Sentence:
@@ -61,7 +57,7 @@ LINKS = {"noun, determiner": noun_to_determiner, "verb, subject": verb_to_subjec
 
 @torch.no_grad()
 def run(bench: Bench) -> Findings:
-    model, encode = reader(bench)
+    model, encode = load_trained(bench)
     count, table, checks = bench.setting(80, 4), [], []
     bars: dict[str, list[tuple[float, float]]] = {"best head": [], "best fixed offset": []}
     for index, (link, make) in enumerate(LINKS.items()):
@@ -87,17 +83,7 @@ def run(bench: Bench) -> Findings:
     return Findings(table, checks, plots, remark)
 
 
-def reader(bench: Bench) -> tuple[DecoderModule, EncodeWord]:
-    """The model, and a function from a word to ids."""
-    if bench.size == "quick":
-        model, _ = read_model(bench, 1, 2)
-        return model, lambda word: [sum(word.encode()) % RANDOM_VOCAB]
-    loaded, tokenizer = load(TRAINED), Tokenizer.load(TRAINED)
-    assert isinstance(loaded, DecoderModule)
-    return loaded, tokenizer.encode
-
-
-def correct_heads(model: DecoderModule, encode: EncodeWord, words: list[str], word: int, target: int) -> Tensor:
+def correct_heads(model: DecoderModule, encode: EncodeText, words: list[str], word: int, target: int) -> Tensor:
     """(layers · heads,) 1.0 for heads whose largest weight is on the target word, from the last token of the word."""
     pieces = [encode(text if i == 0 else f" {text}") for i, text in enumerate(words[: word + 1])]
     word_of = torch.tensor([i for i, ids in enumerate(pieces) for _ in ids])

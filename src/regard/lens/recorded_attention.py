@@ -5,7 +5,7 @@
     recorded.weights(3, heads=slice(0, 1), rows=slice(8))     # (1, 8, L): only these are computed
 
 Layers are numbered as in `attention_layers`. The forward runs on a copy of the modules that shares the weights. So
-another thread can use the model meanwhile: it meets no hooks, and compiled code of it stays valid.
+another thread can use the model meanwhile: no hooks run in its modules, and compiled code of it stays valid.
 """
 
 from collections.abc import Iterator, Sequence

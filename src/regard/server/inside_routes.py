@@ -121,7 +121,7 @@ def inspected(served: ServedModel) -> Inspected:
 
 
 async def compute(served: ServedModel, function: Callable, *args: Any) -> Any:
-    """The result of a function that runs in the thread of the lens; what it refuses is a 400."""
+    """The result of a function that runs in the thread of the lens; a ValueError becomes a 400."""
     try:
         return await served.lens_thread.run(function, *args)
     except ValueError as error:

@@ -1,6 +1,6 @@
 """What /regard/spec, /regard/lens and /regard/patch compute: functions that run in the thread of the lens.
 
-They use a copy of the modules that shares the weights, so the engine meets no hooks.
+They use a copy of the modules that shares the weights, so no hooks run in the engine's modules.
 """
 
 from collections.abc import Sequence
@@ -91,7 +91,7 @@ def layer_predictions(
 
 
 class PromptPair:
-    """Two prompts of one length and the tokens whose logits are compared. Its methods are parts of one request."""
+    """A model and two prompts of one length. Its methods are parts of one request."""
 
     def __init__(self, model: Inspected, tokenizer: Tokenizer, clean: list[int], corrupted: list[int]):
         self.model, self.tokenizer = copy_with_shared_tensors(part_for_text(model.module)), tokenizer

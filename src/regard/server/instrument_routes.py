@@ -1,7 +1,7 @@
 """The /regard/instruments routes: the table of instruments, and the panels of one for given controls.
 
 A thread computes the panels, so the event loop stays free. Instruments that read a model get the served one, if it is
-a decoder with a lens; a copy of its modules shares the weights, so the engine meets no hooks.
+a decoder with a lens; a copy of its modules shares the weights, so no hooks run in the engine's modules.
 """
 
 from collections.abc import Callable

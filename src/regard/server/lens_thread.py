@@ -30,8 +30,8 @@ Sequences = tuple[tuple[int, ...], tuple[int, ...]]  # the ids, and the input of
 
 
 class Lens(NamedTuple):
-    """`record(ids, target)` runs the model once; `score()` tells what its heads do. `start` are the ids before the
-    output of an encoder-decoder; other models have none."""
+    """`record(ids, target)` runs the model once; `score()` returns the scores of its heads. `start` are the ids before
+    the output of an encoder-decoder; other models have none."""
 
     record: Callable[[Sequence[int], Sequence[int]], Recording]
     layers: tuple[AttentionLayer, ...]

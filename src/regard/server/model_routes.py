@@ -2,8 +2,8 @@
 
 They also have the tables of plan and verify.
 
-What finds and opens models is given to the server (`Library`). Loading and verifying take long, so they run in threads
-of their own, one at a time, and their state is read by later requests.
+The server gets an object that finds and opens models (`Library`). Loading and verifying take long, so they run in
+threads of their own, one at a time, and their state is read by later requests.
 """
 
 import asyncio

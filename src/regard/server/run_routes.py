@@ -1,7 +1,7 @@
 """The /regard/runs routes: training runs in a folder, their metrics and samples, and the demo as a process.
 
-What reads the folder is given to the server (`Runs`). All of it runs in one thread beside the event loop, since a log
-may have a million lines.
+The server gets an object that reads the folder (`Runs`). It is called in one thread beside the event loop, since a
+log may have a million lines.
 """
 
 from collections.abc import Callable, Mapping, Sequence
