@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from regard.server.app import create_app
+from regard.server.network_options import NetworkOptions
 from regard.server.served_model import ServedModel
 from tests.server.conftest import REPLY, serve
 from tests.server.fake_engine import FakeEngine
@@ -75,6 +76,47 @@ def test_models_are_loaded_opened_and_removed(url, visit):
     assert page.locator(".models-card").count() == 1
     page.locator(".models-card button:has-text('Open')").click()
     page.wait_for_selector("nav a[aria-current]:has-text('Chat')")
+
+
+def test_one_request_at_a_time_asks_for_a_model_that_is_being_loaded(url, visit):
+    page = visit(url)
+
+    def answer(route) -> None:
+        response = route.fetch()
+        route.fulfill(response=response, json=response.json() | {"loading": {"model": "runs/lamp", "state": "running"}})
+
+    page.route("**/regard/models", answer)
+    page.evaluate("location.hash = '/models'")
+    starts = """performance.getEntriesByType("resource").filter(({ name }) => name.endsWith("/regard/models"))
+        .map(({ startTime }) => startTime)"""
+    page.wait_for_function(f"({starts}).length >= 4")
+    first, *_, fourth = page.evaluate(starts)[:4]
+    assert fourth - first >= 3 * 700 - 50  # milliseconds
+    page.unroute_all(behavior="wait")
+
+
+def test_the_address_names_the_model_and_the_last_choice_counts(tokenizer, browser):
+    models = [ServedModel(name, tokenizer, FakeEngine(tokenizer, REPLY)) for name in ("one", "two")]
+    with serve(create_app(models, NetworkOptions(keys=("secret",)))) as port:
+        page = browser.new_page()  # the browser logs refusals, so no checked page
+        page.set_default_timeout(10_000)
+        page.goto(f"http://127.0.0.1:{port}/?model=two")
+        page.fill("#key", "secret")
+        page.click("dialog button")
+        page.wait_for_function("document.title === 'two · regard'")
+        page.goto(f"http://127.0.0.1:{port}/?model=gone")
+        page.wait_for_selector(".problem:has-text('there is no model')")
+        page.wait_for_function("document.title === 'one · regard' && location.search === '?model=one'")
+        late = []
+        page.route("**/regard/model?model=two", late.append)
+        page.select_option("#model", "two")
+        page.select_option("#model", "one")
+        page.wait_for_selector(".problem", state="detached")
+        with page.expect_response("**/regard/model?model=two"):
+            late[0].continue_()
+        page.wait_for_timeout(100)
+        assert page.input_value("#model") == "one" and page.title() == "one · regard"
+        page.close()
 
 
 def test_plan_and_verify_show_their_tables(url, visit):

@@ -17,22 +17,27 @@ const theme = stored("theme", "auto");
 theme.subscribe((value) => (document.documentElement.dataset.theme = THEMES.includes(value) ? value : "auto"));
 
 function App() {
-  const [needsKey, setNeedsKey] = useState(null); // {message}: a new object for each refusal, also with the same message
+  const [needsKey, setNeedsKey] = useState(null); // {message, name}: a new object for each refusal
   const start = async (name) => {
     try {
       await openModel(name);
       setNeedsKey(null);
     } catch (error) {
       if (!(error instanceof api.ApiError)) throw error;
-      if (error.status === 401) setNeedsKey({ message: error.message });
-      else problem.value = error.message;
+      if (error.status === 401) return setNeedsKey({ message: error.message, name });
+      if (error.status === 404 && name) await start(); // a model that is gone: the default takes its place
+      problem.value = error.message;
     }
+  };
+  const onKey = (key) => {
+    api.setKey(key);
+    start(needsKey.name);
   };
   useEffect(() => void start(new URLSearchParams(location.search).get("model")), []);
   return html`
     <${Header} onModel=${start} />
     <${View} />
-    ${needsKey && html`<${KeyDialog} message=${needsKey.message} onKey=${(key) => (api.setKey(key), start())} />`}
+    ${needsKey && html`<${KeyDialog} message=${needsKey.message} onKey=${onKey} />`}
   `;
 }
 
@@ -57,12 +62,8 @@ function ModelName({ onModel }) {
   const opened = useSignal(model);
   if (!opened) return html`<p class="facts" id="facts">connecting …</p>`;
   if (opened.models.length === 1) return html`<p class="facts" id="facts"><b>${opened.name}</b></p>`;
-  const open = (event) => {
-    history.replaceState(null, "", `?model=${encodeURIComponent(event.target.value)}${location.hash}`);
-    onModel(event.target.value);
-  };
   return html`<p class="facts" id="facts">
-    <select id="model" aria-label="Model" value=${opened.name} onChange=${open}>
+    <select id="model" aria-label="Model" value=${opened.name} onChange=${(event) => onModel(event.target.value)}>
       ${opened.models.map((name) => html`<option key=${name} value=${name}>${name}</option>`)}
     </select>
   </p>`;
@@ -86,17 +87,21 @@ function View() {
   const [name, ...path] = useSignal(route);
   const failure = useSignal(problem);
   const [views, setViews] = useState({});
+  const [missing, setMissing] = useState(""); // the view that could not be loaded
   const known = Object.hasOwn(VIEWS, name);
   useEffect(() => {
+    setMissing("");
     if (!known || views[name]) return;
     import(`./views/${name}/index.js`).then(
       (module) => setViews((loaded) => ({ ...loaded, [name]: module.default })),
-      () => (problem.value = "This view could not be loaded. Is the server still running?"),
+      () => setMissing(name),
     );
   }, [name]);
   const Current = views[name];
   return html`
     ${failure && html`<p class="problem" role="alert">${failure}</p>`}
+    ${missing === name &&
+    html`<p class="problem" role="alert">This view could not be loaded. Is the server still running?</p>`}
     <main id="view" class=${`view view-${known ? name : "unknown"}`}>
       <h1 class="visually-hidden">${known ? VIEWS[name] : "Not found"}</h1>
       ${known

@@ -1,9 +1,11 @@
-// What the views share: the model, the passage they look at, and the token, layer and head that are selected.
+// What the views share: the model, the passage that they show, the selected token, layer and head, the address, and
+// values that are kept in the browser.
 
 import { signal } from "./html.js";
 import * as api from "./api.js";
 
-// {name, models, layers, heads: [number per layer], context, vocabulary, chat, attention}, or null before it is known
+// {name, models, layers, heads: [number per layer], context, vocabulary, chat, generates, source, attention,
+// attention_layers: [{stack, index, mixers}], head_labels}, or null before it is known
 export const model = signal(null);
 
 // The error of the whole page, as text, or "".
@@ -36,14 +38,27 @@ function decode(part) {
   }
 }
 
-// Opens a model of the server, the first one by default; throws ApiError.
+let opening = 0;
+
+// Opens a model of the server, the first one by default, and keeps its name in the address; throws ApiError. If it is
+// called again before the server has answered, only the last call counts.
 export async function openModel(name) {
-  const described = await api.describeModel(name);
+  const call = ++opening;
+  let described;
+  try {
+    described = await api.describeModel(name);
+  } catch (error) {
+    if (call === opening) throw error;
+  }
+  if (call !== opening) return;
   passage.value = null;
   selection.value = { layer: 0, head: 0, row: null, column: null, pinned: false };
   problem.value = "";
   model.value = described;
   document.title = `${described.name} · regard`;
+  if (name || location.search) {
+    history.replaceState(null, "", `?model=${encodeURIComponent(described.name)}${location.hash}`);
+  }
 }
 
 // A signal whose value is kept in the browser.

@@ -1,4 +1,4 @@
-// The models at hand: packages, runs and folders that the server can load.
+// The available models: packages, runs and folders that the server can load.
 
 import * as api from "../../api.js";
 import { html, useSignal } from "../../html.js";
@@ -8,7 +8,7 @@ import { change, listed } from "./store.js";
 export function Available() {
   const { available, loading, may_load: mayLoad } = useSignal(listed);
   return html`<section class="panel" aria-labelledby="models-available">
-    <h2 id="models-available">At hand</h2>
+    <h2 id="models-available">Available</h2>
     <div class="models-scroll" tabindex="0" role="region" aria-label="Table of models">
       <table class="models-table">
         <thead>
@@ -30,7 +30,10 @@ export function Available() {
         </tbody>
       </table>
     </div>
-    ${!mayLoad && html`<p class="models-hint">Other hosts may call this server without a key, so models cannot be loaded from here.</p>`}
+    ${!mayLoad &&
+    html`<p class="models-hint">
+      Other hosts may call this server without a key, so models cannot be loaded from here.
+    </p>`}
   </section>`;
 }
 

@@ -11,7 +11,8 @@ export function Plan() {
   const { available, choices } = useSignal(listed);
   const stored = available.filter((each) => each.installed && !each.problem).map((each) => each.model);
   const known = [...new Set([...stored, ...choices.published, ...choices.recipes])];
-  const [options, setOptions] = useState({ model: stored[0] ?? known[0], context: null, batch: 1, dtype: "bfloat16", device: "" });
+  const initial = { model: stored[0] ?? known[0], context: null, batch: 1, dtype: "bfloat16", device: "" };
+  const [options, setOptions] = useState(initial);
   const [found, setFound] = useState({ table: null, error: "" });
   const set = (name) => (value) => setOptions((previous) => ({ ...previous, [name]: value }));
   const id = useId();
@@ -32,7 +33,9 @@ export function Plan() {
   }, [JSON.stringify(options)]);
   return html`<section class="panel models-plan" aria-labelledby="models-plan">
     <h2 id="models-plan">Plan</h2>
-    <p class="models-hint">What a model costs, counted from its spec: nothing is built or loaded. Any size works, such as 7B.</p>
+    <p class="models-hint">
+      What a model costs, counted from its spec: nothing is built or loaded. Any size works, such as 7B.
+    </p>
     <div class="models-form">
       <div class="field">
         <label for=${id}>Model</label>
@@ -43,7 +46,9 @@ export function Plan() {
           value=${options.model}
           onInput=${(event) => set("model")(event.target.value)}
         />
-        <datalist id=${`${id}-known`}>${known.map((name) => html`<option key=${name} value=${name}></option>`)}</datalist>
+        <datalist id=${`${id}-known`}>
+          ${known.map((name) => html`<option key=${name} value=${name}></option>`)}
+        </datalist>
       </div>
       <${Choice}
         label="Device"
@@ -79,7 +84,12 @@ function Groups({ table }) {
         ([group, rows]) => html`<table key=${group}>
           <caption>${group}</caption>
           <tbody>
-            ${rows.map(([quantity, number]) => html`<tr key=${quantity}><th scope="row">${quantity}</th><td class="models-right">${number}</td></tr>`)}
+            ${rows.map(
+              ([quantity, number]) => html`<tr key=${quantity}>
+                <th scope="row">${quantity}</th>
+                <td class="models-right">${number}</td>
+              </tr>`,
+            )}
           </tbody>
         </table>`,
       )}

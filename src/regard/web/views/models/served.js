@@ -30,10 +30,7 @@ export function Served() {
 
 function Card({ served, opened, last, adapters, mayLoad }) {
   const [removing, setRemoving] = useState(false);
-  const open = async (name) => {
-    await openModel(name);
-    goTo("chat");
-  };
+  const open = (name) => change(() => openModel(name).then(() => goTo("chat")));
   const remove = async () => {
     setRemoving(true);
     await change(() => api.unloadModel(served.model));
@@ -50,8 +47,8 @@ function Card({ served, opened, last, adapters, mayLoad }) {
       <${Fact} name="Weights" value=${served.bytes && bytes(served.bytes)} />
       <${Fact} name="Cache, at most" value=${served.cache_bytes && bytes(served.cache_bytes)} />
       <${Fact} name="Context" value=${served.context && `${served.context.toLocaleString("en")} tokens`} />
-      <${Fact} name="Computes in" value=${served.dtype && `${served.dtype} on ${served.device}`} />
-      <${Fact} name="At once" value=${served.rows && `${served.rows} requests`} />
+      <${Fact} name="Precision" value=${served.dtype && `${served.dtype} on ${served.device}`} />
+      <${Fact} name="Concurrent requests" value=${served.rows && `up to ${served.rows}`} />
     </dl>
     ${served.adapters.length > 0 && html`<${Adapters}
       names=${served.adapters}

@@ -2,6 +2,7 @@
 
 import * as api from "../../api.js";
 import { signal } from "../../html.js";
+import { poll } from "../../poll.js";
 import { model, openModel } from "../../state.js";
 
 const ACTIVE = 700; // milliseconds between two requests while a model is loaded
@@ -44,7 +45,7 @@ export async function change(call) {
   if (message) failure.value = message;
 }
 
-// The name under which a model is served, which is loaded if it is not. `matches` finds it among those at hand.
+// The name under which a model is served, which is loaded if it is not. `matches` finds it among those available.
 export async function ensureLoaded(matches) {
   const found = (await api.listModels()).available.find(matches);
   if (!found) throw new api.ApiError("The server does not list this model any more.", 404, "model_not_found");
@@ -60,23 +61,6 @@ export async function ensureLoaded(matches) {
   }
 }
 
-// Polls until the returned function is called.
-export function watch() {
-  let timer = null;
-  let ended = false;
-  const tick = async () => {
-    if (!document.hidden) await refresh();
-    if (!ended) timer = setTimeout(tick, listed.value?.loading?.state === "running" ? ACTIVE : IDLE);
-  };
-  tick();
-  const soon = listed.subscribe((list) => {
-    if (list?.loading?.state !== "running" || ended) return;
-    clearTimeout(timer);
-    timer = setTimeout(tick, ACTIVE);
-  });
-  return () => {
-    ended = true;
-    clearTimeout(timer);
-    soon();
-  };
-}
+// Asks for the list until the returned function is called.
+export const watch = () =>
+  poll(refresh, listed, () => (listed.value?.loading?.state === "running" ? ACTIVE : IDLE));

@@ -29,8 +29,10 @@ export function Verify() {
   return html`<section class="panel models-verify" aria-labelledby="models-verify">
     <h2 id="models-verify">Verify</h2>
     <p class="models-hint">
-      Cached = whole, batched = alone, packed = separate: laws that hold for every model, whatever its parts. A recipe is
-      tested with random weights.
+      Laws that hold for every model, whatever its parts. Cached = whole: token by token with a cache gives the logits
+      of one forward over the sequence. Batched = alone: a row of a padded batch gives the logits of the sequence by
+      itself. Packed = separate: documents packed into one row give the logits of each by itself. A recipe is tested
+      with random weights.
     </p>
     ${mayLoad &&
     html`<div class="models-form">
@@ -61,8 +63,8 @@ const CLASSES = { pass: "models-good", FAIL: "models-error" };
 function Laws({ table }) {
   const passed = table.rows.filter(([, result]) => result === "pass").length;
   return html`<p class="models-conditions">
-      <b>${table.model}</b>: ${table.ok ? `all laws that apply hold (${passed})` : "some laws do not hold"}, in sequences of
-      ${" "}${table.length} tokens. The numbers are the largest differences.
+      <b>${table.model}</b>: ${table.ok ? `all laws that apply hold (${passed})` : "some laws do not hold"}, in sequences
+      of ${table.length} tokens. The numbers are the largest differences.
     </p>
     <div class="models-scroll" tabindex="0" role="region" aria-label="Table of laws">
       <table class="models-table">

@@ -55,13 +55,13 @@ function Offer({ list, stopped, finished, onStart }) {
     ${finished
       ? html`<p>
             <b>${finished.run}</b> is trained${finished.exact_match !== null &&
-            html`, and answers <b>${(100 * finished.exact_match).toFixed(1)} %</b> of the questions about stories that it
-              has never seen`}.
+            html`, and answers <b>${(100 * finished.exact_match).toFixed(1)} %</b> of the questions about stories that
+              it has never seen`}.
           </p>
           <${OpenModel} name=${finished.run} />`
       : explanation}
     ${stopped &&
-    html`<p><b>${stopped.run}</b> was stopped after ${stopped.step.toLocaleString("en")} of ${(stopped.steps ?? 0).toLocaleString("en")} steps.</p>
+    html`<p><b>${stopped.run}</b> was stopped after ${exact(stopped.step)} of ${exact(stopped.steps ?? 0)} steps.</p>
       <button
         type="button"
         class=${finished ? "" : "primary"}
@@ -89,7 +89,7 @@ function Progress({ run, process, onStop, mayStop }) {
     answering: "Trained. It answers questions about stories that it has never seen …",
   }[stage];
   return html`
-    <p role="status">${message ?? html`<b>${name}</b> is learning${left ? ` – about ${duration(left)} left` : ""}.`}</p>
+    <p role="status">${message ?? html`<b>${name}</b> is learning.`}</p>
     <progress
       class="runs-progress"
       max=${steps ?? 1}
@@ -97,7 +97,8 @@ function Progress({ run, process, onStop, mayStop }) {
       aria-label="Training steps"
     ></progress>
     <p class="muted number">
-      ${steps ? `step ${step.toLocaleString("en")} of ${steps.toLocaleString("en")}` : ""}
+      ${steps ? `step ${exact(step)} of ${exact(steps)}` : ""}
+      ${left && !message ? ` · about ${duration(left)} left` : ""}
       ${run?.loss ? ` · loss ${run.loss.toFixed(3)}` : ""}
       ${run?.tokens_per_second ? ` · ${Math.round(run.tokens_per_second).toLocaleString("en")} tokens/s` : ""}
     </p>
@@ -114,6 +115,8 @@ function Failed({ process }) {
     <pre>${process.output.join("\n") || "It printed nothing."}</pre>
   </div>`;
 }
+
+const exact = (count) => count.toLocaleString("en");
 
 function freeName({ runs }) {
   const taken = new Set(runs.map((run) => run.run));

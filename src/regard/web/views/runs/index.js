@@ -26,8 +26,8 @@ function Nothing({ folder }) {
   return html`<section class="panel runs-nothing">
     <h2>No runs yet</h2>
     <p>
-      This view shows the training runs in the folder <code>${folder}</code>: loss curves while they train, the text that
-      the model writes on the way, and every number that is logged.
+      This view shows the training runs in the folder <code>${folder}</code>: loss curves while they train, the text
+      that the model writes on the way, and every number that is logged.
     </p>
     <p>Start the demo, or train a model of your own: <code>regard train llama</code></p>
   </section>`;

@@ -44,7 +44,9 @@ function Row({ run, colour }) {
       ${run.problems.map((problem) => html`<p class="runs-problem">${problem}</p>`)}
     </th>
     <td><${Stage} run=${run} /></td>
-    <td class="runs-right">${run.step.toLocaleString("en")}${run.steps ? ` / ${run.steps.toLocaleString("en")}` : ""}</td>
+    <td class="runs-right">
+      ${run.step.toLocaleString("en")}${run.steps ? ` / ${run.steps.toLocaleString("en")}` : ""}
+    </td>
     <td class="runs-right">${loss(run.loss)}</td>
     <td class="runs-right">${loss(run.held_out_loss)}</td>
     <td>${run.model}${run.parameters ? `, ${compact(run.parameters)}` : ""}</td>

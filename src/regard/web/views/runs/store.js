@@ -2,6 +2,7 @@
 
 import * as api from "../../api.js";
 import { signal } from "../../html.js";
+import { poll } from "../../poll.js";
 import { stored } from "../../state.js";
 
 const POINTS = 800; // of a curve, about as many as a screen shows
@@ -33,12 +34,8 @@ export function compare(name, on) {
   refresh();
 }
 
-let waiting = null; // one request at a time; a second call asks again after it
-export function refresh() {
-  if (waiting) return (waiting = waiting.then(update));
-  waiting = update().finally(() => (waiting = null));
-  return waiting;
-}
+let last = Promise.resolve(); // one update at a time: two at once would append the same points twice
+export const refresh = () => (last = last.then(update, update));
 
 async function update() {
   try {
@@ -63,7 +60,7 @@ async function readCurves(runs) {
 }
 
 // The known curves with what is new. Curves that have grown too long are read again as a whole next time.
-export function merged(known, { cursor, restarted, curves: added }) {
+function merged(known, { cursor, restarted, curves: added }) {
   if (restarted || !known) return { cursor, columns: added };
   if (!Object.keys(added).length) return known;
   const columns = { ...known.columns };
@@ -83,23 +80,8 @@ function joined(a, b) {
   };
 }
 
-// Polls until the returned function is called; pauses while the page is not visible.
-export function watch() {
-  let timer = null;
-  let ended = false;
-  const tick = async () => {
-    clearTimeout(timer);
-    if (document.hidden || ended) return;
-    await refresh();
-    const list = listed.value;
-    const active = list && (list.runs.some(isActive) || (list.process && list.process.stage !== "failed"));
-    if (!ended) timer = setTimeout(tick, active ? ACTIVE : IDLE);
-  };
-  document.addEventListener("visibilitychange", tick);
-  tick();
-  return () => {
-    ended = true;
-    clearTimeout(timer);
-    document.removeEventListener("visibilitychange", tick);
-  };
-}
+// Asks for the list and the curves until the returned function is called.
+export const watch = () => poll(refresh, listed, () => (isAnythingActive(listed.value) ? ACTIVE : IDLE));
+
+const isAnythingActive = (list) =>
+  list && (list.runs.some(isActive) || (list.process && list.process.stage !== "failed"));
