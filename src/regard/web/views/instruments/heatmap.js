@@ -1,7 +1,9 @@
-// A matrix as coloured cells on a canvas, with labels of rows and columns and, where there is room, numbers.
+// A matrix as coloured cells on a canvas, with labels of rows and columns and, where there is room, numbers. It is one
+// tab stop: the arrow keys move between the cells, Enter chooses a row.
 
-import { html, useEffect, useRef, useState } from "../../html.js";
+import { html, useEffect, useRef, useSignal, useState } from "../../html.js";
 import { css, diverging, heat } from "../../draw/colours.js";
+import { theme } from "../../draw/theme.js";
 import { format, short } from "./format.js";
 
 const FONT = "ui-sans-serif, system-ui, sans-serif";
@@ -10,23 +12,19 @@ const [MIN_CELL, MAX_CELL] = [5, 46];
 export function Heatmap({ panel, onPick }) {
   const frame = useRef();
   const canvas = useRef();
-  const [cell, setCell] = useState(null); // the cell under the pointer
+  const [cell, setCell] = useState(null); // the cell under the pointer, or that of the arrow keys
+  const colours = useSignal(theme);
   const place = useRef(null);
   useEffect(() => {
     const draw = () => {
-      // observers may still fire when the panel is gone
+      // the observer may still fire when the panel is gone
       if (frame.current) place.current = paint(canvas.current, frame.current.clientWidth, panel);
     };
     draw();
     const resized = new ResizeObserver(draw);
     resized.observe(frame.current);
-    const themed = new MutationObserver(() => setTimeout(draw));
-    themed.observe(document.documentElement, { attributeFilter: ["data-theme"] });
-    return () => {
-      resized.disconnect();
-      themed.disconnect();
-    };
-  }, [panel]);
+    return () => resized.disconnect();
+  }, [panel, colours]);
   const find = (event) => {
     const { left, top, size, height } = place.current;
     const box = canvas.current.getBoundingClientRect();
@@ -39,27 +37,49 @@ export function Heatmap({ panel, onPick }) {
     const found = find(event);
     if (found) onPick(found.row);
   };
-  const value = cell && cell.column !== null && panel.values[cell.row]?.[cell.column];
-  const text =
-    cell && cell.column !== null
-      ? `${panel.rows[cell.row]} → ${panel.columns[cell.column]}: ${value === null ? "blocked" : format(value)}`
-      : panel.sets
-        ? "Click a row to choose it."
-        : "";
+  const move = (event) => {
+    const [down, across] = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key] ?? [];
+    const picks = panel.sets && cell && (event.key === "Enter" || event.key === " ");
+    if (down === undefined && !picks) return;
+    event.preventDefault();
+    if (picks) return onPick(cell.row);
+    const within = (index, labels) => Math.min(Math.max(index, 0), labels.length - 1);
+    const { row, column } = cell ?? { row: -down, column: -across }; // the first key goes to the first cell
+    setCell({ row: within(row + down, panel.rows), column: within((column ?? 0) + across, panel.columns) });
+  };
+  const known = cell && cell.column !== null && cell.row < panel.rows.length && cell.column < panel.columns.length;
+  const value = known && panel.values[cell.row][cell.column];
+  const text = known
+    ? `${panel.rows[cell.row]} → ${panel.columns[cell.column]}: ${value === null ? "blocked" : format(value)}`
+    : panel.sets
+      ? "Click a row to choose it."
+      : "";
   const summary = `${panel.title}: ${panel.rows.length} rows, ${panel.columns.length} columns`;
   return html`<div class="instrument-heatmap-frame" ref=${frame}>
     <canvas
       ref=${canvas}
       role="img"
-      aria-label=${summary}
+      tabindex="0"
+      aria-label=${`${summary}. Arrow keys move between the cells.`}
       class=${panel.sets ? "pickable" : ""}
       onPointerMove=${(event) => setCell(find(event))}
-      onPointerLeave=${() => setCell(null)}
+      onPointerDown=${(event) => setCell(find(event))}
+      onPointerLeave=${(event) => event.pointerType !== "touch" && setCell(null)}
       onClick=${pick}
+      onKeyDown=${move}
+      onBlur=${() => setCell(null)}
     ></canvas>
-    <p class="instrument-readout muted number">${text}</p>
+    ${known && place.current && html`<i class="instrument-cursor" style=${box(place.current, cell)}></i>`}
+    <p class="instrument-readout muted number" aria-live="polite">${text}</p>
   </div>`;
 }
+
+const box = ({ left, top, size, height }, { row, column }) => ({
+  left: `${left + column * size}px`,
+  top: `${top + row * height}px`,
+  width: `${size}px`,
+  height: `${height}px`,
+});
 
 // Draws the map into the width and returns where its cells are.
 function paint(canvas, width, panel) {

@@ -1,4 +1,5 @@
-// Curves over a common axis, as SVG: it follows the theme and the width without being drawn again.
+// Curves over a common axis, as SVG: it follows the theme and the width without being drawn again. It is one tab stop:
+// the arrow keys move from point to point.
 
 import { html, useState } from "../../html.js";
 import { axisLabel, format, logTicks, ticks } from "./format.js";
@@ -23,7 +24,8 @@ function scale(values, log, from, to) {
 
 export function Lines({ panel }) {
   const [frame, width] = useWidth();
-  const [near, setNear] = useState(null);
+  const [near, setNear] = useState(null); // pixels
+  const [spoken, setSpoken] = useState("");
   const series = panel.series.filter(({ points }) => points.length > 0);
   if (series.length === 0) return html`<div ref=${frame}><p class="muted">nothing to show</p></div>`;
   const all = series.flatMap(({ points }) => points);
@@ -39,14 +41,22 @@ export function Lines({ panel }) {
     const box = frame.current.getBoundingClientRect();
     setNear(event.clientX - box.left);
   };
+  const nearest = (points, at) =>
+    points.reduce((a, b) => (Math.abs(x.at(b[0]) - at) < Math.abs(x.at(a[0]) - at) ? b : a));
+  const move = (event) => {
+    const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    if (!step) return;
+    event.preventDefault();
+    const places = [...new Set(all.map((p) => p[0]))].sort((a, b) => a - b);
+    const from = near === null ? -step : places.indexOf(nearest(all, near)[0]);
+    const value = places[Math.min(Math.max(from + step, 0), places.length - 1)];
+    setNear(x.at(value));
+    const values = series.map(({ name, points }) => `${name} ${format(nearest(points, x.at(value))[1])}`);
+    setSpoken(`${panel.x} ${format(value)}: ${values.join(", ")}`);
+  };
   const path = (points) =>
     points.map(([a, b], i) => `${i ? "L" : "M"}${x.at(a).toFixed(1)} ${y.at(b).toFixed(1)}`).join("");
-  const found =
-    near === null
-      ? []
-      : series.map(({ points }) =>
-          points.reduce((a, b) => (Math.abs(x.at(b[0]) - near) < Math.abs(x.at(a[0]) - near) ? b : a)),
-        );
+  const found = near === null ? [] : series.map(({ points }) => nearest(points, near));
   const texts = series.map(({ name, points }) => `${name}: from ${format(points[0][1])} to ${format(points.at(-1)[1])}`);
   const summary = `${panel.title}. ${texts.join("; ")}`;
   return html`<div class="instrument-plot" ref=${frame}>
@@ -55,9 +65,13 @@ export function Lines({ panel }) {
       height=${HEIGHT}
       viewBox=${`0 0 ${width} ${HEIGHT}`}
       role="img"
-      aria-label=${summary}
+      tabindex="0"
+      aria-label=${`${summary}. Left and right arrow keys read the values.`}
       onPointerMove=${point}
-      onPointerLeave=${() => setNear(null)}
+      onPointerDown=${point}
+      onPointerLeave=${(event) => event.pointerType !== "touch" && setNear(null)}
+      onKeyDown=${move}
+      onBlur=${() => setNear(null)}
     >
       ${x.ticks.map(
         (t) =>
@@ -101,6 +115,7 @@ export function Lines({ panel }) {
         (p, i) => html`<circle key=${i} class=${`dot series-${i % 6}`} cx=${x.at(p[0])} cy=${y.at(p[1])} r="4" />`,
       )}
     </svg>
+    <p class="visually-hidden" aria-live="polite">${spoken}</p>
     <ul class="instrument-legend">
       ${series.map(
         ({ name }, i) =>
