@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.server.page import PAGE
+from tests.server.page import PAGE, count_colours
 from tests.server.page_checks import assert_accessible, assert_fits
 from tests.server.page_models import write_encoder_decoder, write_hybrid
 from tests.server.server_process import serve_process
@@ -47,6 +47,14 @@ def test_every_view_of_a_model(url: str, visit, screenshots: Path, model: str):
     for view in VIEWS:
         open_view(page, view)
         check(page, screenshots / f"{model}-{view}")
+    if model == "t5":
+        open_view(page, "attention")
+        cross = page.evaluate("fetch('/regard/model?model=t5').then((found) => found.json())")["attention_layers"]
+        page.locator(".attention-heads").focus()
+        for _ in range([layer["stack"] for layer in cross].index("cross")):
+            page.keyboard.press("ArrowDown")
+        page.wait_for_selector(".attention-readout:has-text('Cross-attention')")
+        assert count_colours(page, ".attention-map") > 10
 
 
 @pytest.mark.slow
@@ -81,6 +89,11 @@ def open_view(page: Any, view: str) -> None:
     page.evaluate("view => (location.hash = `/${view}`)", view)
     page.wait_for_selector(f"main.view-{view} > :not(h1)")
     page.wait_for_load_state("networkidle")
+    assert page.locator(".problem").all_inner_texts() == []
+    if view == "attention":
+        page.wait_for_selector(".attention-frame[aria-busy=false]")
+        page.wait_for_selector(".attention-head-name:has-text('entropy')")
+        assert count_colours(page, ".attention-map") > 10 and count_colours(page, ".attention-heads") > 10
 
 
 def check(page: Any, screenshot: Path) -> None:

@@ -8,7 +8,10 @@ from regard.server.app import WEB
 
 SERVED = sorted(path for path in WEB.rglob("*") if path.suffix in {".html", ".js", ".css", ".svg", ".json"})
 OWN = [path for path in SERVED if "vendor" not in path.relative_to(WEB).parts]
-PARSES_HTML = re.compile(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|DOMParser|\beval\(|new Function")
+PARSES_HTML = re.compile(  # also in other cases: Preact's property is dangerouslySetInnerHTML
+    r"(?i)innerHTML|outerHTML|insertAdjacentHTML|setHTML|srcdoc|createContextualFragment|document\.write|DOMParser"
+    r"|\beval\(|new Function\("
+)
 
 
 def named(paths):
@@ -37,6 +40,11 @@ def test_a_module_is_short_and_imports_what_exists(path):
     assert text.count("\n") <= 400
     for target in re.findall(r"""(?:from|import)\s+"(\.[^"]+)";""", text):
         assert (path.parent / target).resolve().is_file(), target
+
+
+@pytest.mark.parametrize("text", ["dangerouslySetInnerHTML=${x}", "part.setHTMLUnsafe(x)", "<iframe srcdoc=${x}>"])
+def test_ways_to_parse_html_are_found(text):
+    assert PARSES_HTML.search(text)
 
 
 def test_every_copied_library_is_listed_with_its_licence():

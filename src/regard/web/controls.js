@@ -2,6 +2,8 @@
 
 import { html, useId } from "./html.js";
 
+const Help = ({ id, text }) => text && html`<p class="help" id=${`${id}-help`}>${text}</p>`;
+
 export function Slider({ label, value, min, max, step = 1, format = String, help, onChange }) {
   const id = useId();
   return html`<div class="field">
@@ -14,9 +16,10 @@ export function Slider({ label, value, min, max, step = 1, format = String, help
       step=${step}
       value=${value}
       aria-valuetext=${format(value)}
+      aria-describedby=${help && `${id}-help`}
       onInput=${(event) => onChange(event.target.valueAsNumber)}
     />
-    ${help && html`<p class="help">${help}</p>`}
+    <${Help} id=${id} text=${help} />
   </div>`;
 }
 
@@ -34,9 +37,10 @@ export function NumberField({ label, value, min, max, step = 1, placeholder, hel
       step=${step}
       placeholder=${placeholder}
       value=${value ?? ""}
+      aria-describedby=${help && `${id}-help`}
       onInput=${read}
     />
-    ${help && html`<p class="help">${help}</p>`}
+    <${Help} id=${id} text=${help} />
   </div>`;
 }
 
@@ -47,10 +51,10 @@ export function Choice({ label, value, choices, help, onChange }) {
   const read = (event) => onChange(pairs[event.target.selectedIndex][0]);
   return html`<div class="field">
     <label for=${id}>${label}</label>
-    <select id=${id} value=${value} onChange=${read}>
+    <select id=${id} value=${value} aria-describedby=${help && `${id}-help`} onChange=${read}>
       ${pairs.map(([option, title]) => html`<option key=${option} value=${option}>${title}</option>`)}
     </select>
-    ${help && html`<p class="help">${help}</p>`}
+    <${Help} id=${id} text=${help} />
   </div>`;
 }
 

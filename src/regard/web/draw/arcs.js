@@ -1,6 +1,6 @@
 // Attention as arcs between words: from the query, above the line, to its keys. If the keys are other words (those of
-// a source), they are in a line of their own on top. The stronger a weight,
-// relative to the strongest in view, the wider and darker its arc.
+// a source), they are in a line of their own on top. The larger a weight, relative to the largest of the map (or of the
+// marked row), the wider and darker its arc.
 
 import { css } from "./colours.js";
 import { ScrollCanvas, clip } from "./scroll_canvas.js";
@@ -17,8 +17,9 @@ export class Arcs {
     this.surface = new ScrollCanvas(frame, (context, view) => this.draw(context, view));
     this.surface.onResize = () => this.layout();
     const { canvas } = this.surface;
-    canvas.addEventListener("pointermove", (event) => event.pointerType !== "touch" && this.on.point(this.wordAt(event)));
-    canvas.addEventListener("pointerleave", (event) => event.pointerType !== "touch" && this.on.point(null));
+    const byMouse = (act) => (event) => event.pointerType !== "touch" && act(event);
+    canvas.addEventListener("pointermove", byMouse((event) => this.on.point(this.wordAt(event))));
+    canvas.addEventListener("pointerleave", byMouse(() => this.on.point(null)));
     canvas.addEventListener("click", (event) => this.on.pin(this.wordAt(event)));
     canvas.addEventListener("keydown", (event) => this.key(event));
     this.row = null;
@@ -86,7 +87,9 @@ export class Arcs {
       this.arc(context, row, column, weight / most, top, bottom, faded ? 0.1 : 0.75);
     }
     const mostOfRow = (this.ofRow ?? []).reduce((largest, [, , weight]) => Math.max(largest, Math.abs(weight)), 1e-9);
-    for (const [row, column, weight] of this.ofRow ?? []) this.arc(context, row, column, weight / mostOfRow, top, bottom, 1);
+    for (const [row, column, weight] of this.ofRow ?? []) {
+      this.arc(context, row, column, weight / mostOfRow, top, bottom, 1);
+    }
     const keys = new Map((this.ofRow ?? []).map(([, column, weight]) => [column, weight]));
     this.words(context, this.rows, bottom, inView, keys, false);
     if (this.crossed) this.words(context, this.columns, top, inView, keys, true);

@@ -17,7 +17,9 @@ export function paintCells(part, options) {
   const colour = options.signed ? signedColour(options) : unsignedColour(options);
   const { threshold } = options;
   const columns = new Uint8Array(width); // whether a token of the column matches
-  if (options.matches) columns.forEach((_, c) => (columns[c] = matchesAny(options.matches.columns, part.columns[0] + c * pool, pool)));
+  if (options.matches) {
+    for (let c = 0; c < width; c++) columns[c] = matchesAny(options.matches.columns, part.columns[0] + c * pool, pool);
+  }
   const hidesFirst = options.hideFirst && part.columns[0] === 0;
   for (let r = 0; r < height; r++) {
     const limit = options.scale === "row" ? rowLimit(part, r, options) : options.scale === "map" ? options.largest : 1;
