@@ -1,5 +1,6 @@
 """The attention view in a real browser: all heads, one map, arcs, words, long passages, keyboard and touch."""
 
+import statistics
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -20,7 +21,7 @@ from regard.server.lens_thread import Lens
 from regard.server.served_model import ServedModel
 from regard.text.train import byte
 from tests.server.conftest import RunningServer, serve
-from tests.server.fake_engine import FakeEngine
+from tests.server.fake_engine import FakeEngine, fake_lens
 from tests.server.page import PAGE, count_colours
 from tests.server.page_checks import assert_accessible, assert_fits
 
@@ -33,7 +34,7 @@ LAYERS, HEADS = 30, 9
 def show(page, text: str) -> None:
     page.click(".attention-passage-facts button")  # the view begins with an example
     page.fill("#passage-text", text)
-    page.click(".attention-form button[type=submit]")
+    page.click(".passage-form button[type=submit]")
     page.wait_for_selector(".attention-passage")
     page.wait_for_selector(".attention-frame[aria-busy=false]")
 
@@ -113,7 +114,7 @@ def test_options_change_the_map(start_server, visit):
     seen = [page.evaluate(pixels)]
     for change in (
         lambda: page.locator("label:has-text('Hide the first token') input").check(),
-        lambda: page.select_option("label:has-text('Darkest colour') + select", label="largest of each row"),
+        lambda: page.select_option("label:has-text('Full colour at') + select", label="largest of each row"),
         lambda: page.select_option("label:has-text('Colour scale') + select", label="linear"),
         lambda: page.locator("label:has-text('Hide below') + input").fill("0.1"),
         lambda: page.fill("#token-filter", "lamp"),
@@ -123,6 +124,39 @@ def test_options_change_the_map(start_server, visit):
         page.wait_for_timeout(120)
         seen.append(page.evaluate(pixels))
     assert len(set(seen)) == len(seen)
+
+
+def test_a_known_map_does_not_keep_the_next_passage_waiting(start_server, visit):
+    page = visit(start_server().url, VIEW)
+    page.wait_for_selector(".attention-frame[aria-busy=false]")
+    page.locator(".attention-heads").focus()
+    for key, name in (("ArrowRight", "Layer 0, head 1"), ("ArrowLeft", "Layer 0, head 0")):
+        page.keyboard.press(key)
+        page.wait_for_selector(f".attention-readout:has-text('{name}')")
+    show(page, "Mira put the lamp into the box.")  # waits for the map
+    assert count_colours(page, ".attention-map") > 20
+
+
+def test_labels_are_those_of_the_model_and_what_fails_can_be_tried_again(tokenizer, browser):
+    models = [ServedModel(name, tokenizer, FakeEngine(tokenizer, ""), lens=fake_lens()) for name in ("one", "two")]
+    refusal = {"status": 503, "json": {"error": {"message": "not now", "code": "busy"}}}
+    with serve(create_app(models)) as port:
+        page = browser.new_page()  # the browser logs refusals, so no checked page
+        page.set_default_timeout(10_000)
+        page.goto(f"http://127.0.0.1:{port}{VIEW}")
+        page.click(".attention-kind:has-text('previous token')")
+        page.route("**/regard/heads?model=two", lambda route: route.fulfill(**refusal), times=1)
+        page.select_option("#model", "two")
+        page.wait_for_selector(".attention-filters:has-text('The heads have no labels: not now')")
+        assert page.locator(".attention-kind").count() == 0 and count_colours(page, ".attention-map") > 20
+        show(page, "the lamp in the garden")  # asks for the labels again
+        page.wait_for_selector(".attention-kind[aria-pressed=false]:has-text('previous token')")
+        page.route("**/regard/attention/head", lambda route: route.fulfill(**refusal), times=1)
+        page.locator(".attention-heads").focus()
+        page.keyboard.press("ArrowRight")
+        page.click(".attention-refusal:has-text('not now') button")
+        page.wait_for_selector(".attention-readout:has-text('Layer 0, head 1')")
+        page.close()
 
 
 def test_hostile_text_is_inert(start_server, visit):
@@ -174,7 +208,7 @@ def test_hovering_and_typing_over_1000_tokens_take_no_long_task(many_heads, visi
     page.wait_for_selector(".attention-head-name:has-text('entropy')")
     page.wait_for_timeout(1500)  # the other layers of the overview
     page.evaluate(LONG_TASKS)
-    longest = min(longest_task(page) for _ in range(3))  # other processes on the machine lengthen some of them
+    longest = statistics.median(longest_task(page) for _ in range(3))  # other processes may lengthen one of them
     assert longest < 100
 
 
@@ -243,7 +277,7 @@ def test_attention_of_2000_tokens_opens_within_3_seconds(demo_of_long_context, v
     page.click(".attention-passage-facts button")
     page.fill("#passage-text", "the lamp, " * 200)
     begin = time.monotonic()
-    page.click(".attention-form button[type=submit]")
+    page.click(".passage-form button[type=submit]")
     page.wait_for_selector(".attention-passage-facts:has-text('2,000 tokens')")
     page.wait_for_selector(".attention-frame[aria-busy=false]")
     assert count_colours(page, ".attention-map") > 20

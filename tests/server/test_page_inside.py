@@ -108,7 +108,7 @@ def test_the_logit_lens_fills_and_is_read_by_pointer_and_keys(open_tab) -> None:
         page.keyboard.press("ArrowDown")
     page.wait_for_selector(".inside-reading:has-text('Embeddings')")
     page.click("text=Edit")
-    page.fill("#inside-text", "<b>lamp</b>")
+    page.fill("#passage-text", "<b>lamp</b>")
     page.click("text=Read it")
     page.wait_for_selector(".inside-passage:has-text('<b>lamp</b>')")
     assert page.locator(".inside-passage b").count() == 0
@@ -133,6 +133,9 @@ def test_a_clicked_cell_changes_the_answer(open_tab) -> None:
     answers = page.locator(".inside-candidates")
     assert answers.count() == 3 and answers.nth(2).inner_text() == answers.nth(0).inner_text()
     assert answers.nth(1).inner_text() != answers.nth(0).inner_text()
+    page.locator(CELLS).click(position={"x": 11.5 * column, "y": 0.5 * row})  # again
+    page.wait_for_timeout(100)
+    assert page.locator(".inside-patched").is_visible()
 
 
 def test_an_encoder_shows_norms_and_says_why_it_has_no_logit_lens(open_tab) -> None:

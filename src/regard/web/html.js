@@ -13,8 +13,8 @@ export const html = htm.bind(createElement);
 
 // The value of a signal; the component is rendered again when it changes.
 export function useSignal(signal) {
-  const [, setVersion] = useState(0);
-  useEffect(() => signal.subscribe(() => setVersion((version) => version + 1)), [signal]);
+  const [, setRendered] = useState(() => signal.value);
+  useEffect(() => signal.subscribe((value) => setRendered(() => value)), [signal]); // not again for the same value
   return signal.value;
 }
 

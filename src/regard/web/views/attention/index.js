@@ -6,6 +6,7 @@ import { HeadFacts, HeadFilters, MapOptions, ViewChoice } from "./options.js";
 import { LargeMap } from "./large.js";
 import { Overview } from "./overview.js";
 import { Passage } from "./passage.js";
+import { Refusal } from "./refusal.js";
 import { failure, useAttention } from "./weights.js";
 
 export default function View() {
@@ -19,14 +20,21 @@ export default function View() {
   </div>`;
 }
 
+const THUMBNAIL_QUERIES = 256; // the server computes the thumbnails of so many at most
+
 function Maps() {
   useAttention();
+  const length = useSignal(passage)?.ids.length ?? 0;
   const refusal = useSignal(failure);
-  if (refusal) return html`<p class="problem" role="alert">${refusal}</p>`;
+  if (refusal) return html`<${Refusal} text=${refusal} />`;
   return html`<div class="attention-columns">
     <section class="panel attention-all" aria-labelledby="attention-all-title">
       <h2 id="attention-all-title">All heads</h2>
       <${HeadFilters} />
+      ${length > THUMBNAIL_QUERIES &&
+      html`<p class="muted attention-hint">
+        Thumbnails and mean entropies are of at most ${THUMBNAIL_QUERIES} evenly spaced queries.
+      </p>`}
       <${FittedOverview} />
     </section>
     <section class="panel attention-one" aria-labelledby="attention-one-title">

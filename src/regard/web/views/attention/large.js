@@ -78,8 +78,14 @@ function MapView({ label }) {
       },
     });
     drawing.current = heatmap;
-    return () => {
+    const stop = () => {
       clearTimeout(timer);
+      abort();
+    };
+    const ended = headMap.subscribe(stop); // a tile of the map before is not needed
+    return () => {
+      ended();
+      stop();
       heatmap.remove();
     };
   }, []);
@@ -170,7 +176,10 @@ function ArcView({ label }) {
     drawing.current.show({ rows: axes.rows, columns: axes.columns, arcs, ofRow });
     drawing.current.mark(inside ? index : null);
   }, [map, axes, arcs, row, loaded, colours]);
-  return html`<${Frame} frame=${frame} label=${label} loaded=${Boolean(map)} />`;
+  return html`<${Frame} frame=${frame} label=${label} loaded=${Boolean(map)} />
+    ${map?.pool > 1 &&
+    row === null &&
+    html`<p class="muted">Point at a word to see its arcs: the passage is too long for all of them.</p>`}`;
 }
 
 function arcsOfRow(map, row, { hideFirst, threshold }) {
@@ -200,7 +209,7 @@ function strongest(map, axes, { hideFirst, threshold }, filter) {
 }
 
 // The pointed cell in words. It stays after a tap or click.
-export function Readout() {
+function Readout() {
   const { row, column, pinned } = useSignal(selection);
   const [map, axes] = useMap();
   useSignal(loadedRow);

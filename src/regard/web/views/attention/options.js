@@ -5,7 +5,7 @@ import { Check, Choice, Segments, Slider } from "../../controls.js";
 import { model, select, selection } from "../../state.js";
 import { bits, layerName, percent } from "./axes.js";
 import { KINDS, kindFilter, set, settings, tokenFilter } from "./settings.js";
-import { headMap, labels, labelsOf, overview } from "./weights.js";
+import { headMap, labelFailure, labels, labelsOf, overview } from "./weights.js";
 
 const SCALES = [
   ["map", "largest weight"],
@@ -19,11 +19,11 @@ export function MapOptions() {
   return html`<div class="attention-options">
     <${Check}
       label="Hide the first token"
-      title="Many heads rest on the first token when they have nothing to attend to; without it the other weights show."
+      title="Many heads give most of their weight to the first token if no other key matches."
       value=${shown.hideFirst}
       onChange=${(hideFirst) => set({ hideFirst })}
     />
-    <${Choice} label="Darkest colour" value=${shown.scale} choices=${SCALES} onChange=${(scale) => set({ scale })} />
+    <${Choice} label="Full colour at" value=${shown.scale} choices=${SCALES} onChange=${(scale) => set({ scale })} />
     <${Choice}
       label="Colour scale"
       value=${shown.linear ? "linear" : "root"}
@@ -79,6 +79,7 @@ export function HeadPickers() {
 // Buttons that show only the heads with a label, and the order of heads.
 export function HeadFilters() {
   const found = useSignal(labels);
+  const refusal = useSignal(labelFailure);
   const chosen = useSignal(kindFilter);
   const { order } = useSignal(settings);
   const counts = found ? Object.entries(found.scores).map(([kind, layers]) => [kind, count(layers, found.threshold)]) : [];
@@ -94,13 +95,14 @@ export function HeadFilters() {
         key=${kind}
         class="attention-kind"
         aria-pressed=${chosen === kind}
-        disabled=${number === 0}
+        disabled=${number === 0 && chosen !== kind}
         onClick=${() => (kindFilter.value = chosen === kind ? null : kind)}
       >
         <span class="attention-letter" data-kind=${kind} aria-hidden="true">${KINDS[kind]?.letter ?? "?"}</span>
         ${kind} <span class="muted">${number}</span>
       </button>`,
     )}
+    ${refusal && html`<p class="muted" role="status">The heads have no labels: ${refusal}</p>`}
   </div>`;
 }
 

@@ -96,7 +96,8 @@ function describe(opened, found, labelled, layer, head) {
   return parts.join(" · ");
 }
 
-// The heads in their order; with a kind only those that have its label, the largest score first.
+// The heads by layer, or by entropy, the lowest first. By entropy, a kind leaves only the heads with its label; by layer,
+// the others are drawn faintly.
 function listHeads(opened, found, labelled, order, kind) {
   const heads = opened.heads.flatMap((count, layer) => Array.from({ length: count }, (_, head) => ({ layer, head })));
   if (order === "layers") return heads;

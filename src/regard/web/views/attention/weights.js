@@ -6,12 +6,13 @@ import * as api from "../../api.js";
 import { computed, effect, signal, useEffect } from "../../html.js";
 import { model, passage, select, selection } from "../../state.js";
 import { axesOf, placeInPassage, sequenceOf } from "./axes.js";
+import { kindFilter } from "./settings.js";
 
 const WHOLE = 512; // tokens of which a map is loaded without pooling
 const KEPT_MAPS = 24;
 const ROW_DELAY = 40; // milliseconds between pointing at a row and loading it
 
-// null, or {layers: [null or {heads, rows, columns, pixels, second, scale, entropy}], complete}
+// null, or {of: the passage, layers: [null or {heads, rows, columns, pixels, second, scale, entropy}], complete}
 export const overview = signal(null);
 // null, or {layer, head, rows, columns, pool, weights, second, peak, first, entropy, tile}: all arrays are flat.
 // `tile` is a part without pooling, {rows: [first, end], columns, weights, …}.
@@ -20,9 +21,16 @@ export const headMap = signal(null);
 export const loadedRow = signal(null);
 // null, or the weights of row `selection.row` of the selected head, one for every token of the passage
 export const rowWeights = signal(null);
-// null, or {threshold, uniform, scores}
+// null, or {threshold, uniform, scores}; why the heads have no labels, or ""
 export const labels = signal(null);
+export const labelFailure = signal("");
+// why there are no maps, or ""; retry() asks for them again
 export const failure = signal("");
+const attempt = signal(0);
+export function retry() {
+  failure.value = "";
+  attempt.value += 1;
+}
 
 const watching = signal(0);
 const shownHead = computed(() => `${selection.value.layer}.${selection.value.head}`);
@@ -65,6 +73,8 @@ effect(() => {
 });
 
 effect(() => {
+  attempt.value;
+  const shown = passage.value; // read also if the map is known, so that the effect runs for the next passage
   if (!ready.value) return;
   const [layer, head] = shownHead.value.split(".").map(Number);
   if (!model.value.heads[layer]) return;
@@ -73,11 +83,12 @@ effect(() => {
     headMap.value = maps.get(key);
     return;
   }
+  failure.value = "";
   return load(async (signal) => {
-    const axes = axesOf(model.value, passage.value, layer);
+    const axes = axesOf(model.value, shown, layer);
     const [rows, columns] = [axes.rows.length, axes.columns.length];
     const pool = Math.ceil(Math.max(rows, columns) / WHOLE);
-    const part = await api.attentionHead(sequenceOf(model.value, passage.value), { layer, head, pool }, signal);
+    const part = await api.attentionHead(sequenceOf(model.value, shown), { layer, head, pool }, signal);
     const map = { ...part, layer, head, rows, columns, pool, tile: null };
     if (maps.size >= KEPT_MAPS) maps.delete(maps.keys().next().value);
     maps.set(key, map);
@@ -86,30 +97,41 @@ effect(() => {
 });
 
 effect(() => {
-  if (!ready.value) return;
+  attempt.value;
+  const of = passage.value;
+  const known = overview.peek();
+  if (!ready.value || (known?.of === of && known.complete)) return;
+  failure.value = "";
   const { heads } = model.value;
-  const sequence = sequenceOf(model.value, passage.value);
-  const step = Math.max(1, Math.round(1500 / passage.value.ids.length)) * 4; // layers of one request
+  const sequence = sequenceOf(model.value, of);
+  const step = Math.max(1, Math.round(1500 / of.ids.length)) * 4; // layers of one request
   return load(async (signal) => {
     const layers = heads.map(() => null);
     for (let first = 0; first < heads.length; first += step) {
       const end = Math.min(first + step, heads.length);
       for (const layer of await api.attentionOverview(sequence, [first, end], signal)) layers[layer.layer] = layer;
-      overview.value = { layers: [...layers], complete: end === heads.length };
+      overview.value = { of, layers: [...layers], complete: end === heads.length };
     }
   });
 });
 
-let labelled = ""; // the model whose heads the labels are of
+let labelled = ""; // the model whose heads the labels are of, or are asked for
+const modelName = computed(() => model.value?.name);
+effect(() => {
+  modelName.value; // another model: its heads have other labels
+  labelled = "";
+  [labels.value, labelFailure.value, kindFilter.value] = [null, "", null];
+});
+
 effect(() => {
   // after the maps: the detectors run the model several times
   if (!overview.value?.complete || !model.value?.head_labels || labelled === model.value.name) return;
   const { name } = model.value;
-  [labelled, labels.value] = [name, null];
-  return load(async () => {
-    const found = await api.headLabels(name);
-    if (labelled === name) labels.value = found;
-  });
+  labelled = name;
+  api.headLabels(name).then(
+    (found) => labelled === name && ([labels.value, labelFailure.value] = [found, ""]),
+    (error) => labelled === name && ([labelled, labelFailure.value] = ["", error.message]), // the next passage asks again
+  );
 });
 
 // The kinds of a head, [[kind, score], …].
@@ -124,11 +146,13 @@ export function labelsOf(found, layer, head) {
 export function loadTile(map, rows, columns) {
   if (map.tile && contains(map.tile.rows, rows) && contains(map.tile.columns, columns)) return () => {};
   const { layer, head } = map;
+  const key = `${layer}.${head}`;
   return load(async (signal) => {
     const sequence = sequenceOf(model.value, passage.value);
     const part = await api.attentionHead(sequence, { layer, head, rows, columns }, signal);
+    if (maps.get(key) !== map) return; // of an earlier passage
     const loaded = { ...map, tile: { ...part, rows, columns } };
-    maps.set(`${layer}.${head}`, loaded);
+    maps.set(key, loaded);
     if (headMap.value === map) headMap.value = loaded;
   });
 }

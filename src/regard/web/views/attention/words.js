@@ -34,6 +34,10 @@ export function Words() {
   const move = (event) => {
     const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
     if (event.key === "Escape") return select({ row: null, column: null, pinned: false });
+    if (event.key === "Enter" || event.key === " ") {
+      event.preventDefault();
+      return selection.value.row !== null && select({ column: null, pinned: !selection.value.pinned });
+    }
     if (!step) return;
     event.preventDefault();
     const row = Math.min(Math.max((selection.value.row ?? -1) + step, 0), shown.tokens.length - 1);
@@ -45,7 +49,7 @@ export function Words() {
     ref=${list}
     tabindex="0"
     role="group"
-    aria-label="Words of the passage. Left and right arrow keys select a query."
+    aria-label="Words of the passage. Left and right arrow keys select a query, Enter pins it."
     onPointerOver=${point}
     onPointerLeave=${leave}
     onClick=${pin}

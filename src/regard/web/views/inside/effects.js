@@ -61,13 +61,14 @@ function Patched({ body, cell, answer }) {
   useEffect(() => {
     const stop = new AbortController();
     const load = async () => {
-      for await (const event of api.patchEvents({ ...body, ...cell }, stop.signal)) setFound({ cell, event });
+      for await (const event of api.patchEvents({ ...body, ...cell }, stop.signal)) setFound({ ...cell, event });
     };
-    load().then(() => setRefusal(""), (error) => error.name === "AbortError" || setRefusal(error.message));
+    setRefusal("");
+    load().catch((error) => stop.signal.aborted || setRefusal(error.message));
     return () => stop.abort();
   }, [cell.layer, cell.position]);
   if (refusal) return html`<p class="problem" role="alert">${refusal}</p>`;
-  if (found?.cell !== cell) return html`<h2>Patched</h2><p class="muted">Running …</p>`;
+  if (found?.layer !== cell.layer || found.position !== cell.position) return html`<h2>Patched</h2><p class="muted">Running …</p>`;
   const title = `Corrupted, with ${cell.layer === 0 ? "the input" : layerTitle(cell.layer)} at ${visible(found.event.tokens[cell.position])} from clean`;
   return html`<div class="inside-patched" role="status"><${Answer} title=${title} entries=${found.event.patched_top} marked=${answer} /></div>`;
 }

@@ -8,7 +8,7 @@ import { heat } from "../../draw/colours.js";
 import { hasSource } from "../attention/axes.js";
 import { layerTitle, percent, visible } from "./format.js";
 import { Grid, cellHeight } from "./grid.js";
-import { PassageBar } from "./passage.js";
+import { Passage } from "./passage.js";
 import { useEvents } from "./stream.js";
 import { Candidates } from "./candidates.js";
 
@@ -25,10 +25,10 @@ export function LensTab({ model }) {
   const [first, ...layers] = events;
   return html`
     <p class="inside-lead">
-      After every block, the head of the model is applied to the residual stream as if the model ended there. The rows show
-      at which depth a prediction arises; early rows say little, because they do not yet write for the head.
+      After every block, the head of the model is applied to the residual stream as if the model ended there. The rows
+      show at which depth a prediction arises. Early rows mean little: the head was not trained to read them.
     </p>
-    <${PassageBar} model=${model} />
+    <${Passage} />
     <div class="inside-controls">
       <${Slider} label="Positions, from the end" value=${count} min=${4} max=${128} step=${4} onChange=${setCount} />
       <div class="inside-measure">

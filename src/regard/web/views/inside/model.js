@@ -27,8 +27,7 @@ export function ModelTab({ model }) {
     const timer = setTimeout(load, tree ? DELAY : 0);
     return () => (clearTimeout(timer), stop.abort());
   }, [power]);
-  if (refusal) return html`<p class="notice" role="status">${refusal}</p>`;
-  if (!tree) return html`<p class="notice">Drawing the model …</p>`;
+  if (!tree) return html`<p class="notice" role="status">${refusal || "Drawing the model …"}</p>`;
   const parts = allParts(tree);
   const part = parts.find(({ name }) => name === chosen) ?? largestCache(parts);
   return html`
@@ -46,6 +45,7 @@ export function ModelTab({ model }) {
         <${Segments} label="Bars show" value=${measure} choices=${Object.entries(MEASURES)} onChange=${setMeasure} />
       </div>
     </div>
+    ${refusal && html`<p class="problem" role="alert">${refusal}</p>`}
     <${Totals} tree=${tree} />
     <div class="inside-columns">
       <${Diagram} tree=${tree} measure=${measure} chosen=${part.name} onChoose=${setChosen} />

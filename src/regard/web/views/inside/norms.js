@@ -8,7 +8,7 @@ import { heat } from "../../draw/colours.js";
 import { hasSource } from "../attention/axes.js";
 import { layerTitle, visible } from "./format.js";
 import { Grid, cellHeight } from "./grid.js";
-import { PassageBar } from "./passage.js";
+import { Passage } from "./passage.js";
 import { useEvents } from "./stream.js";
 
 export function NormsTab({ model }) {
@@ -24,7 +24,7 @@ export function NormsTab({ model }) {
       The length of the residual stream, a vector per token, after every block. It grows with depth as blocks add to it. A
       few tokens often carry massive activations: single channels a thousand times larger than the median.
     </p>
-    <${PassageBar} model=${model} />
+    <${Passage} />
     <div class="inside-controls">
       ${source &&
       html`<${Segments} label="Stack" value=${side} choices=${[["encoder", "Encoder"], ["decoder", "Decoder"]]} onChange=${setSide} />`}
@@ -73,14 +73,29 @@ function Norms({ found, hideFirst, point, setPoint }) {
   </div>`;
 }
 
+// The rows are one tab stop; the arrow keys move between them.
 function Largest({ entries, tokens, onPoint }) {
+  const [current, setCurrent] = useState(0);
+  const choose = (i) => (setCurrent(i), onPoint(entries[i]));
+  const move = (event) => {
+    const next = { ArrowDown: "nextElementSibling", ArrowUp: "previousElementSibling" }[event.key];
+    if (!next) return;
+    event.preventDefault();
+    event.target.closest("tr")[next]?.focus();
+  };
   const massive = entries.filter((entry) => entry.massive).length;
   return html`<p class="muted">${massive ? `${massive} of them massive (over 100, and over 1,000 times the median)` : "None is massive (over 100, and over 1,000 times the median)."}</p>
     <table class="inside-largest">
       <thead><tr><th>token</th><th>layer</th><th>channel</th><th>value</th><th>× median</th></tr></thead>
-      <tbody>
+      <tbody onKeyDown=${move}>
         ${entries.map(
-          (entry) => html`<tr key=${`${entry.position} ${entry.channel}`} class=${entry.massive ? "massive" : ""} onMouseEnter=${() => onPoint(entry)}>
+          (entry, i) => html`<tr
+            key=${`${entry.position} ${entry.channel}`}
+            class=${entry.massive ? "massive" : ""}
+            tabindex=${i === Math.min(current, entries.length - 1) ? 0 : -1}
+            onPointerEnter=${() => choose(i)}
+            onFocus=${() => choose(i)}
+          >
             <td><code>${visible(tokens[entry.position])}</code></td>
             <td>${layerTitle(entry.layer)}</td>
             <td class="number">${entry.channel}</td>

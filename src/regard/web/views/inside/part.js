@@ -63,7 +63,7 @@ function Source({ source }) {
       <summary>Source <span class="muted">${place}</span></summary>
       ${source.source
         ? html`<pre class="inside-source" tabindex="0" role="region" aria-label=${`Source of ${source.class}`}><code>${source.source}</code></pre>`
-        : html`<p class="muted">The file of ${source.class} is not at hand.</p>`}
+        : html`<p class="muted">The file of ${source.class} is not available.</p>`}
     </details>
     ${source.about &&
     html`<details>

@@ -3,9 +3,9 @@
 import * as api from "../../api.js";
 import { html, useEffect, useState } from "../../html.js";
 import { Check } from "../../controls.js";
+import { isSmall } from "../../passage_form.js";
 import { hasSource } from "../attention/axes.js";
 import { visible } from "./format.js";
-import { isSmall } from "./passage.js";
 import { Effects } from "./effects.js";
 import { useEvents } from "./stream.js";
 
@@ -18,7 +18,7 @@ export function PatchingTab({ model }) {
   const [form, setForm] = useState({ clean: example[0], corrupted: example[1], answer: "", wrong: "", chat: false });
   const [sent, setSent] = useState(null);
   const change = (name) => (value) => setForm((now) => ({ ...now, [name]: value }));
-  const { events, running, problem } = useEvents(api.patchEvents, sent, sent && sent.key);
+  const { events, running, problem, stop } = useEvents(api.patchEvents, sent, sent && sent.key);
   const submit = (event) => {
     event.preventDefault();
     const { answer, wrong, ...prompts } = form;
@@ -39,7 +39,7 @@ export function PatchingTab({ model }) {
       <${Token} id="wrong" label="Wrong answer" value=${form.wrong} placeholder="predicted after the corrupted prompt" onInput=${change("wrong")} />
       <div class="inside-buttons">
         <button type="submit" class="primary">Patch every cell</button>
-        ${running && html`<button type="button" onClick=${() => setSent(null)}>Stop</button>`}
+        ${running && html`<button type="button" onClick=${stop}>Stop</button>`}
         ${model.chat && html`<${Check} label="prompts are chat messages" value=${form.chat} onChange=${change("chat")} />`}
       </div>
     </form>

@@ -1,6 +1,7 @@
-// Events of the server as state: {events, running, problem}. A new body stops the stream of the last one.
+// Events of the server as state: {events, running, problem, stop}. A new body stops the stream of the last one; stop()
+// keeps the events that have arrived.
 
-import { useEffect, useState } from "../../html.js";
+import { useEffect, useRef, useState } from "../../html.js";
 
 const DELAY = 120; // milliseconds, in which a slider may move on
 const NOTHING = { events: [], running: false, problem: "" };
@@ -8,9 +9,10 @@ const NOTHING = { events: [], running: false, problem: "" };
 // open(body, signal): the events; body: null for none. The stream starts again if `key` changes.
 export function useEvents(open, body, key) {
   const [state, setState] = useState(NOTHING);
+  const stream = useRef(null);
   useEffect(() => {
     if (!body) return setState(NOTHING);
-    const stop = new AbortController();
+    const stop = (stream.current = new AbortController());
     const events = [];
     setState({ events, running: true, problem: "" });
     const read = async () => {
@@ -27,5 +29,9 @@ export function useEvents(open, body, key) {
     const timer = setTimeout(read, DELAY);
     return () => (clearTimeout(timer), stop.abort());
   }, [key]);
-  return state;
+  const stop = () => {
+    stream.current?.abort();
+    setState((now) => ({ ...now, running: false }));
+  };
+  return { ...state, stop };
 }
