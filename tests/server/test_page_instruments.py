@@ -67,6 +67,13 @@ def test_sliders_and_clicks_change_the_panels(open_instrument) -> None:
     box = canvas.bounding_box()
     canvas.click(position={"x": box["width"] - 8, "y": box["height"] - 8})
     page.wait_for_selector("dt:has-text('keys of query 10')")
+    page.mouse.move(5, 5)
+    canvas.focus()
+    page.keyboard.press("ArrowRight")  # to the first cell
+    page.keyboard.press("ArrowDown")
+    page.wait_for_selector(".instrument-readout:has-text('→')")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("dt:has-text('keys of query 2')")
     page.get_by_role("button", name="Reset").click()
     page.wait_for_selector("dt:has-text('keys of query 4')")
 
