@@ -1,13 +1,16 @@
 """The /regard/instruments routes: the table, panels for controls, and refusals."""
 
+import threading
+
 import httpx
 
 from regard.engine.engine import Engine
-from regard.instruments import INSTRUMENTS
+from regard.instruments import INSTRUMENTS, subject_of
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
+from regard.server import instrument_routes
 from regard.server.app import create_app
 from regard.server.lens_thread import Lens
 from regard.server.served_model import ServedModel
@@ -50,8 +53,14 @@ def test_invalid_controls_are_refused_with_the_rule(start_server) -> None:
     assert refusal("masks", {"model": "another"})[0] == 404
 
 
-def test_the_served_decoder_is_the_subject() -> None:
-    tokenizer = byte()
+def test_the_served_decoder_is_the_subject(monkeypatch) -> None:
+    tokenizer, threads = byte(), []
+
+    def subject(*args):
+        threads.append(threading.current_thread().name)  # it copies the modules, which takes long
+        return subject_of(*args)
+
+    monkeypatch.setattr(instrument_routes, "subject_of", subject)
     model = Decoder(tokenizer.vocab_size, 16, (Repeat((Block((Sublayer(Attention(2)),)),), 3),), context=64).build(
         seed=0
     )
@@ -63,3 +72,4 @@ def test_the_served_decoder_is_the_subject() -> None:
     maps = [panel for panel in answer["panels"] if panel["kind"] == "heatmap"]
     assert maps[0]["rows"] == ["l", "a", "m", "p"] and len(maps) == 1 + 2
     assert {"label": "model", "value": "bytes"} in answer["panels"][-1]["items"]
+    assert threads == ["regard-instruments_0"]

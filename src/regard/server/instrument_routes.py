@@ -17,7 +17,7 @@ from regard.server.model_registry import ModelRegistry
 from regard.server.response_bodies import ResponseBody
 from regard.server.responses import CLIENT_CLOSED_REQUEST, run_until_disconnect
 from regard.server.schema import Name, RequestBody, Text, at_most
-from regard.server.worker_thread import WorkerThread
+from regard.server.worker_thread import WorkerThread, stopping
 from regard.spec import suggest_name
 
 MAX_CONTROLS = 32
@@ -48,7 +48,8 @@ class InstrumentPanels(ResponseBody):
 
 
 def router(models: ModelRegistry) -> APIRouter:
-    routes, thread = APIRouter(prefix="/regard"), WorkerThread("instruments")
+    thread = WorkerThread("instruments")
+    routes = APIRouter(prefix="/regard", lifespan=stopping(thread))
     course = Course(
         chapters=[
             Chapter(title=title, instruments=[INSTRUMENTS[id].describe() for id in ids])
@@ -67,14 +68,17 @@ def router(models: ModelRegistry) -> APIRouter:
         if id not in INSTRUMENTS:
             raise ApiError(404, f"there is no instrument {id!r}; {suggest_name(id, INSTRUMENTS)}", code="not_found")
         served, instrument = models.default if body.model is None else models.find(body.model), INSTRUMENTS[id]
-        subject = None
-        if instrument.reads_model and served.lens is not None and served.engine is not None:
-            subject = subject_of(served.name, getattr(served.engine.engine, "model", None), served.tokenizer)
         values, panels = checked(instrument.values, body.controls), []
+
+        def compute_panels() -> list[dict[str, Any]]:
+            subject = None
+            if instrument.reads_model and served.lens is not None and served.engine is not None:
+                subject = subject_of(served.name, getattr(served.engine.engine, "model", None), served.tokenizer)
+            return checked(instrument.panels, values, subject)
 
         async def work() -> None:
             with thread.request():
-                panels.extend(await thread.run(checked, instrument.panels, values, subject))
+                panels.extend(await thread.run(compute_panels))
 
         if not await run_until_disconnect(request, work()):  # the slider has moved on
             return Response(status_code=CLIENT_CLOSED_REQUEST)

@@ -72,12 +72,17 @@ class LensThread:
         return await asyncio.to_thread(encode_arrays, {}, part._asdict())
 
     async def scores(self) -> HeadScores | None:
-        """What the heads do; computed once."""
+        """What the heads do; computed once, or again if it failed."""
         if self.lens.score is None:
             return None
-        if self._scores is None or self._scores.cancelled():
-            self._scores = asyncio.ensure_future(self._thread.run(self.lens.score))
-        return await asyncio.shield(self._scores)  # a client that disconnects does not stop it
+        scores = self._scores
+        if scores is None or scores.done() and (scores.cancelled() or scores.exception() is not None):
+            self._scores = scores = asyncio.ensure_future(self._score(self.lens.score))
+        return await asyncio.shield(scores)  # a client that disconnects does not stop it
+
+    async def _score(self, score: Callable[[], HeadScores]) -> HeadScores:
+        with self._thread.request():
+            return await self._thread.run(score)
 
     async def _run(self, sequences: Sequences, parts: list[tuple[Any, ...]]) -> list[Any]:
         with self._thread.request():

@@ -8,16 +8,17 @@ threads of their own, one at a time, and their state is read by later requests.
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Generator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Callable, Collection, Generator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
 from fastapi import APIRouter
 
+from regard.engine.async_engine import SHUTTING_DOWN
 from regard.engine.memory import bytes_of
 from regard.server.adapter_routes import FOLDERS
-from regard.server.errors import ApiError
+from regard.server.errors import ApiError, shutting_down
 from regard.server.model_registry import ModelRegistry
 from regard.server.model_schema import (
     LawTable,
@@ -35,7 +36,7 @@ from regard.server.model_schema import (
 from regard.server.response_bodies import Status
 from regard.server.run_routes import check_allowed
 from regard.server.served_model import ServedModel
-from regard.server.worker_thread import WorkerThread
+from regard.server.worker_thread import WorkerThread, stop_all
 
 log = logging.getLogger(__name__)
 MAX_ADAPTERS = 1000  # that are listed
@@ -73,6 +74,14 @@ def router(models: ModelRegistry, library: Library | None, adapters: Path | None
     if library is None:
         return routes
     thread, loading_thread, verify_thread = WorkerThread("models", 32), WorkerThread("loading"), WorkerThread("verify")
+
+    @asynccontextmanager
+    async def lifespan(app: Any) -> AsyncGenerator[None, None]:
+        yield
+        models.draining = True  # ends a verification with its next law
+        await stop_all(thread, loading_thread, verify_thread)
+
+    routes.lifespan_context = lifespan
     loading: Work | None = None
     verification = Verification(work=None, table=None)
     tasks: set[asyncio.Task] = set()
@@ -110,6 +119,8 @@ def router(models: ModelRegistry, library: Library | None, adapters: Path | None
         nonlocal loading
         check_allowed(may_manage)
         await call(library.find, body.model)
+        if models.draining:
+            raise shutting_down(SHUTTING_DOWN)
         if loading is not None and loading.state == "running":
             raise ApiError(409, f"{loading.model} is being loaded; wait for it", code="busy", param="model")
         loading = work = Work(model=body.model, state="running")
@@ -117,6 +128,8 @@ def router(models: ModelRegistry, library: Library | None, adapters: Path | None
         async def run() -> None:
             with failures(work):
                 served = await loading_thread.run(library.open, body.model, models.names)
+                if models.draining:
+                    raise Stopped(SHUTTING_DOWN)
                 models.add(served)
                 work.name = served.name
                 work.state = "done"

@@ -9,11 +9,12 @@ from typing import Annotated, Any, Protocol
 
 from fastapi import APIRouter, Query
 from pydantic import Field
+from starlette.responses import Response
 
 from regard.server.errors import ApiError
 from regard.server.response_bodies import ResponseBody, Status
 from regard.server.schema import Name, RequestBody
-from regard.server.worker_thread import WorkerThread
+from regard.server.worker_thread import WorkerThread, stopping
 
 MAX_RUNS = 16  # in a request for metrics
 RunName = Annotated[str, Field(min_length=1, max_length=512)]
@@ -124,7 +125,7 @@ def router(runs: Runs | None, may_manage: bool) -> APIRouter:
     routes = APIRouter(prefix="/regard/runs")
     if runs is None:
         return routes
-    thread = WorkerThread("runs", limit=32)
+    routes.lifespan_context = stopping(thread := WorkerThread("runs", limit=32))
 
     async def call(function: Callable, *args: Any) -> Any:
         with thread.request():
@@ -139,12 +140,12 @@ def router(runs: Runs | None, may_manage: bool) -> APIRouter:
     async def list_runs() -> RunList:
         return RunList(**await call(runs.listing), may_start=may_manage)
 
-    @routes.post("/metrics")
-    async def metrics(body: RunMetricsBody) -> RunMetricsList:
+    @routes.post("/metrics", response_model=RunMetricsList)
+    async def metrics(body: RunMetricsBody) -> Response:
         found = {}
         for position in body.runs:
             found[position.run] = await call(runs.metrics, position.run, position.cursor, body.columns, body.points)
-        return RunMetricsList(runs=found)
+        return Response(await call(metrics_json, found), media_type="application/json")
 
     @routes.get("/samples")
     async def samples(run: Annotated[RunName, Query()]) -> RunSamples:
@@ -163,6 +164,11 @@ def router(runs: Runs | None, may_manage: bool) -> APIRouter:
         return Status(status="ok")
 
     return routes
+
+
+def metrics_json(found: dict[str, Any]) -> str:
+    """The body of the response: millions of numbers, so not made in the event loop."""
+    return RunMetricsList(runs=found).model_dump_json()
 
 
 def check_allowed(may_manage: bool) -> None:

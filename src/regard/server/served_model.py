@@ -1,9 +1,7 @@
 """A model that the routes serve: its name, its engine in a thread, its tokenizer, and optionally a lens."""
 
-import asyncio
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from functools import partial
 from pathlib import Path
@@ -25,7 +23,7 @@ from regard.server.responses_api_schema import ResponsesBody
 from regard.server.schema import SamplingBody, StructuredOutputs
 from regard.server.structured_output import GrammarThread
 from regard.server.tool_calls import OfferedTools, offered_tools
-from regard.server.worker_thread import WorkerThread
+from regard.server.worker_thread import WorkerThread, stop_all
 from regard.speech.speech_decoder import SpeechModel
 from regard.text.chat import encode_chat, refused_variable, strings_in
 from regard.text.infilling import encode_infilling, infilling_tokens
@@ -90,7 +88,7 @@ class ServedModel:
         self.metrics = RequestMetrics()
         self._grammars = GrammarThread(tokenizer)
         # For tokenizing: a long prompt must not block the event loop. One thread, since a tokenizer has a lock.
-        self._tokenizer_thread = ThreadPoolExecutor(1, "regard-tokenizer")
+        self.tokenizer_thread = WorkerThread("tokenizer")
 
     @property
     def generator(self) -> AsyncEngine:
@@ -109,8 +107,13 @@ class ServedModel:
     @property
     def busy(self) -> bool:
         """Whether requests run or wait."""
-        threads = (self.encoder_thread, self.image_thread, self.audio_thread, self.lens_thread)
-        return any(thread.requests for thread in threads) or self.engine is not None and self.engine.busy
+        return any(thread.busy for thread in self.threads) or self.engine is not None and self.engine.busy
+
+    @property
+    def threads(self) -> tuple[WorkerThread, ...]:
+        """Those beside the engine's."""
+        work = (self.encoder_thread, self.image_thread, self.audio_thread, self.lens_thread)
+        return (*work, self._grammars.thread, self.tokenizer_thread)
 
     @property
     def chats(self) -> bool:
@@ -128,6 +131,11 @@ class ServedModel:
     def capacity(self) -> int:
         """Tokens that fit into a request."""
         return MAX_CONTEXT if self.context is None else self.context
+
+    @property
+    def prompt_capacity(self) -> int:
+        """Tokens of a prompt: for an encoder-decoder those of its source, which do not count in its decoder."""
+        return self.generator.engine.source_capacity if self.prompt_is_source else self.capacity
 
     @property
     def adapters(self) -> tuple[str, ...]:
@@ -149,12 +157,7 @@ class ServedModel:
     async def stop(self) -> None:
         if self.engine is not None:
             await self.engine.stop()
-        self.encoder_thread.stop()
-        self.image_thread.stop()
-        self.audio_thread.stop()
-        self._grammars.stop()
-        self.lens_thread.stop()
-        self._tokenizer_thread.shutdown()
+        await stop_all(*self.threads)
 
     def check_queue(self) -> None:
         """Refuse a request with 429, before it is tokenized, if the engine's queue is full."""
@@ -164,7 +167,7 @@ class ServedModel:
 
     def check_length(self, characters: int) -> None:
         """Refuse a text before it is tokenized if it cannot fit even with the longest tokens of the vocabulary."""
-        capacity = self.generator.engine.source_capacity if self.prompt_is_source else self.capacity
+        capacity = self.prompt_capacity
         if characters > capacity * self.tokenizer.max_token_length:
             message = f"{characters} characters cannot fit into the {capacity} tokens of this model; shorten the text"
             raise ApiError(400, message, code="context_length_exceeded")
@@ -303,6 +306,6 @@ class ServedModel:
 
     async def _in_tokenizer_thread(self, function: Callable, *args: Any) -> Any:
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._tokenizer_thread, function, *args)
+            return await self.tokenizer_thread.run(function, *args)
         except ValueError as error:  # a character outside the vocabulary, or messages that the template rejects
             raise ApiError(400, str(error), code="invalid_text") from error

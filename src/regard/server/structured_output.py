@@ -71,9 +71,6 @@ class GrammarThread:
         self.thread = WorkerThread("grammars")
         self.compiler: GrammarCompiler | None = None
 
-    def stop(self) -> None:
-        self.thread.stop()
-
     async def compile(self, outputs: StructuredOutputs | OfferedTools, engine: "Engine") -> Grammar:
         with self.thread.request():
             try:

@@ -5,14 +5,15 @@ It ends when no work is left: its OpenMP threads, which end with it, would slow 
 
 import asyncio
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from typing import Any
 
-from regard.server.errors import ApiError
+from regard.server.errors import ApiError, shutting_down
 
 MAX_REQUESTS = 8  # that run or wait
+STOPPED = "the model was removed from the server, or the server is shutting down"
 
 
 class WorkerThread:
@@ -26,7 +27,13 @@ class WorkerThread:
     def _new_thread(self) -> ThreadPoolExecutor:
         return ThreadPoolExecutor(1, f"regard-{self.name}")  # starts with the first job
 
+    @property
+    def busy(self) -> bool:
+        """Whether requests or jobs run or wait; a job may run on after its client has left."""
+        return self.requests > 0 or self._jobs > 0
+
     def stop(self) -> None:
+        """Cancel the waiting jobs, and wait for the one that runs."""
         with self._lock:
             self._stopped = True
         self._thread.shutdown(cancel_futures=True)
@@ -57,8 +64,10 @@ class WorkerThread:
             self.held_bytes -= size
 
     async def run(self, function: Callable, *args: Any) -> Any:
-        """The result of `function(*args)`, a part of the work of a request; requests take turns."""
+        """The result of `function(*args)`, a part of the work of a request; requests take turns. 503 after `stop`."""
         with self._lock:
+            if self._stopped:
+                raise shutting_down(STOPPED)
             job = self._thread.submit(function, *args)
             self._jobs += 1
         job.add_done_callback(self._finish)
@@ -70,3 +79,19 @@ class WorkerThread:
             if self._jobs == 0 and not self._stopped:  # `stop` calls this for waiting jobs, inside its own shutdown
                 self._thread.shutdown(wait=False)
                 self._thread = self._new_thread()
+
+
+async def stop_all(*threads: WorkerThread) -> None:
+    """Stop threads while the event loop runs on: their jobs may take minutes to end."""
+    await asyncio.gather(*(asyncio.to_thread(thread.stop) for thread in threads))
+
+
+def stopping(*threads: WorkerThread) -> Callable[[Any], AbstractAsyncContextManager[None]]:
+    """The lifespan of a router whose requests use these threads."""
+
+    @asynccontextmanager
+    async def lifespan(app: Any) -> AsyncGenerator[None, None]:
+        yield
+        await stop_all(*threads)
+
+    return lifespan
