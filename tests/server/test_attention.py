@@ -1,13 +1,19 @@
 """The attention routes: thumbnails of all heads, parts of a map, labels of heads, as binary arrays by token ids."""
 
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
+from regard.lens.detectors import HeadScores
 from regard.lens.maps import row_entropy
 from regard.server import map_parts
+from regard.server.attention_routes import labels_of, sequences_of
+from regard.server.attention_schema import SequenceBody
 from regard.server.binary_arrays import decode_arrays, encode_arrays
+from regard.server.errors import ApiError
 from regard.server.map_parts import MapShape, head_part, layer_thumbnails
 from tests.server.fake_engine import HEADS, FakeRecording
 
@@ -120,6 +126,7 @@ def test_an_implied_matrix_keeps_its_signs():
         ("overview", {"ids": [340]}, "vocabulary of 340"),
         ("overview", {"ids": [5] * 4097}, "4096"),
         ("overview", {"ids": []}, "ids"),
+        ("head", {"ids": [5] * 2049, "layer": 0, "head": 0}, "at most 4194304"),
         ("overview", {"target": [5]}, "encoder-decoder"),
     ],
 )
@@ -142,3 +149,18 @@ def test_layers_are_described(start_server):
     first, _, third, _ = facts["attention_layers"]
     assert first["mixers"][0]["name"] == "attention" and first["mixers"][0]["causal"] and facts["head_labels"]
     assert third["mixers"][0]["heads"] == 0 and third["mixers"][0]["reason"] == "it has no softmax"
+
+
+def test_the_source_of_an_encoder_decoder_has_its_own_limit():
+    served: Any = SimpleNamespace(capacity=5, prompt_capacity=100)
+    lens: Any = SimpleNamespace(lens=SimpleNamespace(start=(1,), vocab=9))
+    assert sequences_of(served, lens, SequenceBody(ids=[2] * 100, target=[3] * 4)) == ((2,) * 100, (1, 3, 3, 3, 3))
+    for name, body in {"ids": {"ids": [2] * 101}, "target": {"ids": [2], "target": [3] * 5}}.items():
+        with pytest.raises(ApiError, match=f"{name} has"):
+            sequences_of(served, lens, SequenceBody(**body))
+
+
+def test_scores_that_are_no_numbers_are_null():
+    scores = {"induction": [torch.tensor([0.25, math.nan]), None, torch.tensor([math.inf, 0.12345])]}
+    found = labels_of(HeadScores(scores, {"induction": 0.1}))
+    assert found.scores == {"induction": [[0.25, None], None, [None, 0.1235]]}

@@ -22,6 +22,8 @@ from regard.parts.linear_attention import LinearAttention
 from regard.parts.position.rope import Rope
 from regard.planning.part_tree import part_tree
 from regard.server.app import create_app
+from regard.server.inside_routes import positions_of
+from regard.server.inside_schema import LensBody
 from regard.server.served_model import Inspected, ServedModel, TextEncoder
 from regard.text.chat import DEFAULT_TEMPLATE
 from regard.text.tokenizer import Tokenizer
@@ -56,6 +58,9 @@ def models():
 @pytest.fixture(scope="module")
 def served(models):
     hybrid, encoder, translator = models
+    broken = Decoder(250, 16, (Repeat((Block((Sublayer(SwiGLU(24)),)),), 1),), context=96).build(seed=7).eval()
+    with torch.no_grad():
+        broken.stack.blocks[0].sublayers[0].body.down_proj.weight.fill_(torch.nan)
     tokenizer = Tokenizer(byte().core, eos="<|end|>", chat_template=DEFAULT_TEMPLATE)
     llm = LanguageModel(translator, byte(), 64, generation=GenerationConfig(decoder_start_token_id=7))
     return [
@@ -64,6 +69,7 @@ def served(models):
         ServedModel("translator", byte(), llm.engine, submit_source=llm.submit_source,
                     inspected=Inspected(translator, llm.decoder_start)),
         ServedModel("closed", byte(), Engine(hybrid, rows=2)),
+        ServedModel("broken", byte(), encoder=TextEncoder(lambda texts: None), inspected=Inspected(broken)),
     ]  # fmt: skip
 
 
@@ -178,12 +184,15 @@ def test_encoder_decoders_are_read_on_both_sides_and_patched_in_the_source(clien
         ("lens", {"text": "a", "ids": [1]}, "exactly one"),
         ("lens", {"ids": [1], "chat": True}, "chat"),
         ("lens", {"ids": [999]}, "vocabulary"),
+        ("lens", {"model": "broken", "ids": [255]}, "vocabulary of 250; send ids"),  # fewer than the tokenizer has
+        ("lens", {"model": "translator", "ids": [5] * 2000, "target": []}, "ids has 2000 tokens"),
         ("lens", {"text": "abc", "start": 2, "stop": 2}, "apart"),
         ("lens", {"text": "abc", "target": "x"}, "encoder-decoder"),
         ("lens", {"text": "abc", "top": 0}, "top"),
         ("patch", PROMPTS | {"corrupted": "the lamp"}, "'t' 'h' 'e' ' '"),
         ("patch", {"clean": "x" * 65, "corrupted": "y" * 65}, "1 to 64"),
         ("patch", PROMPTS | {"answer": "ee", "wrong": "q"}, "not one token"),
+        ("patch", PROMPTS | {"answer": "e" * 257, "wrong": "q"}, "256"),
         ("patch", PROMPTS | {"answer": "e"}, "go together"),
         ("patch", PROMPTS | {"layer": 1}, "go together"),
         ("patch", PROMPTS | {"answer": "e", "wrong": "q", "layer": 5, "position": 0}, "layers are 0 to 4"),
@@ -204,6 +213,24 @@ def test_models_that_cannot_be_inspected_and_wrong_lengths_are_refused(client, s
     assert client.get("/regard/spec", params={"length": 0}).status_code == 400
     assert client.get("/regard/spec", params={"model": "nobody"}).status_code == 404
     assert served[0].lens_thread.requests == 0  # also after all refused requests
+
+
+def test_numbers_of_broken_weights_are_null(client):
+    first, *layers = events(client.post("/regard/lens", json={"model": "broken", "text": CLEAN, "top": 2}))
+    assert set(first["norms"][1]) == {None} and None not in first["norms"][0]
+    assert set(layers[0]["entropy"]) == {None} and layers[0]["probabilities"][0] == [None, None]
+    body = PROMPTS | {"model": "broken", "answer": "e", "wrong": "q"}
+    first, *rows = events(client.post("/regard/patch", json=body))
+    assert first["clean"] is None and first["clean_top"][0]["probability"] is None and set(rows[1]["effects"]) == {None}
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [({}, [968, 1000]), ({"start": 0}, [0, 128]), ({"stop": 50}, [18, 50]), ({"start": 990}, [990, 1000]),
+     ({"start": 5, "stop": 9}, [5, 9]), ({"start": 5000, "stop": 5001}, [999, 1000])],
+)  # fmt: skip
+def test_positions_start_where_the_client_asks(given, expected):
+    assert positions_of(LensBody(text="a", **given), 1000) == expected
 
 
 def test_a_client_that_leaves_frees_its_place(client, served, monkeypatch):

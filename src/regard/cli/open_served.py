@@ -161,15 +161,15 @@ def open_lens(llm: "LanguageModel") -> "Lens":
     from functools import partial
 
     from regard.lens import RecordedAttention, attention_layers, score_heads
+    from regard.lens.inputs import vocab_of
     from regard.lens.recorded_attention import copy_with_shared_tensors
-    from regard.models.encoder import Encoder
     from regard.models.encoder_decoder import EncoderDecoderModule
     from regard.server.lens_thread import Lens
 
     record, layers, spec = partial(RecordedAttention, llm.model), attention_layers(llm.model), llm.model.spec
     if isinstance(llm.model, EncoderDecoderModule):
         return Lens(record, layers, spec.target.vocab, start=(llm.decoder_start,))
-    vocab = spec.input.vocab if isinstance(spec, Encoder) else spec.vocab
+    vocab = vocab_of(spec)
 
     def score() -> "HeadScores":
         model, start = copy_with_shared_tensors(llm.model), llm.tokenizer.prefix_ids

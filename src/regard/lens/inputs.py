@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.models.decoder import DecoderModule
-from regard.models.encoder import EncoderModule
+from regard.models.encoder import Encoder, EncoderModule
 from regard.models.interleaved import InterleavedModule
 from regard.parts.input import Tokens
 
@@ -100,3 +100,8 @@ def check_predicts_next(model: nn.Module) -> None:
     """ValueError for a model without a decoder."""
     if not any(isinstance(model.get_submodule(name), DecoderModule) for name in stack_names(model)):
         raise ValueError(f"{type(model).__name__} predicts no next token; choose a decoder or an encoder-decoder")
+
+
+def vocab_of(spec: Any) -> int:
+    """The number of ids that a decoder, or an encoder of text, reads."""
+    return spec.input.vocab if isinstance(spec, Encoder) else spec.vocab

@@ -4,7 +4,7 @@ Maps are large, so they are sent as bytes (binary_arrays.py). A thread computes 
 disconnects, its work ends. The forward over a sequence is kept, so that further requests for its maps are quick.
 """
 
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
@@ -14,12 +14,14 @@ from regard.lens.detectors import HeadScores
 from regard.server.attention_schema import MAX_MAP_TOKENS, HeadBody, HeadLabels, OverviewBody, SequenceBody
 from regard.server.binary_arrays import BINARY_RESPONSE, MEDIA_TYPE
 from regard.server.errors import ApiError
+from regard.server.json_numbers import rounded
 from regard.server.lens_thread import LensThread, Sequences
 from regard.server.model_registry import ModelRegistry
 from regard.server.responses import CLIENT_CLOSED_REQUEST, run_until_disconnect
 from regard.server.schema import Name
 from regard.server.served_model import ServedModel
 
+MAX_CELLS = 1 << 22  # of a response, which takes 16 MiB
 LABEL_THRESHOLD = 0.4  # a head with a larger score has the label
 
 
@@ -41,6 +43,7 @@ def router(models: ModelRegistry) -> APIRouter:
         sequences = sequences_of(served, lens, body)
         shape = lens.lens.shape(body.layer, sequences)
         rows, columns = range_of("rows", body.rows, shape.queries), range_of("columns", body.columns, shape.keys)
+        check_cells(len(rows), len(columns), body.pool or 1)
         return await respond(request, lens.head(sequences, body.layer, body.head, rows, columns, body.pool or 1))
 
     @routes.get("/heads")
@@ -64,15 +67,19 @@ def sequences_of(served: ServedModel, lens: LensThread, body: SequenceBody) -> S
     target = () if not lens.lens.start else (*lens.lens.start, *(body.target or ()))
     if body.target and not target:
         raise ApiError(400, "target is for an encoder-decoder; send all ids as ids", param="target")
-    limit = min(MAX_MAP_TOKENS, served.capacity)
-    for name, ids in (("ids", body.ids), ("target", target)):
-        if len(ids) > limit:
-            message = f"{name} has {len(ids)} tokens; an attention map of this model takes at most {limit}"
-            raise ApiError(400, message, code="context_length_exceeded", param=name)
-        if ids and max(ids) >= lens.lens.vocab:
-            message = f"id {max(ids)} is outside the vocabulary of {lens.lens.vocab}; send ids of this model"
-            raise ApiError(400, message, code="invalid_value", param=name)
+    check_sequence("ids", body.ids, min(MAX_MAP_TOKENS, served.prompt_capacity), lens.lens.vocab)
+    if target:
+        check_sequence("target", target, min(MAX_MAP_TOKENS, served.capacity), lens.lens.vocab)
     return tuple(body.ids), target
+
+
+def check_sequence(name: str, ids: Sequence[int], limit: int, vocab: int) -> None:
+    if not 1 <= len(ids) <= limit:
+        message = f"{name} has {len(ids)} tokens; the lens of this model takes 1 to {limit}"
+        raise ApiError(400, message, code="context_length_exceeded", param=name)
+    if max(ids) >= vocab:
+        message = f"id {max(ids)} is outside the vocabulary of {vocab}; send ids of this model"
+        raise ApiError(400, message, code="invalid_value", param=name)
 
 
 def check_head(lens: LensThread, layer: int, head: int) -> None:
@@ -81,6 +88,13 @@ def check_head(lens: LensThread, layer: int, head: int) -> None:
     if head >= lens.heads[layer]:
         rule = f"has {lens.heads[layer]} heads" if lens.heads[layer] else "has no attention map"
         raise ApiError(400, f"head={head}, but layer {layer} {rule}", param="head")
+
+
+def check_cells(rows: int, columns: int, pool: int) -> None:
+    cells = -(-rows // pool) * -(-columns // pool)
+    if cells > MAX_CELLS:
+        message = f"{rows} rows and {columns} columns are {cells} weights; a response has at most {MAX_CELLS}"
+        raise ApiError(400, f"{message}: send a larger pool, or smaller ranges", code="invalid_value", param="pool")
 
 
 def range_of(name: str, given: list[int] | None, end: int) -> range:
@@ -106,8 +120,5 @@ def labels_of(scores: HeadScores) -> HeadLabels:
     return HeadLabels(
         threshold=LABEL_THRESHOLD,
         uniform=scores.uniform,
-        scores={
-            kind: [None if layer is None else [round(score, 4) for score in layer.tolist()] for layer in layers]
-            for kind, layers in scores.scores.items()
-        },
+        scores=rounded(scores.scores, 4),
     )

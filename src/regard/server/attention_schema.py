@@ -54,4 +54,4 @@ class HeadLabels(ResponseBody):
 
     threshold: float
     uniform: dict[str, float]
-    scores: dict[str, list[list[float] | None]]
+    scores: dict[str, list[list[float | None] | None]]

@@ -14,12 +14,14 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response, StreamingResponse
 
-from regard.lens.inputs import Metric, logit_difference
+from regard.lens.inputs import Metric, is_encoder_decoder, logit_difference, part_for_text, vocab_of
 from regard.lens.patching import BothRuns
+from regard.server.attention_routes import check_sequence
 from regard.server.chat_schema import Message
 from regard.server.errors import ApiError
 from regard.server.inside_schema import MAX_POSITIONS, LensBody, PatchBody
 from regard.server.inside_work import Candidate, PromptPair, draw, layer_predictions, overview, record_residual
+from regard.server.json_numbers import rounded
 from regard.server.model_registry import ModelRegistry
 from regard.server.responses import CLIENT_CLOSED_REQUEST, EventStream, data_events, event, run_until_disconnect
 from regard.server.schema import Name
@@ -48,7 +50,6 @@ def router(models: ModelRegistry) -> APIRouter:
         served = models.find_for(body)
         work, stack = inspected(served), ExitStack()
         source, ids = await sequences(served, work, body)
-        check_length(ids, min(MAX_LENS_TOKENS, served.capacity))
 
         async def events() -> AsyncIterator[str]:
             recorded = await compute(served, record_residual, work, ids, source)
@@ -66,7 +67,7 @@ def router(models: ModelRegistry) -> APIRouter:
         served = models.find_for(body)
         work, stack = inspected(served), ExitStack()
         clean, corrupted = [await encode(served, text, body.chat) for text in (body.clean, body.corrupted)]
-        await check_pair(served, clean, corrupted)
+        await check_pair(served, prompt_vocab(text_part(work)), clean, corrupted)
 
         async def events() -> AsyncIterator[str]:
             pair = await compute(served, PromptPair, work, served.tokenizer, clean, corrupted)
@@ -105,8 +106,8 @@ async def compare(served: ServedModel, pair: PromptPair, body: PatchBody) -> tup
     found = {
         "answer": texts[0],
         "wrong": texts[1],
-        "clean": runs.clean,
-        "corrupted": runs.corrupted,
+        "clean": rounded(runs.clean, 6),
+        "corrupted": rounded(runs.corrupted, 6),
         "clean_top": as_data(clean),
         "corrupted_top": as_data(corrupted),
     }
@@ -156,7 +157,9 @@ async def stream(request: Request, served: ServedModel, events: AsyncIterator[st
 async def sequences(served: ServedModel, work: Inspected, body: LensBody) -> tuple[list[int] | None, list[int]]:
     """(source or None, ids): the ids that are read, and the source if they are the target of an encoder-decoder."""
     ids = await encode(served, body.text, body.chat) if body.text is not None else list(body.ids or ())
-    check_ids("ids", ids, served.tokenizer.vocab_size)
+    part = text_part(work)
+    name = "ids" if body.text is None else "text"
+    check_sequence(name, ids, min(MAX_LENS_TOKENS, served.prompt_capacity), prompt_vocab(part))
     if body.target is None:
         return None, ids
     if not served.prompt_is_source or work.start is None:
@@ -165,14 +168,21 @@ async def sequences(served: ServedModel, work: Inspected, body: LensBody) -> tup
     target = body.target
     if isinstance(target, str):
         target = await served.encode(target, special_tokens=False) if target else []
-    check_ids("target", target, served.tokenizer.vocab_size)
-    return ids, [work.start, *target]
+    target = [work.start, *target]
+    check_sequence("target", target, min(MAX_LENS_TOKENS, served.capacity), vocab_of(part.spec.target))
+    return ids, target
 
 
-def check_ids(name: str, ids: list[int], vocab: int) -> None:
-    if ids and (largest := max(ids)) >= vocab:
-        message = f"id {largest} is outside the vocabulary of {vocab}; send ids of this model"
-        raise ApiError(400, message, code="invalid_value", param=name)
+def text_part(work: Inspected) -> Any:
+    """The part of a model that reads text; 400 if none does."""
+    try:
+        return part_for_text(work.module)
+    except ValueError as error:
+        raise ApiError(400, str(error), code="invalid_value") from error
+
+
+def prompt_vocab(part: Any) -> int:
+    return vocab_of(part.spec.source if is_encoder_decoder(part) else part.spec)
 
 
 async def encode(served: ServedModel, text: str, chat: bool) -> list[int]:
@@ -187,18 +197,12 @@ def positions_of(body: LensBody, length: int) -> list[int]:
     """The positions whose predictions are computed: [start, stop)."""
     stop = length if body.stop is None else min(body.stop, length)
     start = max(0, stop - DEFAULT_POSITIONS) if body.start is None else min(body.start, stop - 1)
-    return [max(start, stop - MAX_POSITIONS), stop]
+    return [start, min(start + MAX_POSITIONS, stop)]
 
 
-def check_length(ids: list[int], limit: int) -> None:
-    if not 1 <= len(ids) <= limit:
-        message = f"the text has {len(ids)} tokens; the lens takes 1 to {limit}"
-        raise ApiError(400, message, code="context_length_exceeded")
-
-
-async def check_pair(served: ServedModel, clean: list[int], corrupted: list[int]) -> None:
-    for ids in (clean, corrupted):
-        check_length(ids, min(MAX_PATCH_TOKENS, served.capacity))
+async def check_pair(served: ServedModel, vocab: int, clean: list[int], corrupted: list[int]) -> None:
+    for name, ids in {"clean": clean, "corrupted": corrupted}.items():
+        check_sequence(name, ids, min(MAX_PATCH_TOKENS, served.prompt_capacity), vocab)
     if len(clean) != len(corrupted):
         shown = [" ".join(map(repr, await served.token_texts(ids))) for ids in (clean, corrupted)]
         message = (
@@ -216,4 +220,4 @@ def check_cell(layer: int, position: int, layers: int, length: int) -> None:
 
 
 def as_data(candidates: list[Candidate]) -> list[dict[str, Any]]:
-    return [{"id": c.id, "token": c.text, "probability": round(c.probability, 6)} for c in candidates]
+    return [{"id": c.id, "token": c.text, "probability": rounded(c.probability, 6)} for c in candidates]

@@ -2,13 +2,15 @@
 
 from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import Field, StringConstraints, model_validator
 
 from regard.server.attention_schema import Index
 from regard.server.schema import Id, Ids, Name, RequestBody, Text
 
 MAX_POSITIONS = 128  # whose predictions are computed in one request
 MAX_TOP = 20
+
+AnswerText = Annotated[str, StringConstraints(max_length=256)]
 
 
 class LensBody(RequestBody):
@@ -55,8 +57,8 @@ class PatchBody(RequestBody):
     clean: Text
     corrupted: Text
     chat: bool = False
-    answer: Text | None = None
-    wrong: Text | None = None
+    answer: AnswerText | None = None
+    wrong: AnswerText | None = None
     layer: Index | None = None
     position: Index | None = None
     top: Annotated[int, Field(ge=1, le=MAX_TOP)] = 5

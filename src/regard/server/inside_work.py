@@ -24,6 +24,7 @@ from regard.lens.recorded_attention import copy_with_shared_tensors
 from regard.lens.recorded_residual import RecordedResidual
 from regard.lens.symbolic_shapes import symbolic_shapes
 from regard.planning.part_tree import part_tree
+from regard.server.json_numbers import rounded
 from regard.server.served_model import Inspected, ServedModel
 from regard.text.tokenizer import Tokenizer
 
@@ -73,7 +74,7 @@ def overview(recorded: RecordedResidual) -> dict[str, Any]:
         }
         for one in recorded.largest()
     ]
-    return {"norms": rounded(recorded.norms(), 4), "largest": largest}
+    return rounded({"norms": recorded.norms(), "largest": largest}, 4)
 
 
 def layer_predictions(
@@ -130,8 +131,3 @@ def candidates(tokenizer: Tokenizer, ids: Tensor, probabilities: Tensor) -> list
         [Candidate(id, tokenizer.decode_token(id), p) for id, p in zip(row, values, strict=True)]
         for row, values in zip(ids.tolist(), probabilities.tolist(), strict=True)
     ]
-
-
-def rounded(values: Tensor, digits: int) -> list:
-    """Numbers for JSON, which has no NaN and infinity."""
-    return values.double().nan_to_num(0.0, 1e30, -1e30).round(decimals=digits).tolist()

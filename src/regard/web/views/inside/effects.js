@@ -35,7 +35,7 @@ export function Effects({ body, events, running }) {
     </div>
     <section class="panel inside-reading">
       <p aria-live="polite">
-        <b class="number">${effect === undefined ? "…" : effect.toFixed(2)}</b>
+        <b class="number">${effect === undefined ? "…" : (effect ?? NaN).toFixed(2)}</b>
         <span class="muted"> ${place.row === depth ? "input" : `after ${rows[place.row]}`}, at </span><code>${visible(columns[place.column])}</code>
       </p>
       <p class="inside-scale" aria-hidden="true"><span>worse</span><i></i><span>1: clean answer</span></p>

@@ -12,7 +12,7 @@ export function compact(value, units = UNITS, base = 1000) {
 
 export const bytes = (value) => compact(value, ["B", "KiB", "MiB", "GiB", "TiB"], 1024);
 export const exact = (value) => value.toLocaleString("en");
-export const percent = (value) => `${(100 * value).toFixed(value > 0.0005 && value < 0.0995 ? 1 : 0)} %`;
+export const percent = (value) => `${(100 * (value ?? NaN)).toFixed(value > 0.0005 && value < 0.0995 ? 1 : 0)} %`;
 
 // A token where its spaces matter.
 export const visible = (text) => text.replaceAll(" ", "·").replaceAll("\n", "↵").replaceAll("\t", "⇥") || "∅";

@@ -85,7 +85,7 @@ function Reading({ layer, row, column, rows, columns, start, running, known }) {
     <${Candidates} entries=${entries} />
     <dl class="inside-costs">
       <div><dt>final token</dt><dd class="number">${percent(layer.final[column])}, rank ${layer.rank[column] + 1}</dd></div>
-      <div><dt>entropy</dt><dd class="number">${(layer.entropy[column] / Math.LN2).toFixed(2)} bits</dd></div>
+      <div><dt>entropy</dt><dd class="number">${((layer.entropy[column] ?? NaN) / Math.LN2).toFixed(2)} bits</dd></div>
     </dl>
     ${running && html`<p class="muted number">${known} of ${rows.length} layers</p>`}
   </section>`;

@@ -63,7 +63,7 @@ function Norms({ found, hideFirst, point, setPoint }) {
     </div>
     <section class="panel inside-reading">
       <p aria-live="polite">
-        <b class="number">${at(place.row, place.column).toFixed(2)}</b>
+        <b class="number">${(at(place.row, place.column) ?? NaN).toFixed(2)}</b>
         <span class="muted"> norm, ${place.row === rows.length - 1 ? "embeddings" : `after ${rows[place.row]}`}, of </span>
         <code>${visible(tokens[place.column])}</code>
       </p>
@@ -99,8 +99,8 @@ function Largest({ entries, tokens, onPoint }) {
             <td><code>${visible(tokens[entry.position])}</code></td>
             <td>${layerTitle(entry.layer)}</td>
             <td class="number">${entry.channel}</td>
-            <td class="number">${entry.value.toFixed(1)}</td>
-            <td class="number">${entry.ratio.toFixed(0)}</td>
+            <td class="number">${(entry.value ?? NaN).toFixed(1)}</td>
+            <td class="number">${(entry.ratio ?? NaN).toFixed(0)}</td>
           </tr>`,
         )}
       </tbody>
