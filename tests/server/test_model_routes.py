@@ -171,7 +171,26 @@ def test_plan_has_the_numbers_of_the_command(connect):
     assert own["conditions"].startswith("context 1,024")
     for wrong in ({"dtype": "nosuch"}, {"device": "nosuch"}, {"batch": 0}, {"context": -1}, {"weights": "x" * 300}):
         assert error(client.post("/regard/models/plan", json=body | wrong)) == (400, "invalid_value")
-    assert error(client.post("/regard/models/plan", json=body | {"model": "9" * 40 + "T"})) == (400, "invalid_value")
+    for size in ("9" * 40 + "T", "99999999999999B", "9" * 40 + "M", "10.1T"):
+        assert error(client.post("/regard/models/plan", json=body | {"model": size})) == (400, "invalid_value")
+
+
+def test_models_of_the_same_name_have_longer_names(tmp_path, monkeypatch):
+    for place in ("here", "other"):
+        (tmp_path / place / "runs" / "demo" / "checkpoints").mkdir(parents=True)
+        (tmp_path / place / "runs" / "demo" / "config.json").write_text("{}")
+        (tmp_path / place / "models" / "small").mkdir(parents=True)
+        (tmp_path / place / "models" / "small" / "config.json").write_text('{"model_type": "regard"}')
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setattr(model_library, "PACKAGED", {})
+    given = [NamedModel("models/small", tmp_path / "other" / "models" / "small")]
+    library = ModelLibrary(given, OPTIONS, ServedRuns(tmp_path / "other" / "runs"), QUIET)
+    assert {name: entry.path.resolve().relative_to(tmp_path) for name, entry in library.stored().items()} == {
+        "runs/demo": Path("other/runs/demo"),
+        "here/runs/demo": Path("here/runs/demo"),
+        "models/small": Path("here/models/small"),
+        "other/models/small": Path("other/models/small"),
+    }
 
 
 def test_verify_reports_progress_and_every_law(connect):

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,7 +12,8 @@ import httpx
 import pytest
 
 from regard.cli import demo_process
-from regard.cli.served_runs import ServedRuns
+from regard.cli.served_runs import ServedRuns, exact_match
+from regard.server import run_routes
 from regard.server.app import create_app
 from regard.server.network_options import NetworkOptions
 from regard.server.served_model import ServedModel
@@ -230,6 +232,35 @@ def test_the_demo_is_one_process_that_survives_the_server(connect, folder, slow_
     assert error(other.post("/regard/runs/stop", json={"run": "demo"})) == (404, "run_not_found")
     assert client.post("/regard/runs/start", json={}).is_success  # again
     assert client.post("/regard/runs/stop", json={"run": "demo"}).is_success
+
+
+def test_the_id_of_an_earlier_process_is_not_used(folder, slow_demo, monkeypatch):
+    processes, run = demo_process.DemoProcesses(), folder / "demo"
+    processes.start(run)
+    assert processes.stop(run) and processes.is_stopping(run)
+    wait_until(lambda: processes.pid(run) is None and not processes.children)
+    assert not processes.signalled  # its id may be that of a later process
+    monkeypatch.setattr(demo_process, "COMMAND", ["./nosuch-program"])
+    with pytest.raises(FileNotFoundError):
+        processes.start(run)
+    assert not (run / "process.json").exists()
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "1" + "0" * 400, "null", '"0.9"', "[]"])
+def test_a_score_that_is_no_number_is_left_out(folder, value):
+    run = write_run(folder / "demo", steps=1)
+    (run / "summary.json").write_text(f'{{"exact_match": {value}}}')
+    assert exact_match(run) is None
+
+
+def test_large_bodies_are_made_beside_the_event_loop(connect, folder, monkeypatch):
+    write_run(folder / "first", steps=5)
+    threads, make = [], run_routes.metrics_json
+    monkeypatch.setattr(
+        run_routes, "metrics_json", lambda found: threads.append(threading.current_thread().name) or make(found)
+    )
+    assert metrics(connect(), "first")["curves"]["loss"]["steps"] == [1, 2, 3, 4, 5]
+    assert threads == ["regard-runs_0"]
 
 
 def test_only_demos_that_are_not_finished_are_started(connect, folder):

@@ -27,7 +27,7 @@ class DemoProcesses:
 
     def __init__(self) -> None:
         self.children: list[subprocess.Popen] = []
-        self.signalled: set[int] = set()
+        self.signalled: dict[Path, int] = {}  # the processes that were asked to end, by their folders
 
     def start(self, run: Path, steps: int | None = None) -> None:
         """Start or continue the demo in this folder; BlockingIOError if a process runs there."""
@@ -37,6 +37,7 @@ class DemoProcesses:
         with (run / OUTPUT).open("ab") as output:
             take_lock(output)
             output.truncate(0)
+            (run / PROCESS).unlink(missing_ok=True)  # the id of an earlier process, which may be another's by now
             child = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -55,18 +56,19 @@ class DemoProcesses:
         pid = self.pid(run)
         if pid is None:
             return False
-        if pid not in self.signalled:
-            self.signalled.add(pid)
+        if self.signalled.get(run) != pid:
+            self.signalled[run] = pid
             os.kill(pid, signal.SIGTERM)
         return True
 
     def is_stopping(self, run: Path) -> bool:
-        return self.pid(run) in self.signalled
+        return self.pid(run) is not None and run in self.signalled
 
     def pid(self, run: Path) -> int | None:
         """The process that runs in this folder, if it was started by a server."""
         self.children = [child for child in self.children if child.poll() is None]
         if not holds_lock(run / OUTPUT):
+            self.signalled.pop(run, None)
             return None
         try:
             pid = json.loads((run / PROCESS).read_text(encoding="utf-8"))["pid"]

@@ -7,7 +7,7 @@ those that it was started with. A client names one of them and never a path.
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,7 +73,12 @@ class ModelLibrary:
         for entry in entries:
             key = entry.path.resolve() if entry.path is not None else Path(entry.model)
             found.setdefault(key, entry)  # a folder that several of them name is listed once
-        return {entry.model: entry for entry in found.values()}
+        named: dict[str, StoredModel] = {}
+        for entry in found.values():
+            if entry.model in named and entry.path is not None:  # another folder of the same name
+                entry = replace(entry, model=longer_name(entry.path, named))
+            named.setdefault(entry.model, entry)
+        return named
 
     def served_runs(self) -> Iterator[StoredModel]:
         for path in self.runs.paths():
@@ -184,13 +189,13 @@ class ModelLibrary:
 
     def spec(self, model: str) -> "Model":
         from regard.cli.plan import find_spec
-        from regard.planning.published import PUBLISHED
+        from regard.planning.published import PUBLISHED, UNITS
 
         entry = self.stored().get(model)
         if entry is not None and entry.path is not None:
             return find_spec(str(entry.path))
         if size := re.fullmatch(r"(\d+(?:\.\d+)?)([MBT])", model):
-            if float(size[1]) > LARGEST and size[2] == "T":
+            if float(size[1]) * UNITS[size[2]] > LARGEST * UNITS["T"]:
                 raise ValueError(f"{model:.20} is too large to count here; give at most {LARGEST}T")
         elif model not in self.choices()["recipes"] and model not in PUBLISHED:
             raise LookupError(f"there is no model {model!r:.100}; use a listed one, or a size such as 7B")
@@ -216,6 +221,13 @@ class ModelLibrary:
         ]
         rows = [list(row(verdict)) for verdict in report.verdicts]
         return {"model": model, "length": report.length, "ok": report.ok, "rows": rows, "notes": untested}
+
+
+def longer_name(path: Path, taken: Collection[str]) -> str:
+    """The end of a path, with as many of its folders as make it a new name."""
+    parts = path.resolve().parts
+    names = ("/".join(parts[-count:]) for count in range(2, len(parts) + 1))
+    return next(name for name in names if name not in taken)
 
 
 def packaged_models() -> Iterator[StoredModel]:

@@ -4,6 +4,7 @@ A run is named by its path below the folder. A name that leads out of it, also b
 """
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -152,6 +153,6 @@ def exact_match(path: Path) -> float | None:
     """The share of questions that a finished demo answers."""
     try:
         value = json.loads((path / "summary.json").read_text(encoding="utf-8"))["exact_match"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, OverflowError):
         return None
-    return float(value) if isinstance(value, int | float) else None
