@@ -5,9 +5,9 @@ import { createElement } from "./vendor/preact.js";
 import { useEffect, useState } from "./vendor/preact-hooks.js";
 import htm from "./vendor/htm.js";
 
-export { Fragment, createRef, render } from "./vendor/preact.js";
-export { useCallback, useEffect, useId, useLayoutEffect, useMemo, useRef, useState } from "./vendor/preact-hooks.js";
-export { batch, computed, effect, signal } from "./vendor/signals.js";
+export { render } from "./vendor/preact.js";
+export { useEffect, useId, useLayoutEffect, useMemo, useRef, useState } from "./vendor/preact-hooks.js";
+export { computed, effect, signal } from "./vendor/signals.js";
 
 export const html = htm.bind(createElement);
 

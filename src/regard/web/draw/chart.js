@@ -2,11 +2,12 @@
 // pointer (or the arrow keys), else the last ones, and a click on an entry hides its line. Dragging zooms into a part,
 // a double click shows all again.
 
-import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "../html.js";
+import { html, useLayoutEffect, useMemo, useRef, useSignal, useState } from "../html.js";
 import uPlot from "../vendor/uplot.js";
 import { css, series as seriesColour } from "./colours.js";
 import { arrange, valueAt } from "./curves.js";
 import { compact, precise } from "./numbers.js";
+import { theme } from "./theme.js";
 
 // distances of ticks: 1, 2, 5, 10, 20, …
 const WHOLE = Array.from({ length: 45 }, (_, i) => [1, 2, 5][i % 3] * 10 ** Math.floor(i / 3));
@@ -39,14 +40,14 @@ export function Chart({
   const [hidden, setHidden] = useState(new Set());
   const [index, setIndex] = useState(null);
   const [spoken, setSpoken] = useState("");
-  const theme = useTheme();
+  const colours = useSignal(theme);
   const { data, layers } = useMemo(
     () => arrange({ x, lines, smooth, logX, logY, hidden }),
     [x, lines, smooth, logX, logY, hidden],
   );
   const styles = lines.map(({ label, dash, markers, colour }) => ({ label, dash, markers, colour, own: !!lines[0].x }));
   const whole = !logX && data[0].every(Number.isInteger); // steps have no fractions
-  const structure = JSON.stringify([layers, styles, xLabel, yLabel, height, logX, logY, whole, sync, theme]);
+  const structure = JSON.stringify([layers, styles, xLabel, yLabel, height, logX, logY, whole, sync, colours]);
 
   useLayoutEffect(() => {
     const element = frame.current; // the reference is null when the view is left, the observer still reports once
@@ -189,21 +190,4 @@ function layerStyle({ dash, markers, own }, part, colour) {
     spanGaps: own,
     points: markers ? { show: true, size: 7, fill: colour, stroke: css("--surface"), width: 1.5 } : { show: false },
   };
-}
-
-// Changes when the colours of the theme do.
-function useTheme() {
-  const [version, setVersion] = useState(0);
-  useEffect(() => {
-    const change = () => setVersion((previous) => previous + 1);
-    const dark = matchMedia("(prefers-color-scheme: dark)");
-    dark.addEventListener("change", change);
-    const themed = new MutationObserver(change);
-    themed.observe(document.documentElement, { attributeFilter: ["data-theme"] });
-    return () => {
-      dark.removeEventListener("change", change);
-      themed.disconnect();
-    };
-  }, []);
-  return version;
 }

@@ -1,9 +1,9 @@
 // The theme's colours for canvases: scales from a number to [red, green, blue], and the colours of series.
 
+import { theme } from "./theme.js";
+
 const cache = new Map(); // until the theme changes
-const watch = () => cache.clear();
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", watch);
-new MutationObserver(watch).observe(document.documentElement, { attributeFilter: ["data-theme"] });
+theme.subscribe(() => cache.clear()); // subscribed before any view, so that views read the new colours
 
 // The colour of a CSS variable as [red, green, blue] in 0 to 255.
 export function rgb(variable) {

@@ -44,7 +44,7 @@ function withoutNulls(data) {
 
 // The mean of exponential moving averages from both ends, which does not lag behind a falling curve. `weight` is that of
 // the values before.
-export function movingAverage(values, weight) {
+function movingAverage(values, weight) {
   const [forward, backward] = [averageOf(values, weight), averageOf([...values].reverse(), weight).reverse()];
   return forward.map((value, i) => (value === null ? null : (value + backward[i]) / 2));
 }

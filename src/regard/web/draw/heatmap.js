@@ -2,7 +2,8 @@
 // are squares of `pool` cells, the later images on top of the earlier ones.
 
 import { css } from "./colours.js";
-import { ScrollCanvas, clip } from "./scroll_canvas.js";
+import { drawColumnLabels, drawRowLabels } from "./axis_labels.js";
+import { ScrollCanvas } from "./scroll_canvas.js";
 
 const MAX_CELL = 34; // pixels
 const MIN_LABEL = 9; // pixels between two labels
@@ -16,9 +17,10 @@ export class HeatMap {
     this.surface = new ScrollCanvas(frame, (context, view) => this.draw(context, view));
     this.surface.onResize = () => this.fitted && this.fit();
     const { canvas } = this.surface;
-    canvas.addEventListener("pointermove", (event) => event.pointerType !== "touch" && this.point(event));
-    canvas.addEventListener("pointerleave", (event) => event.pointerType !== "touch" && this.on.point(null, null));
-    canvas.addEventListener("click", (event) => this.pin(event));
+    const byMouse = (act) => (event) => event.pointerType !== "touch" && act(event);
+    canvas.addEventListener("pointermove", byMouse((event) => this.on.point(...this.cellAt(event))));
+    canvas.addEventListener("pointerleave", byMouse(() => this.on.point(null, null)));
+    canvas.addEventListener("click", (event) => this.on.pin(...this.cellAt(event)));
     canvas.addEventListener("keydown", (event) => this.key(event));
     frame.addEventListener("wheel", (event) => this.wheel(event), { passive: false });
     [this.row, this.column, this.fitted, this.cell] = [null, null, true, 8];
@@ -94,14 +96,6 @@ export class HeatMap {
     return row < this.rows.length && column < this.columns.length ? [row, column] : [null, null];
   }
 
-  point(event) {
-    this.on.point(...this.cellAt(event));
-  }
-
-  pin(event) {
-    this.on.pin(...this.cellAt(event));
-  }
-
   // Marks a row and a column; null: none.
   mark(row, column) {
     if (row === this.row && column === this.column) return;
@@ -147,7 +141,7 @@ export class HeatMap {
     context.drawImage(this.background.image, 0, 0, view.width, view.height);
     const [x, y] = [this.left - view.left, this.top - view.top]; // of the first cell
     this.inside(context, view, () => this.drawMarks(context, x, y));
-    this.drawLabels(context, x, y, one(this.row), one(this.column), css("--text"));
+    this.drawLabels(context, x, y, one(this.row), one(this.column), true);
   }
 
   drawBackground(view) {
@@ -160,8 +154,9 @@ export class HeatMap {
     const across = visible(view.left, view.width - this.left - this.side, this.cell, this.columns.length);
     const down = visible(view.top, view.height - this.top, this.cell, this.rows.length);
     this.inside(context, view, () => this.drawCells(context, x, y, down, across));
-    this.drawLabels(context, x, y, this.every(down), this.every(across), css("--muted"));
-    if (this.bars) this.drawBars(context, Math.min(view.width - this.side, x + this.cell * this.columns.length), y, down);
+    this.drawLabels(context, x, y, this.every(down), this.every(across), false);
+    const end = Math.min(view.width - this.side, x + this.cell * this.columns.length);
+    if (this.bars) this.drawBars(context, end, y, down);
     this.on.view(down, across, this.cell);
     return image;
   }
@@ -170,7 +165,8 @@ export class HeatMap {
   inside(context, view, draw) {
     context.save();
     context.beginPath();
-    context.rect(this.left, this.top, Math.max(0, view.width - this.left - this.side), Math.max(0, view.height - this.top));
+    const [width, height] = [view.width - this.left - this.side, view.height - this.top];
+    context.rect(this.left, this.top, Math.max(0, width), Math.max(0, height));
     context.clip();
     draw();
     context.restore();
@@ -214,34 +210,11 @@ export class HeatMap {
     context.strokeRect(x + column * cell, y + row * cell, size, size);
   }
 
-  drawLabels(context, x, y, rows, columns, colour) {
-    context.font = this.font(Math.max(9, Math.min(this.cell - 3, 12)));
-    context.textBaseline = "middle";
-    for (const i of rows) {
-      const at = y + (i + 0.5) * this.cell;
-      if (at >= this.top - 2) this.label(context, this.rows[i], colour, this.left - 6, at, false);
-    }
-    for (const i of columns) {
-      const at = x + (i + 0.5) * this.cell;
-      if (at < this.left - 2) continue;
-      context.save();
-      context.translate(at, this.top - 6);
-      context.rotate(-Math.PI / 2);
-      this.label(context, this.columns[i], colour, 0, 0, true);
-      context.restore();
-    }
-  }
-
-  label(context, text, colour, x, y, left) {
-    const shown = clip(context, text, (left ? this.top : this.left) - 10);
-    context.textAlign = left ? "left" : "right";
-    if (colour === css("--text")) {
-      const width = context.measureText(shown).width + 6;
-      context.fillStyle = css("--surface");
-      context.fillRect(left ? -3 : x - width + 3, y - 7, width, 14);
-    }
-    context.fillStyle = colour;
-    context.fillText(shown, x, y);
+  drawLabels(context, x, y, rows, columns, marked) {
+    const { left, top, cell } = this;
+    context.font = this.font(Math.max(9, Math.min(cell - 3, 12)));
+    drawRowLabels(context, rows.map((i) => [this.rows[i], y + (i + 0.5) * cell]), left, top, marked);
+    drawColumnLabels(context, columns.map((i) => [this.columns[i], x + (i + 0.5) * cell]), left, top, marked);
   }
 
   drawBars(context, x, y, [first, end]) {
@@ -251,9 +224,8 @@ export class HeatMap {
     context.beginPath();
     context.rect(x, this.top, SIDE, this.surface.view.height);
     context.clip();
-    for (let i = first; i < end; i++) {
-      context.fillRect(x + 4, y + i * this.cell, (SIDE - 6) * this.bars[i], Math.max(this.cell - (this.cell > 4 ? 1 : 0), 0.5));
-    }
+    const height = Math.max(this.cell - (this.cell > 4 ? 1 : 0), 0.5);
+    for (let i = first; i < end; i++) context.fillRect(x + 4, y + i * this.cell, (SIDE - 6) * this.bars[i], height);
     context.restore();
     context.globalAlpha = 1;
   }

@@ -1,7 +1,6 @@
 // A signal that changes with the theme's colours, for canvases that must be painted again.
 
 import { signal } from "../html.js";
-import "./colours.js"; // its cache of colours is cleared first
 
 export const theme = signal(0);
 const changed = () => (theme.value += 1);

@@ -35,8 +35,6 @@ const SHORT = { layers: "", encoder: "E", decoder: "D", cross: "C" };
 export const layerName = ({ stack, index }) => `${STACKS[stack]} ${index}`;
 export const shortLayerName = ({ stack, index }) => `${SHORT[stack]}${index}`;
 
-// A token as it is shown where spaces matter.
-export const visible = (text) => text.replaceAll(" ", "·").replaceAll("\n", "↵").replaceAll("\t", "⇥") || "∅";
 export const bits = (nats) => nats / Math.LN2;
 export const percent = (weight) => `${weight === 0 ? 0 : (100 * weight).toFixed(Math.abs(weight) < 0.01 ? 2 : 1)} %`;
 export const isImplied = ({ mixers }) => mixers.some(({ implied }) => implied);

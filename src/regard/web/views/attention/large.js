@@ -6,7 +6,8 @@ import { paintCells } from "../../draw/cells.js";
 import { HeatMap } from "../../draw/heatmap.js";
 import { theme } from "../../draw/theme.js";
 import { model, passage, select, selection } from "../../state.js";
-import { axesOf, bits, isImplied, layerName, percent, visible } from "./axes.js";
+import { visible } from "../../token_text.js";
+import { axesOf, bits, isImplied, layerName, percent } from "./axes.js";
 import { settings, tokenFilter } from "./settings.js";
 import { headMap, loadTile, loadedRow, rowOf, weightAt } from "./weights.js";
 

@@ -1,9 +1,10 @@
 // The controls above the map, the filters of heads, and what the selected layer and head are.
 
-import { html, useEffect, useSignal, useState } from "../../html.js";
+import { html, useSignal } from "../../html.js";
 import { Check, Choice, Segments, Slider } from "../../controls.js";
 import { model, select, selection } from "../../state.js";
 import { bits, layerName, percent } from "./axes.js";
+import { useSelectedHead } from "./selected_head.js";
 import { KINDS, kindFilter, set, settings, tokenFilter } from "./settings.js";
 import { headMap, labelFailure, labels, labelsOf, overview } from "./weights.js";
 
@@ -114,7 +115,7 @@ export function HeadFacts() {
   const map = useSignal(headMap);
   const found = useSignal(overview);
   const labelled = useSignal(labels);
-  const { layer, head } = useSelected();
+  const { layer, head } = useSelectedHead();
   const facts = [];
   const entropy = found?.layers[layer]?.entropy[head] ?? (map?.layer === layer && map.head === head ? mean(map.entropy) : null);
   if (entropy !== null && entropy !== undefined) facts.push(["Mean entropy", `${bits(entropy).toFixed(2)} bits`]);
@@ -123,15 +124,6 @@ export function HeadFacts() {
   return html`<dl class="attention-facts">
     ${facts.map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}
   </dl>`;
-}
-
-function useSelected() {
-  const [chosen, setChosen] = useState(selection.value);
-  useEffect(
-    () => selection.subscribe((now) => setChosen((then) => (then.layer === now.layer && then.head === now.head ? then : now))),
-    [],
-  );
-  return chosen;
 }
 
 const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;

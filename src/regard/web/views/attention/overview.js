@@ -4,8 +4,9 @@
 import { html, useEffect, useRef, useSignal, useState } from "../../html.js";
 import { css, table } from "../../draw/colours.js";
 import { theme } from "../../draw/theme.js";
-import { model, select, selection } from "../../state.js";
+import { model, select } from "../../state.js";
 import { bits, isImplied, layerName, shortLayerName } from "./axes.js";
+import { useSelectedHead } from "./selected_head.js";
 import { KINDS, kindFilter, settings } from "./settings.js";
 import { labels, labelsOf, overview } from "./weights.js";
 
@@ -68,17 +69,6 @@ export function Overview({ height }) {
     </div>
     <p class="attention-head-name">${describe(opened, found, labelled, shown.layer, shown.head)}</p>
   </div>`;
-}
-
-// Pointing at tokens changes the selection often; only another head is a change here.
-function useSelectedHead() {
-  const [chosen, setChosen] = useState(selection.value);
-  useEffect(
-    () =>
-      selection.subscribe((now) => setChosen((then) => (then.layer === now.layer && then.head === now.head ? then : now))),
-    [],
-  );
-  return chosen;
 }
 
 const Outline = ({ place, cell, name }) =>

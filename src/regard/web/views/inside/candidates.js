@@ -1,7 +1,8 @@
 // Next tokens with their probabilities as bars.
 
 import { html } from "../../html.js";
-import { percent, visible } from "./format.js";
+import { visible } from "../../token_text.js";
+import { percent } from "./format.js";
 
 export const Candidates = ({ entries, marked }) => html`<ul class="inside-candidates">
   ${entries.map(

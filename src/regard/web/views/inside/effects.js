@@ -4,7 +4,8 @@ import * as api from "../../api.js";
 import { html, useEffect, useMemo, useState } from "../../html.js";
 import { diverging } from "../../draw/colours.js";
 import { Candidates } from "./candidates.js";
-import { layerTitle, visible } from "./format.js";
+import { visible } from "../../token_text.js";
+import { layerTitle } from "./format.js";
 import { Grid, cellHeight } from "./grid.js";
 
 export function Effects({ body, events, running }) {

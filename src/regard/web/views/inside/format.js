@@ -1,4 +1,4 @@
-// Numbers and tokens as text.
+// Numbers, kinds of parts and layers as text.
 
 const UNITS = ["", "k", "M", "G", "T", "P"];
 
@@ -13,9 +13,6 @@ export function compact(value, units = UNITS, base = 1000) {
 export const bytes = (value) => compact(value, ["B", "KiB", "MiB", "GiB", "TiB"], 1024);
 export const exact = (value) => value.toLocaleString("en");
 export const percent = (value) => `${(100 * (value ?? NaN)).toFixed(value > 0.0005 && value < 0.0995 ? 1 : 0)} %`;
-
-// A token where its spaces matter.
-export const visible = (text) => text.replaceAll(" ", "·").replaceAll("\n", "↵").replaceAll("\t", "⇥") || "∅";
 
 export const kindTitle = (kind) => kind.replaceAll("_", " ");
 export const layerTitle = (depth) => (depth === 0 ? "input" : `block ${depth - 1}`);

@@ -3,8 +3,9 @@
 
 import { html, useLayoutEffect, useMemo, useRef, useSignal } from "../../html.js";
 import { css } from "../../draw/colours.js";
+import { clip } from "../../draw/scroll_canvas.js";
 import { theme as themes } from "../../draw/theme.js";
-import { visible } from "./format.js";
+import { visible } from "../../token_text.js";
 
 // rows, columns: labels; colour(row, column): [red, green, blue] or null for a cell that is not computed yet;
 // text(row, column): the text in a cell, or undefined; cell: [width, height]; version: changes with the values;
@@ -91,16 +92,9 @@ function paint(canvas, rows, columns, width, height, colour, text) {
       const written = filled && text?.(row, column);
       if (!written) continue;
       context.fillStyle = isDark(filled) ? "#fff" : "#111";
-      context.fillText(fit(context, visible(written), width - 8), column * width + 4, row * height + height / 2);
+      context.fillText(clip(context, visible(written), width - 8), column * width + 4, row * height + height / 2);
     }
   }
 }
 
 const isDark = ([red, green, blue]) => 0.299 * red + 0.587 * green + 0.114 * blue < 140;
-
-function fit(context, text, width) {
-  if (context.measureText(text).width <= width) return text;
-  let end = text.length;
-  while (end > 1 && context.measureText(`${text.slice(0, end)}…`).width > width) end--;
-  return `${text.slice(0, end)}…`;
-}

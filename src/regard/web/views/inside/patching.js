@@ -5,7 +5,7 @@ import { html, useEffect, useState } from "../../html.js";
 import { Check } from "../../controls.js";
 import { isSmall } from "../../passage_form.js";
 import { hasSource } from "../attention/axes.js";
-import { visible } from "./format.js";
+import { visible } from "../../token_text.js";
 import { Effects } from "./effects.js";
 import { useEvents } from "./stream.js";
 

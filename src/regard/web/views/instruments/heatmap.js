@@ -3,6 +3,7 @@
 
 import { html, useEffect, useRef, useSignal, useState } from "../../html.js";
 import { css, diverging, heat } from "../../draw/colours.js";
+import { clip } from "../../draw/scroll_canvas.js";
 import { theme } from "../../draw/theme.js";
 import { format, short } from "./format.js";
 
@@ -109,7 +110,7 @@ function paint(canvas, width, panel) {
   for (let i = 0; i < rows.length; i += every(height)) {
     context.textAlign = "right";
     context.font = `${i === selected ? 600 : 400} 12px ${FONT}`;
-    context.fillText(fit(context, rows[i], left - 10), left - 6, top + (i + 0.5) * height);
+    context.fillText(clip(context, rows[i], left - 10), left - 6, top + (i + 0.5) * height);
   }
   context.font = `12px ${FONT}`;
   for (let j = 0; j < columns.length; j += every(size)) {
@@ -117,7 +118,7 @@ function paint(canvas, width, panel) {
     context.translate(left + (j + 0.5) * size, top - 6);
     if (turned) context.rotate(-Math.PI / 2);
     context.textAlign = turned ? "left" : "center";
-    context.fillText(fit(context, columns[j], turned ? top - 8 : size), 0, turned ? 0 : -5);
+    context.fillText(clip(context, columns[j], turned ? top - 8 : size), 0, turned ? 0 : -5);
     context.restore();
   }
   if (selected !== null) {
@@ -158,11 +159,4 @@ function paintCell(context, panel, value, colour, x, y, width, height) {
   context.font = `${width < 34 ? 10 : 11.5}px ${FONT}`;
   context.textAlign = "center";
   context.fillText(short(value), x + (width - gap) / 2, y + height / 2);
-}
-
-function fit(context, text, width) {
-  if (context.measureText(text).width <= width) return text;
-  let kept = text;
-  while (kept.length > 1 && context.measureText(`${kept}…`).width > width) kept = kept.slice(0, -1);
-  return `${kept}…`;
 }

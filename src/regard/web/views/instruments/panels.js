@@ -1,6 +1,7 @@
 // The panels of an instrument: each kind that the server sends, and the component that draws it.
 
 import { classes, html } from "../../html.js";
+import { visible } from "../../token_text.js";
 import { Bars } from "./bars.js";
 import { Diagram } from "./diagram.js";
 import { format } from "./format.js";
@@ -72,7 +73,7 @@ function Tokens({ panel, onPick }) {
       const share = Math.round(100 * Math.min(1, Math.max(0, panel.values[i])));
       const style = { background: `color-mix(in srgb, var(--highlight) ${0.45 * share}%, transparent)` };
       const text = html`<span class="instrument-piece" style=${style}
-        >${piece.replace(/ /g, "·").replace(/\n/g, "↵")}</span
+        >${visible(piece)}</span
       >`;
       return html`<li key=${i}>
         ${

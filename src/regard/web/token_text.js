@@ -1,0 +1,2 @@
+// A token as it is shown where its spaces matter.
+export const visible = (text) => text.replaceAll(" ", "·").replaceAll("\n", "↵").replaceAll("\t", "⇥") || "∅";
