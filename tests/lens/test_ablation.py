@@ -141,7 +141,7 @@ def test_means_of_bfloat16_neurons_are_summed_in_float32() -> None:
     model = Decoder(9, 8, (Repeat((Block((Sublayer(Experts(2, 1, SwiGLU(4))),)),)),)).build(seed=0)
     module = model.stack.blocks[0].sublayers[0].body.experts
     module.forward = lambda x, ends: module.neurons(x)
-    neurons = ExpertNeurons(model, "", model.stack.blocks, [(0, 1, 2)])
+    neurons = ExpertNeurons("", model.stack.blocks, [(0, 1, 2)])
     ones, ends = torch.ones(1000, 4, dtype=torch.bfloat16), torch.tensor([100, 1000])
     with neurons.averaging():
         module(ones, ends=(ends,))

@@ -50,7 +50,7 @@ def ablate(
     neurons = list(neurons)
     places = head_places(part, heads, to_source) | neuron_places(part, (n for n in neurons if len(n) == 2))
     places = {prefix + name: place for name, place in places.items()}
-    experts = ExpertNeurons(model, prefix, part.stack.blocks, [n for n in neurons if len(n) != 2])
+    experts = ExpertNeurons(prefix, part.stack.blocks, [n for n in neurons if len(n) != 2])
     skipped = [check_index("layer", layer, len(part.stack.blocks)) for layer in layers]
     values = {}
     if mean_over is not None and (places or experts):

@@ -20,7 +20,7 @@ from regard.parts.experts import ExpertsModule
 class ExpertNeurons:
     """Neurons (layer, expert, index) of the blocks of a model."""
 
-    def __init__(self, model: nn.Module, prefix: str, blocks: Any, neurons: Sequence[tuple[int, ...]]):
+    def __init__(self, prefix: str, blocks: Any, neurons: Sequence[tuple[int, ...]]):
         self.neurons: dict[nn.Module, list[tuple[int, int]]] = {}  # the module of a layer's experts -> (expert, index)
         self.means: dict[nn.Module, Tensor] = {}  # (X, F)
         for neuron in neurons:
