@@ -1,11 +1,15 @@
 """The numbers of the ledger's figures, as the instruments show them."""
 
 import math
+import tomllib
 
 import pytest
 import torch
 
 from regard.instruments import INSTRUMENTS
+from regard.parts.position.base import Position
+from regard.parts.position.rope import Rope
+from regard.parts.position.rope_scaling import Yarn
 
 
 def shown(id: str, /, **controls) -> dict:
@@ -24,6 +28,8 @@ def test_a_feed_forward_network_has_four_inputs_two_hidden_layers_and_two_output
     layers = [[node for node in drawn["nodes"] if node["id"].startswith(letter)] for letter in "xhgy"]
     assert [len(layer) for layer in layers] == [4, 5, 3, 2] and len(drawn["edges"]) == 4 * 5 + 5 * 3 + 3 * 2
     terms = panel("feed-forward", "table")["rows"]  # of output y1, which has no activation and a bias of 0
+    titles = [panel("feed-forward", "table", node=node)["title"] for node in (5, 13)]
+    assert titles == ["h1 = σ(sum of the last column + b)", "y1 = sum of the last column + b"]
     assert layers[3][0]["value"] == pytest.approx(sum(product for *_, product in terms), abs=1e-5)
     step, derivatives = 1e-2, panel("feed-forward", "bars", activation="tanh")["values"]
     y = [panel("feed-forward", "diagram", activation="tanh", x1=1 + d)["nodes"][12]["value"] for d in (step, -step)]
@@ -117,7 +123,9 @@ def test_norms_of_rows_and_columns() -> None:
 def test_without_the_residual_path_gradients_vanish() -> None:
     ratio = "gradient at the input / at the output"
     assert shown("residual", depth=24)[ratio] > 10 * shown("residual", depth=24, skip=0.0)[ratio]
-    assert len(panel("residual", "lines", style="post", depth=6)["series"][0]["points"]) == 7
+    for style in ("pre", "post", "parallel"):
+        gradients = [y for _, y in panel("residual", "lines", style=style, depth=6)["series"][0]["points"]]
+        assert len(gradients) == 7 and gradients[-2] > 0.05 * gradients[-1]  # the norm at the output does not hide it
 
 
 @pytest.mark.ledger("fig.5.21")
@@ -150,12 +158,14 @@ def test_questions_lead_to_a_position_scheme() -> None:
     chosen = {
         (model, longer, tuned): shown("position-choice", model=model, longer=longer, tuned=tuned)["choose"]
         for model in ("decoder", "encoder")
-        for longer in ("never", "much")
+        for longer in ("never", "32 times")
         for tuned in (True, False)
     }
-    assert chosen["decoder", "never", True] == "RoPE" and chosen["decoder", "much", False] == "ALiBi"
-    assert chosen["decoder", "much", True] == "RoPE with YaRN" and chosen["encoder", "never", False] == "learned"
-    assert ['kind = "yarn"'] in panel("position-choice", "table")["rows"]
+    assert chosen["decoder", "never", True] == "RoPE" and chosen["decoder", "32 times", False] == "ALiBi"
+    assert chosen["decoder", "32 times", True] == "RoPE with YaRN" and chosen["encoder", "never", False] == "learned"
+    for longer, factor in (("4 times", 4.0), ("32 times", 32.0)):
+        line = panel("position-choice", "table", longer=longer)["rows"][0][0]
+        assert Position.from_dict(tomllib.loads(line)["position"]) == Rope(scaling=Yarn(factor, 2048))
     rows = {row[0]: row[1:] for row in panel("position-choice", "table", 1)["rows"]}
     assert rows["RoPE"][1] == rows["ALiBi"][1] == "no" != rows["sinusoidal"][1]
     assert rows["learned"][2] == "refused"
@@ -164,8 +174,11 @@ def test_questions_lead_to_a_position_scheme() -> None:
 
 @pytest.mark.ledger("fig.5.22")
 def test_windows_reach_as_far_as_the_jacobian() -> None:
-    numbers = shown("window")
-    assert numbers["measured reach, tokens"] == numbers["L(w − 1) + 1"] == 9
+    numbers, formula = shown("window"), "L(w − 1) + 1, at most the tokens"
+    assert numbers["measured reach, tokens"] == numbers[formula] == 9
+    short = shown("window", layers=6, size=8, tokens=16)
+    assert short["measured reach, tokens"] == short[formula] == 16
+    assert numbers["pairs of causal attention"] == 16 * 17 / 2
     assert numbers["L · w, if a window does not count the token itself"] == 12
     assert numbers["32 layers with 4,096"] == 131_041
     assert shown("window", layers=1, size=5)["measured reach, tokens"] == 5
@@ -219,6 +232,7 @@ def test_the_cache_of_8192_tokens_of_a_70b_model_takes_2_50_gib() -> None:
     numbers = shown("kv-cache")
     assert numbers["GiB (2³⁰)"] == 2.5 and numbers["GB (10⁹)"] == 2.68435
     assert shown("kv-cache", tokens=4096)["GiB (2³⁰)"] == 1.25
+    assert shown("kv-cache", batch=4)["per token of one sequence"] == "328 kB (320 KiB)"
     with_cache, without = (s["points"][-1][1] for s in panel("kv-cache", "lines", 1)["series"])
     assert with_cache == 8192 * 8193 / 2 and without > 2000 * with_cache
 
@@ -229,7 +243,10 @@ def test_prefill_is_limited_by_compute_and_decode_by_memory() -> None:
     assert prefill[-1] == "compute" and decode[-1] == "memory bandwidth"
     assert shown("prefill-decode", batch=32)["tokens per second"] > 20 * shown("prefill-decode")["tokens per second"]
     measured = panel("prefill-decode", "bars", 1)
-    assert measured["labels"][0] == "prefill of 8" and len(measured["labels"]) == 7 and min(measured["values"]) > 0
+    assert measured["labels"] == ["prefill of 8", *(f"token {i}" for i in range(1, 7))] and min(measured["values"]) > 0
+    with pytest.raises(ValueError, match="exceed the 1,024 of gpt2"):
+        shown("prefill-decode", model="gpt2", prompt=1024)
+    assert shown("prefill-decode")["weights and cache / memory of the device"] == pytest.approx(16.1 / 80, abs=2e-3)
 
 
 @pytest.mark.ledger("fig.5.25")
@@ -246,4 +263,5 @@ def test_an_adapter_of_rank_8_has_few_weights_and_rank_8() -> None:
     assert numbers["weights of A and B"] == f"{8 * 2 * 4096:,}" and numbers["times fewer"] == 256
     assert numbers["largest change at the start"] == 0
     values = [y for _, y in panel("lora", "lines")["series"][0]["points"]]
-    assert len(values) == 32 and values[7] > 1e-4 and max(values[8:]) < 1e-6
+    assert len(values) == 64 and values[7] > 1e-4 and max(values[8:]) < 1e-6
+    assert min(y for _, y in panel("lora", "lines", rank=64)["series"][0]["points"]) > 1e-6

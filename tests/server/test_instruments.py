@@ -67,7 +67,7 @@ def test_the_served_decoder_is_the_subject(monkeypatch) -> None:
     lens = Lens(lambda ids, target: None, (), tokenizer.vocab_size)  # type: ignore[arg-type]
     served = ServedModel("bytes", tokenizer, Engine(model, rows=1), lens=lens)
     with serve(create_app([served])) as port:
-        body = {"controls": {"text": "lamp", "layer": 3}, "model": "bytes"}
+        body = {"controls": {"of": "served model", "text": "lamp", "layer": 3}, "model": "bytes"}
         answer = httpx.post(f"http://127.0.0.1:{port}/regard/instruments/heads", json=body, timeout=20).json()
     maps = [panel for panel in answer["panels"] if panel["kind"] == "heatmap"]
     assert maps[0]["rows"] == ["l", "a", "m", "p"] and len(maps) == 1 + 2

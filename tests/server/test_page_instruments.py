@@ -11,6 +11,7 @@ from regard.models.stack import Repeat
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
 from regard.server.app import create_app
+from regard.server.lens_thread import Lens
 from regard.server.served_model import ServedModel
 from regard.text.train import byte
 from tests.server.conftest import serve
@@ -26,7 +27,8 @@ def url() -> Iterator[str]:
     tokenizer = byte()
     block = Block((Sublayer(Attention(2)),))
     model = Decoder(tokenizer.vocab_size, 16, (Repeat((block,)),), context=64).build(seed=0).eval()
-    with serve(create_app([ServedModel("tiny", tokenizer, Engine(model, rows=1))])) as port:
+    lens = Lens(lambda ids, target: None, (), tokenizer.vocab_size)  # type: ignore[arg-type]  # instruments read the model
+    with serve(create_app([ServedModel("tiny", tokenizer, Engine(model, rows=1), lens=lens)])) as port:
         yield f"http://127.0.0.1:{port}"
 
 

@@ -73,9 +73,9 @@ def feedforward(x1: float, x2: float, x3: float, x4: float, activation: str, nod
             (f"{LAYERS[depth - 1]}{j + 1}", w, p, w * p)
             for j, (w, p) in enumerate(zip(weights.tolist(), previous.tolist(), strict=True))
         ]
-        panels.append(
-            table(f"{selected} = σ(sum of the last column + b)", ("from", "weight", "value", "product"), terms)
-        )
+        total = "sum of the last column + b"
+        formula = total if depth == len(linears) else f"σ({total})"  # the output has no activation
+        panels.append(table(f"{selected} = {formula}", ("from", "weight", "value", "product"), terms))
     return panels
 
 
@@ -172,24 +172,24 @@ INSTRUMENTS = (
     Instrument(
         "recurrence", "A recurrent network, unrolled",
         "The same weights are used at every word; the hidden state is all that the network keeps of the earlier ones.",
-        r"h_t = \tanh(W_x x_t + W_h h_{t-1} + b), \qquad \frac{\partial h_T}{\partial h_t} = \prod_{k>t} "
-        r"\mathrm{diag}(1-h_k^2)\,W_h",
+        r"h_t = \sigma(a_t), \quad a_t = W_x x_t + W_h h_{t-1} + b, \qquad \frac{\partial h_T}{\partial h_t} = "
+        r"\prod_{k>t} \mathrm{diag}(\sigma'(a_k))\,W_h",
         (
             TextField("text", "words", "the boat left the harbour at dawn"),
             Slider("gain", "size of W_h", 0.1, 1.5, 0.9, 0.05),
             Slider("width", "width of the state", 2, 16, 6),
-            Selection("activation", "activation", ("tanh", "relu"), "tanh"),
+            Selection("activation", "activation σ", ("tanh", "relu"), "tanh"),
         ),
         Quiz(
             "How does the gradient at the first word depend on the size of W_h?",
-            "It is a product with one factor per step. At 0.5 it vanishes within a few words.",
+            "It is a product with one factor per step. At 0.5 only 0.0004 of it is left after six steps.",
             {"gain": 0.5},
         ),
         rnn, ("parts/recurrent.py", "kernels/recurrent/cells/__init__.py"),
     ),
     Instrument(
         "lstm", "The LSTM cell",
-        "Gates decide what the cell keeps, adds and shows; along the cell no matrix is multiplied.",
+        "Gates scale what the cell keeps, adds and outputs; along the cell no matrix is multiplied.",
         r"c_t = f \odot c_{t-1} + i \odot \tilde c, \qquad h_t = o \odot \tanh(c_t), \qquad "
         r"\frac{\partial c_T}{\partial c_0} = \prod_t f_t",
         (

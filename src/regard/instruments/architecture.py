@@ -1,6 +1,7 @@
 """Whole models drawn from their specs: the encoder-decoder of 2017, shapes along a forward, and a vision encoder."""
 
 from functools import cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,19 +14,53 @@ from regard.models.encoder import EncoderModule
 from regard.models.presets import transformer_2017, vit
 from regard.planning.groups import format_number
 from regard.planning.parameters import Parameters, count_parameters
+from regard.planning.part_tree import part_tree
 
-# label, position, part of the count, formula
-PARTS = (
-    ("input embedding", 0.2, 1.0, "embedding", "x = E[ids] √d + positions"),
-    ("self-attention", 0.2, 0.72, "source attention", "softmax(QKᵀ/√d_k) V, all tokens"),
-    ("feed-forward", 0.2, 0.44, "source feedforward", "W₂ relu(W₁ x)"),
-    ("output embedding", 0.8, 1.0, "embedding", "the same table"),
-    ("masked self-attention", 0.8, 0.79, "target attention", "softmax(QKᵀ/√d_k + causal mask) V"),
-    ("cross-attention", 0.8, 0.58, "target cross_attention", "Q from the decoder, K and V from the encoder"),
-    ("feed-forward of decoder", 0.8, 0.37, "target feedforward", "W₂ relu(W₁ x)"),
-    ("head", 0.8, 0.0, "embedding", "softmax(E x), the same table"),
-)
-EDGES = ((0, 1), (1, 2), (3, 4), (4, 5), (5, 6), (6, 7), (2, 5))
+PARTS = 10  # of the drawing
+FORMULAS = {
+    "tokens": "x = √d E[ids]",
+    "embedding": "y = √d E[ids], the same table",
+    "sinusoidal": "x + P",
+    "attention": "softmax(QKᵀ/√d_k) V, all tokens",
+    "causal attention": "softmax(QKᵀ/√d_k) V, earlier tokens and itself",
+    "cross_attention": "softmax(QKᵀ/√d_k) V, Q from the decoder, K and V from the encoder",
+    "feedforward": "W_down relu(W_up x)",
+    "unembedding": "softmax(E y), the same table",
+}
+
+
+class Drawn(NamedTuple):
+    """A part in the drawing."""
+
+    stack: str
+    kind: str
+    label: str
+    x: float
+    y: float
+
+
+@cache
+def drawn_parts() -> list[Drawn]:
+    """The parts of both stacks from bottom to top, read from the tree of the spec; norms are not drawn."""
+    parts = []
+    for x, stack in zip((0.2, 0.8), part_tree(transformer_2017(), 1)["stacks"], strict=True):
+        blocks = [block for run in stack["runs"] for block in run["blocks"]]
+        bodies = [sublayer["body"] for block in blocks for sublayer in block["sublayers"]]
+        column = [*stack["before"], *bodies, *stack["after"]]
+        for i, part in enumerate(column):
+            causal = any(inner["kind"] == "causal" for inner in part["inner"])
+            label = f"causal {part['kind']}" if causal else part["kind"]
+            parts.append(Drawn(stack["name"], part["kind"], label, x, 1 - i / (len(column) - 1)))
+    assert len(parts) == PARTS
+    return parts
+
+
+def drawn_edges() -> list[tuple[str, str, float]]:
+    """Up each column, and from the end of the encoder to cross-attention."""
+    parts = drawn_parts()
+    edges = [(str(i), str(i + 1), 1.0) for i in range(PARTS - 1) if parts[i].stack == parts[i + 1].stack]
+    last = max(i for i, part in enumerate(parts) if part.stack == "source")
+    return [*edges, *((str(last), str(i), 2.0) for i, part in enumerate(parts) if part.kind == "cross_attention")]
 
 
 @cache
@@ -34,17 +69,18 @@ def counted(layers: int, width: int) -> Parameters:
 
 
 def encoder_decoder(layers: int, width: int, part: int) -> list[Panel]:
-    counts, chosen = counted(layers, width), PARTS[part - 1]
-    nodes = [{"id": str(i), "label": label, "x": x, "y": y} for i, (label, x, y, _, _) in enumerate(PARTS)]
-    edges = [(str(a), str(b), 2.0 if (a, b) == (2, 5) else 1.0) for a, b in EDGES]
+    counts, parts = counted(layers, width), drawn_parts()
+    chosen, nodes = parts[part - 1], [{"id": str(i), "label": p.label, "x": p.x, "y": p.y} for i, p in enumerate(parts)]
+    table_of_words = chosen.kind in ("tokens", "embedding", "unembedding")
+    weights = counts.parts.get("embedding" if table_of_words else f"{chosen.stack} {chosen.kind}", 0)
     return [
-        diagram(f"{layers} layers on each side; K and V cross over", nodes, edges, "part", part - 1),
+        diagram(f"{layers} layers on each side; K and V cross over", nodes, drawn_edges(), "part", part - 1),
         bars("weights by part", counts.parts),
         numbers(
             {
-                "part": chosen[0],
-                "computes": chosen[4],
-                "its weights in all layers": counts.parts[chosen[3]],
+                "part": f"{chosen.stack}: {chosen.label}",
+                "computes": FORMULAS[chosen.label],
+                "its weights in all layers": weights,
                 "all weights": format_number(counts.total),
             }
         ),
@@ -66,17 +102,27 @@ STAGES = (
 )
 
 
+def shape_of(x: Tensor) -> str:
+    """Without the batch."""
+    return " × ".join(map(str, x.shape[1:]))
+
+
 def trace(source: int, target: int, width: int, heads: int) -> list[Panel]:
     model = transformer_2017(64, width, heads, 4 * width, layers=1, dropout=0.0).build(seed=0).eval()
     ids = [torch.arange(n).unsqueeze(0) + 1 for n in (source, target)]
     with torch.no_grad(), record(model, [name for _, name in STAGES]) as recorded:
         logits = model(*ids)
     values = [*((label, recorded[name]) for label, name in STAGES), ("logits", logits)]
-    rows = [(label, " × ".join(map(str, x.shape[1:])), x.float().square().mean().sqrt().item()) for label, x in values]
+    rows = [(label, shape_of(x), x.float().square().mean().sqrt().item()) for label, x in values]
     return [
         table("every stage", ("stage", "shape", "root mean square"), rows),
         bars("size of the vectors", [(label, rms) for label, _, rms in rows]),
-        numbers({"shape into a layer": f"{source} × {width}", "shape out of it": f"{source} × {width}"}),
+        numbers(
+            {
+                "shape into an encoder layer": shape_of(recorded["source.stack.input"]),
+                "shape out of it": shape_of(recorded["source.stack.blocks.0"]),
+            }
+        ),
     ]
 
 
@@ -110,7 +156,6 @@ def patches(picture: str, patch: str, layer: int) -> list[Panel]:
     on_patches = weights[:, 0, 1:].mean(0).view(grid, grid)  # of [CLS]
     with torch.no_grad():
         x, _ = model.embed(image)
-        out = model(image)[0].softmax(-1)
     side, places = [str(i + 1) for i in range(SIDE)], [str(i + 1) for i in range(grid)]
     return [
         heatmap("image", image[0, 0], side, side, "unit", shows_numbers=False),
@@ -122,14 +167,13 @@ def patches(picture: str, patch: str, layer: int) -> list[Panel]:
             shows_numbers=grid <= 6,
         ),
         heatmap(
-            "attention of [CLS] to the patches; the encoder is not trained",
+            "attention of [CLS] to the patches; random weights",
             on_patches,
             places,
             places,
             "positive",
             shows_numbers=grid <= 6,
         ),
-        bars("classes, from the output of [CLS]", [(f"class {i + 1}", p) for i, p in enumerate(out.tolist())]),
         numbers(
             {
                 "patches": grid * grid,
@@ -144,18 +188,18 @@ def patches(picture: str, patch: str, layer: int) -> list[Panel]:
 INSTRUMENTS = (
     Instrument(
         "encoder-decoder", "The encoder-decoder of 2017",
-        "The encoder reads the source at once; the decoder writes token by token and attends to the encoder's output.",
+        "The encoder takes the source at once; the decoder writes token by token and attends to the encoder's output.",
         r"\text{encoder: } x \to (\text{self}, \text{ffn})^N, \qquad \text{decoder: } y \to (\text{masked "
         r"self}, \text{cross}, \text{ffn})^N",
         (
             Slider("layers", "layers N", 1, 12, 6),
             Slider("width", "width d", 64, 1024, 512, 64),
-            Slider("part", "part", 1, len(PARTS), 6),
+            Slider("part", "part", 1, PARTS, 8),
         ),
         Quiz(
             "Which part of the base model has the most weights after the embedding?",
             "The feed-forward layers: 12.6 million on each side, twice as many as one attention.",
-            {"part": 3},
+            {"layers": 6, "width": 512, "part": 4},
         ),
         encoder_decoder, ("models/presets.py", "planning/parameters.py"),
     ),
@@ -178,7 +222,7 @@ INSTRUMENTS = (
     ),
     Instrument(
         "patches", "An image as tokens",
-        "The image is cut into patches; each is projected to a vector, and an encoder treats them like words.",
+        "The image is cut into patches; each is projected to a vector, and an encoder takes them like words.",
         r"x_p = W\,\mathrm{flatten}(\text{patch}_p) + b, \qquad n = "
         r"\left(\tfrac{\text{side}}{\text{patch}}\right)^2 + 1",
         (
@@ -189,7 +233,7 @@ INSTRUMENTS = (
         Quiz(
             "How many tokens has an image of 24 pixels with patches of 4?",
             "37: 6 × 6 patches and [CLS]. Halving the patch makes it 145.",
-            {"patch": "2"},
+            {"patch": "4"},
         ),
         patches, ("parts/patches.py", "models/presets.py"),
     ),

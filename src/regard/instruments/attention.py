@@ -72,9 +72,24 @@ def self_attention(text: str, query: int, scaled: bool, temperature: float, caus
     blocked = [[None if math.isinf(s) else s for s in row] for row in scores.tolist()]
     shapes = [("X", tuple(x.shape[1:])), *((n, tuple(recorded[n].shape[-2:])) for n in ("q", "k", "v", "pattern", "z"))]
     return [
-        heatmap("weights: queries down, keys across", weights, words, words, sets="query", selected=query),
+        heatmap(
+            "weights: queries down, keys across; random projections",
+            weights,
+            words,
+            words,
+            sets="query",
+            selected=query,
+        ),
         bars(f"“{words[query]}” attends to", list(zip(words, weights[query].tolist(), strict=True))),
-        heatmap("scores before the softmax", blocked, words, words, "signed", sets="query", selected=query),
+        heatmap(
+            "scores before the softmax; random projections",
+            blocked,
+            words,
+            words,
+            "signed",
+            sets="query",
+            selected=query,
+        ),
         numbers(
             {
                 "√d_k": math.sqrt(HEAD_DIM),
@@ -170,7 +185,8 @@ INSTRUMENTS = (
         ),
         Quiz(
             "In which direction must the query point so that the second key gets the largest weight?",
-            "Beyond 90°: up to there key 3, between the other two, has at least as large a dot product.",
+            "Between 90° and 225° (−135°): there sin θ exceeds both cos θ and cos θ + sin θ, the products "
+            "of the other keys.",
             {"angle": 135, "length": 4.0},
         ),
         sweep, ("kernels/attention/reference.py",),
@@ -189,7 +205,7 @@ INSTRUMENTS = (
         Quiz(
             "Why are the scores divided by √d_k?",
             "Without it the scores of 64-dimensional vectors are eight times as wide, and the softmax puts nearly all "
-            "weight on one key: the entropy of the row falls towards 0.",
+            "weight on one key: the entropy of this row falls from 1.13 to 0.15 nats.",
             {"scaled": False},
         ),
         self_attention, ("parts/attention.py", "kernels/attention/reference.py"),

@@ -55,7 +55,8 @@ class Slider:
     kind = "slider"
 
     def check(self, value: Any) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or (isinstance(value, float) and not math.isfinite(value)):
             raise ValueError(f"{self.name}={shown(value)} is not a number; send one from {self.low} to {self.high}")
         if not self.low <= value <= self.high:
             raise ValueError(f"{self.name}={shown(value)} must be from {self.low} to {self.high}")
@@ -127,7 +128,7 @@ class Instrument:
     id: str
     title: str
     explanation: str  # one line
-    equation: str  # LaTeX; docs/generate_equations.mjs writes it as MathML
+    equation: str  # LaTeX; docs/generate_equations.py writes it as MathML
     controls: tuple[Control, ...]
     quiz: Quiz
     compute: Callable[..., list[Panel]]

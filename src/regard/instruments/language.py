@@ -3,50 +3,74 @@
 import math
 from dataclasses import replace
 from functools import cache
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from regard.instruments.examples import MASK, START, WORDS, ids, trained, word_tokenizer
 from regard.instruments.instrument import Instrument, Panel, Quiz, Slider, Subject, Switch, TextField
 from regard.instruments.panels import bars, heatmap, lines, numbers, table, tokens
-from regard.instruments.vocabulary import MAX_TOKENS, read
+from regard.instruments.vocabulary import EXAMPLE, MAX_TOKENS, OF, read
 from regard.kernels.attention.mask import Causal
+from regard.lens.detectors import HeadScores, score_heads, weight_maps
 from regard.lens.logit_lens import logit_lens
 from regard.lens.maps import attention_maps, entropy
+from regard.models.decoder import Decoder, DecoderModule
 from regard.models.encoder import Encoder, EncoderModule
 from regard.models.stack import replace_runs
 from regard.objectives.masked import MaskedTokens
 from regard.parts.attention import Attention
 from regard.planning.parameters import count_parameters
+from regard.planning.part_tree import part_tree
 
 TEXT = "the old key opens the small box . it is"
+GAPS = "the [MASK] key opens the small [MASK] . it is old ."
+MAX_HEADS = 16  # maps of one layer that are drawn
 
 
-def heads(subject: Subject | None, text: str, layer: int, head: int) -> list[Panel]:
-    subject, encoded, pieces = read(subject, text)
-    maps = [None if weights is None else weights.float().cpu() for weights in attention_maps(subject.model, encoded)]
+LABELS: WeakKeyDictionary[DecoderModule, HeadScores] = WeakKeyDictionary()
+
+
+def head_label(model: DecoderModule, layer: int, head: int) -> str:
+    """The kind of a head by the detectors of the lens, measured once per model on repeated random tokens."""
+    if model not in LABELS:
+        length = min(32, model.spec.vocab, (model.spec.context or 64) // 2)
+        LABELS[model] = score_heads(model, model.spec.vocab, length)
+    scores = {kind: layers[layer] for kind, layers in LABELS[model].scores.items()}
+    score, kind = max((float(of_layer[head]), kind) for kind, of_layer in scores.items() if of_layer is not None)
+    return f"{kind} {score:.2f}" if score > 0.4 else "no label"
+
+
+def heads(subject: Subject | None, of: str, text: str, layer: int, head: int) -> list[Panel]:
+    subject, encoded, pieces = read(subject, of, text)
+    model, maps = subject.model, weight_maps(subject.model, torch.tensor(encoded))
     layer = min(layer, len(maps)) - 1
-    weights = maps[layer]
-    if weights is None:
+    found = maps[layer]
+    if found is None:
         raise ValueError(f"layer {layer + 1} has no attention; choose another one")
+    weights = found.float().cpu()
     head, n = min(head, len(weights)) - 1, len(encoded)
     later = torch.arange(1, n) if n > 1 else torch.tensor([0])
     previous, first = weights[:, later, (later - 1).clamp_min(0)].mean(-1), weights[:, later, 0].mean(-1)
     rows = [(h + 1, previous[h].item(), first[h].item(), e) for h, e in enumerate(entropy(weights).tolist())]
     cells = [[w if j <= i else None for j, w in enumerate(row)] for i, row in enumerate(weights[head].tolist())]
-    width = subject.model.spec.width
+    width, drawn = model.spec.width, min(MAX_HEADS, len(weights))
+    of_all = "" if drawn == len(weights) else f"; the first {drawn} of {len(weights)} heads"
+    place = f"layer {layer + 1} of {len(maps)}, head {head + 1} of {len(weights)}"
     return [
-        heatmap(f"layer {layer + 1}, head {head + 1}", cells, pieces, pieces),
+        heatmap(f"{place} · {head_label(model, layer, head)}{of_all}", cells, pieces, pieces),
         table(
             "the heads of this layer, on this text",
             ("head", "weight on the previous token", "on the first token", "entropy, nats"),
             rows,
         ),
         *(
-            heatmap(f"head {h + 1}", weights[h], pieces, pieces, shows_numbers=False)
-            for h in range(min(8, len(weights)))
+            heatmap(f"head {h + 1} · {head_label(model, layer, h)}", weights[h], pieces, pieces, shows_numbers=False)
+            for h in range(drawn)
         ),
         numbers(
             {
@@ -65,8 +89,8 @@ def next_token(subject: Subject, encoded: list[int], temperature: float) -> Tens
     return (subject.model(rows)[0, -1].float().cpu() / temperature).softmax(-1)
 
 
-def generation(subject: Subject | None, text: str, steps: int, choice: int, temperature: float) -> list[Panel]:
-    subject, encoded, pieces = read(subject, text)
+def generation(subject: Subject | None, of: str, text: str, steps: int, choice: int, temperature: float) -> list[Panel]:
+    subject, encoded, pieces = read(subject, of, text)
     written, rows = [], []
     for step in range(steps):
         if len(encoded) >= MAX_TOKENS:
@@ -165,13 +189,40 @@ def masked_words(text: str, two_way: bool, index: int) -> list[Panel]:
     ]
 
 
-def sandwich(subject: Subject | None, text: str) -> list[Panel]:
-    subject, encoded, pieces = read(subject, text)
+@torch.no_grad()
+def token_losses(model: DecoderModule, encoded: list[int]) -> list[float]:
+    """−log p of each token after the first."""
+    rows = torch.tensor([encoded], device=model.embedding.weight.device)
+    logits = model(rows)[0, :-1].float()
+    return F.cross_entropy(logits, rows[0, 1:], reduction="none").tolist() if len(encoded) > 1 else []
+
+
+@cache
+def stages(spec: Decoder, tokens: int) -> list[tuple[str, str, str]]:
+    """The parts of the stack in order, with the shape of their outputs and their weights, drawn from the spec."""
+    (stack,) = part_tree(spec, tokens)["stacks"]
+    inside, scores = f"({tokens}, {spec.width})", f"({tokens}, {spec.vocab})"
+
+    def row(part: dict[str, Any]) -> tuple[str, str, str]:
+        return part["kind"], scores if part["kind"] == "unembedding" else inside, f"{part['parameters']:,}"
+
+    outside = sum(part["parameters"] for part in (*stack["before"], *stack["after"]))
+    blocks = (f"{stack['layers']} blocks", inside, f"{count_parameters(spec).total - outside:,}")
+    return [
+        ("ids", f"({tokens},)", ""),
+        *map(row, stack["before"]),
+        blocks,
+        *map(row, stack["after"]),
+        ("softmax", scores, ""),
+    ]
+
+
+def sandwich(subject: Subject | None, of: str, text: str) -> list[Panel]:
+    subject, encoded, pieces = read(subject, of, text)
     model = subject.model
-    by_layer = logit_lens(model, encoded)
-    final = list(by_layer.values())[-1][0].float().cpu().log_softmax(-1)
-    losses = [0.0] + [-final[i, id].item() for i, id in enumerate(encoded[1:])]
-    answer, rows, curve = int(final[-1].argmax()), [], []
+    by_layer = logit_lens(model, encoded, slice(-1, None))
+    losses = [0.0, *token_losses(model, encoded)]
+    answer, rows, curve = int(list(by_layer.values())[-1][0, -1].argmax()), [], []
     for depth, logits in enumerate(by_layer.values()):
         p = logits[0, -1].float().cpu().softmax(-1)
         rows.append(
@@ -179,20 +230,8 @@ def sandwich(subject: Subject | None, text: str) -> list[Panel]:
         )
         curve.append((depth, p[answer].item()))
     spec, n = model.spec, len(encoded)
-    counts = count_parameters(spec).parts
-    stages = [
-        ("ids", f"({n},)", ""),
-        ("embeddings", f"({n}, {spec.width})", f"{counts.get('embedding', 0):,}"),
-        (
-            f"{len(model.stack.blocks)} blocks",
-            f"({n}, {spec.width})",
-            f"{sum(v for k, v in counts.items() if k not in ('embedding', 'head')):,}",
-        ),
-        ("norm and head", f"({n}, {spec.vocab})", f"{counts.get('head', 0):,}"),
-        ("softmax", f"({n}, {spec.vocab})", ""),
-    ]
     return [
-        table("from ids to probabilities", ("stage", "shape", "weights"), stages),
+        table("from ids to probabilities", ("part", "shape of its output", "weights"), stages(spec, n)),
         lines(
             f"probability of “{subject.tokenizer.decode_token(answer)}” if the head read each layer",
             {"probability": curve},
@@ -223,14 +262,15 @@ INSTRUMENTS = (
         r"\mathrm{MultiHead}(X) = [\mathrm{head}_1; \dots; \mathrm{head}_h]\,W_O, \qquad h \cdot d_k = 8 \cdot "
         r"64 = 512",
         (
+            OF,
             TextField("text", "text", TEXT),
             Slider("layer", "layer", 1, 48, 1),
             Slider("head", "head", 1, 64, 1),
         ),
         Quiz(
             "The adjective of the first sentence has to be repeated after “is”. Which head finds it?",
-            "In the example model head 2 of the first layer: “is” puts 98 % of its weight on “old”.",
-            {"layer": 1, "head": 2},
+            "In the example model, head 2 of the first layer: “is” puts 98 % of its weight on “old”.",
+            {"of": EXAMPLE, "text": TEXT, "layer": 1, "head": 2},
         ),
         heads, ("lens/maps.py", "parts/attention.py"), reads_model=True,
     ),
@@ -239,6 +279,7 @@ INSTRUMENTS = (
         "The model predicts a distribution over the next token; the chosen one is appended and everything runs again.",
         r"p(x_1, \dots, x_n) = \prod_t p(x_t \mid x_{<t})",
         (
+            OF,
             TextField("text", "text", TEXT),
             Slider("steps", "new tokens", 1, 8, 4),
             Slider("choice", "rank of the first new token", 1, 5, 1),
@@ -246,26 +287,26 @@ INSTRUMENTS = (
         ),
         Quiz(
             "What does a high temperature do to the probabilities?",
-            "It makes them more equal: the logits are divided by it before the softmax.",
-            {"temperature": 3.0},
+            "It makes them more equal: the logits are divided by it before the softmax. At 3 the first word has 0.50 "
+            "instead of 0.998.",
+            {"of": EXAMPLE, "text": TEXT, "temperature": 3.0},
         ),
         generation, ("models/decoder.py",), reads_model=True,
     ),
     Instrument(
         "masked-words", "Filling in masked words",
-        "An encoder reads both sides of a gap; with one-way attention it sees only the words before it.",
+        "An encoder attends to both sides of a gap; with a causal mask only to the gap and the words before it.",
         r"\mathcal{L} = -\sum_{i \in \text{masked}} \log p(x_i \mid x_{\setminus \text{masked}})",
         (
-            TextField("text", "words, gaps as [MASK]", "the [MASK] key opens the small [MASK] . it is old ."),
-            Switch("two_way", "attend to both sides", True),
+            TextField("text", "words, gaps as [MASK]", GAPS),
+            Switch("two_way", "attend to both sides; off: the same weights with a causal mask", True),
             Slider("index", "gap", 1, 8, 1),
         ),
         Quiz(
             "The first adjective is masked and repeated at the end. Can a one-way model know it?",
-            "No: with attention to both sides it finds “old” at the end; with one-way attention all adjectives "
-            "are about "
-            "equally likely. The gap also attends to its own position.",
-            {"two_way": False},
+            "No: with attention to both sides “old” has 0.9997; with a causal mask each of the six adjectives has 0.13 "
+            "to 0.22. The gap also attends to its own position.",
+            {"text": GAPS, "two_way": False, "index": 1},
         ),
         masked_words, ("models/encoder.py", "objectives/masked.py"),
     ),
@@ -274,11 +315,11 @@ INSTRUMENTS = (
         "Ids become vectors, blocks change them, the head turns the last one into a guess; the lens reads every layer.",
         r"\mathrm{logits}_\ell = W_{\mathrm{head}}\,\mathrm{norm}(x_\ell), \qquad \mathcal{L} = -\log p(x_{t+1} "
         r"\mid x_{\le t})",
-        (TextField("text", "text", TEXT),),
+        (OF, TextField("text", "text", TEXT)),
         Quiz(
             "After which layer is the final guess there?",
-            "Follow the curve: before the last layers the head reads little from the stream.",
-            {"text": "the red boat carries the old"},
+            "In the example model only after the last: after layer 1 “stone” has 0.07, after layer 2 0.9998.",
+            {"of": EXAMPLE, "text": "the red boat carries the old"},
         ),
         sandwich, ("lens/logit_lens.py", "models/decoder.py"), reads_model=True,
     ),

@@ -22,12 +22,12 @@ Number = float | None
 
 
 def rounded(value: Any) -> Any:
-    """Numbers in nested lists to six significant digits. Raises ValueError for NaN and infinity."""
+    """Numbers in nested lists to six significant digits. They must be finite: another value is a mistake of the
+    instrument, not of the controls."""
     if isinstance(value, Tensor):
         value = value.detach().double().tolist()
     if isinstance(value, float):
-        if not math.isfinite(value):
-            raise ValueError(f"a panel has the value {value}; panels show finite numbers only")
+        assert math.isfinite(value), f"a panel has the value {value}; panels show finite numbers only"
         return value if value.is_integer() and abs(value) < 1e15 else float(f"{value:.6g}")
     if isinstance(value, list | tuple):
         return [rounded(item) for item in value]
@@ -161,8 +161,6 @@ def scatter(
     points: Sequence[tuple[float, float, str]],
     groups: Sequence[str] | None = None,
     arrows: bool = False,
-    x: str = "",
-    y: str = "",
 ) -> Panel:
     """Points (x, y, label), coloured by group; with `arrows`, vectors from the origin in equal scales."""
     return {
@@ -173,6 +171,4 @@ def scatter(
             for (a, b, label), group in zip(points, groups or [""] * len(points), strict=True)
         ],
         "arrows": arrows,
-        "x": x,
-        "y": y,
     }

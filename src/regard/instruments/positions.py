@@ -20,6 +20,7 @@ from regard.parts.position.rope import Rope, rotations
 from regard.parts.position.rope_scaling import NTK, LinearScaling, Llama3, Scaling, Yarn
 from regard.parts.position.sinusoidal import Sinusoidal, sinusoidal_embeddings
 from regard.parts.position.t5 import T5Buckets
+from regard.spec import toml_value, without_defaults
 
 TRAINED = 2048  # tokens of training, for the scalings
 FACTOR = 4.0
@@ -122,6 +123,16 @@ def rope(m: int, n: int, base: float, pair: int, scaling: str) -> list[Panel]:
     ]
 
 
+REASONS = {
+    "learned": "one trained vector per position suffices if no sequence is longer",
+    "RoPE": "a score depends on the distance only, and there are no weights",
+    "RoPE with YaRN": "scaled angles stay within those of training, and a short training adapts to them",
+    "ALiBi": "its bias is a fixed function of the distance, defined at every length",
+    "T5 buckets": "all long distances share a trained bucket, and both directions have their own",
+}
+TIMES = {"never": 1.0, "4 times": 4.0, "32 times": 32.0}
+
+
 def choose_scheme(model: str, longer: str, tuned: bool) -> str:
     if model == "encoder":
         return "learned" if longer == "never" else "RoPE" if tuned else "T5 buckets"
@@ -135,10 +146,14 @@ def position_choice(model: str, longer: str, tuned: bool) -> list[Panel]:
     spec = SCHEMES[chosen]
     if isinstance(spec, T5Buckets):
         spec = replace(spec, bidirectional=model == "encoder")
+    if isinstance(spec, Rope) and spec.scaling is not None:
+        spec = replace(spec, scaling=Yarn(TIMES[longer], TRAINED))
+    place = "stack" if "stack" in spec.places else "attention"
+    line = "position = " + toml_value(without_defaults(spec), "position")
     return [
-        numbers({"choose": chosen, "place": "stack" if "stack" in spec.places else "attention"}),
-        table("in a recipe", ("[position]",), [(line,) for line in spec.to_toml().splitlines() if line]),
-        table("measured on the parts, with trained length 2,048", COLUMNS, [measure(name) for name in SCHEMES]),
+        numbers({"choose": chosen, "because": REASONS[chosen], "place": place}),
+        table("in a recipe", (f"a field of the {place}",), [(line,)]),
+        table("properties of the parts, with a trained length of 2,048", COLUMNS, [measure(name) for name in SCHEMES]),
     ]
 
 
@@ -173,11 +188,11 @@ INSTRUMENTS = (
     Instrument(
         "sinusoids", "Sinusoidal positions",
         "Every position has its own pattern of slow and fast waves; the dot product of two depends on their distance.",
-        r"P_{t,2i} = \sin\!\left(t / 10000^{2i/d}\right), \qquad P_{t,2i+1} = \cos\!\left(t / 10000^{2i/d}\right)",
+        r"P_{t,2i} = \sin\!\left(t / b^{2i/d}\right), \qquad P_{t,2i+1} = \cos\!\left(t / b^{2i/d}\right)",
         (
             Slider("width", "width d", 4, 64, 32, 2),
             Slider("position", "position", 0, 63, 20),
-            Slider("base", "base", 10.0, 10000.0, 10000.0, 10.0),
+            Slider("base", "base b", 10.0, 10000.0, 10000.0, 10.0),
             Slider("tokens", "positions", 8, 64, 48),
         ),
         Quiz(
@@ -189,7 +204,7 @@ INSTRUMENTS = (
     ),
     Instrument(
         "rope", "Rotary positions",
-        "Queries and keys are rotated by angles proportional to their positions, so scores see only the distance.",
+        "Queries and keys are rotated by angles proportional to their positions, so a score depends on n − m only.",
         r"\langle R_m q,\, R_n k\rangle = \langle q,\, R_{n-m} k\rangle, \qquad \theta_i = b^{-2i/d}",
         (
             Slider("m", "position of the query", 0, 128, 3),
@@ -211,13 +226,14 @@ INSTRUMENTS = (
         r"\text{score}_{ij} = \frac{(R_i q_i)\cdot(R_j k_j)}{\sqrt{d}} + b(i-j)",
         (
             Selection("model", "kind of model", ("decoder", "encoder"), "decoder"),
-            Selection("longer", "longer than in training", ("never", "a few times", "much"), "a few times"),
+            Selection("longer", "longer than in training", tuple(TIMES), "4 times"),
             Switch("tuned", "can be trained again at the longer length", True),
         ),
         Quiz(
             "Which scheme needs no second training to run on longer sequences, in a decoder?",
-            "ALiBi: its bias is a fixed function of the distance, and no angle is new.",
-            {"model": "decoder", "longer": "much", "tuned": False},
+            "ALiBi is chosen here: its bias is a fixed function of the distance. T5 buckets, the last of which has all "
+            "longer distances, and a decoder without positions also run unchanged.",
+            {"model": "decoder", "longer": "32 times", "tuned": False},
         ),
         position_choice, ("parts/position/alibi.py", "parts/position/t5.py", "parts/position/learned.py"),
     ),

@@ -54,13 +54,14 @@ def kv_cache(
         "cache": format_bytes(total),
         "GB (10⁹)": total / 1e9,
         "GiB (2³⁰)": total / 2**30,
-        "per token": format_bytes(batch * costs.kv_bytes_per_token),
+        "per token of one sequence": format_bytes(costs.kv_bytes_per_token),
         "keys computed without a cache": f"{uncached_projections(tokens):,}",
         "keys computed with it": f"{tokens:,}",
     }
     if subject is not None and isinstance(subject.model.spec, Decoder):
-        own = plan(subject.model, context=tokens, batch=batch, dtype="float32")
-        items[f"{subject.name} at this length, in float32"] = format_bytes(own.kv_bytes())
+        served = str(subject.model.embedding.weight.dtype).removeprefix("torch.")
+        own = plan(subject.model, context=tokens, batch=batch, dtype=served)
+        items[f"{subject.name} at this length, in {served}"] = format_bytes(own.kv_bytes())
     return [
         numbers(items),
         lines("size of the cache", {"cache": growth}, "tokens", "GiB"),
@@ -84,7 +85,10 @@ def sharing(subject: Subject | None, heads: int, kv_heads: int, head_dim: int, l
     }
     if subject is not None:
         shapes = plan(subject.model, context=1).attention_shapes
-        items |= {f"{subject.name}: {n} layers": f"{h} query heads, {k} key heads" for (h, k, _), n in shapes.items()}
+        items |= {
+            f"{subject.name}: {h} query heads, {k} key heads of {size}": f"{n} layers"
+            for (h, k, size), n in shapes.items()
+        }
     return [
         diagram("which query heads share keys and values", nodes, edges),
         bars("cache", {names[n]: sizes[n] / 2**20 for n in sorted(sizes, reverse=True)}, "MiB"),
@@ -120,17 +124,20 @@ def prefill(model: str, device: str, prompt: int, new: int, batch: int) -> list[
     def at(context: int) -> Costs:
         return Costs(costs.spec, context, batch, costs.dtype, costs.weights, costs.count)
 
-    whole, last = at(prompt), at(prompt + new)
+    most = costs.spec.context if isinstance(costs.spec, Decoder) else None
+    if most is not None and prompt + new > most:
+        raise ValueError(f"{prompt} prompt and {new} new tokens exceed the {most:,} of {model}; choose fewer")
+    whole, last = at(prompt), at(prompt + new // 2)  # the middle of the decode steps
     first = machine.seconds(batch * whole.flops(prompt, prompt), whole.weights_read)
     step = machine.seconds(batch * last.decode_flops, last.bytes_read)
     rows = [
         ("prefill", prompt * batch, batch * whole.flops(prompt, prompt), whole.weights_read, first),
-        ("one decode step", batch, batch * last.decode_flops, last.bytes_read, step),
+        ("one decode step, in the middle", batch, batch * last.decode_flops, last.bytes_read, step),
     ]
     ridge = machine.flops / machine.bandwidth
     return [
         bars(
-            "timeline on the device, lower bounds",
+            "timeline on the device, estimates",
             {"prefill": 1000 * first, f"{new} decode steps": 1000 * new * step},
             "ms",
         ),
@@ -146,6 +153,10 @@ def prefill(model: str, device: str, prompt: int, new: int, batch: int) -> list[
             {
                 "time to the first token, ms": 1000 * first,
                 "tokens per second": batch / step,
+                "weights and cache / memory of the device": (
+                    at(prompt + new).weight_bytes() + at(prompt + new).kv_bytes()
+                )
+                / machine.memory,
                 "FLOPs per byte at which the device is balanced": ridge,
             }
         ),
@@ -161,8 +172,8 @@ def adapters(subject: Subject | None, rank: int, alpha: float, rows: int, column
     rank = min(rank, rows, columns)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        layer = LoRALinear(nn.Linear(32, 32, bias=False))
-        layer.add("adapter", LoRA(min(rank, 32), alpha, ("q_proj",)), layer.base.weight)
+        layer = LoRALinear(nn.Linear(64, 64, bias=False))
+        layer.add("adapter", LoRA(rank, alpha, ("q_proj",)), layer.base.weight)
         with torch.no_grad():
             before = float(layer.delta_weight("adapter").abs().max())
             layer.matrix("B", "adapter").normal_(std=0.02)
@@ -184,13 +195,13 @@ def adapters(subject: Subject | None, rank: int, alpha: float, rows: int, column
         "largest change at the start": before,
     }
     if subject is not None:
-        count = lora_parameters(subject.model.spec, rank)
-        items[f"{subject.name}: adapter of all q_proj and v_proj"] = f"{count:,} weights"
+        count = lora_parameters(subject.model.spec, rank, "all-linear")
+        items[f"{subject.name}: adapter of all linear layers"] = f"{count:,} weights"
     return [
         diagram("y = Wx + (α/r) B A x", nodes, edges),
         bars("weights that are trained", {"all of W": full, "A and B": small}),
         lines(
-            "singular values of (α/r) B A for a layer of 32 × 32",
+            "singular values of (α/r) B A for a layer of 64 × 64; B drawn at random, nothing is trained",
             {"update": list(enumerate(singular.tolist(), 1))},
             "index",
             "singular value",
@@ -221,8 +232,9 @@ INSTRUMENTS = (
     ),
     Instrument(
         "prefill-decode", "Prefill and decode",
-        "The prompt is one parallel pass that computes; every new token is a step that mostly reads memory.",
-        r"t \ge \max\!\left(\frac{\text{FLOPs}}{\text{FLOP/s}},\; \frac{\text{bytes read}}{\text{bandwidth}}\right)",
+        "A long prompt is one parallel pass that computes; every new token is a step that mostly reads memory.",
+        r"t \approx \max\!\left(\frac{\text{FLOPs}}{\text{FLOP/s}},\; "
+        r"\frac{\text{bytes read}}{\text{bandwidth}}\right)",
         (
             Selection("model", "model", PLANNED, "llama-3.1-8b"),
             Selection("device", "device", ("a100", "h100", "h200", "rtx4090"), "h100"),
@@ -232,7 +244,7 @@ INSTRUMENTS = (
         ),
         Quiz(
             "What raises the number of tokens per second most: a faster processor or more sequences at once?",
-            "More sequences: a decode step reads the weights once for all of them.",
+            "More sequences: a decode step reads the weights once for all of them, so 64 give 50 times as many tokens.",
             {"batch": 64},
         ),
         prefill, ("planning/cost.py", "planning/speed.py", "engine/stores/contiguous.py"),
@@ -251,7 +263,7 @@ INSTRUMENTS = (
         Quiz(
             "8 query heads share 2 key heads. Which share of the multi-head cache is left?",
             "A quarter; with one key head an eighth.",
-            {"heads": 8, "kv_heads": 1},
+            {"heads": 8, "kv_heads": 2},
         ),
         sharing, ("parts/attention.py", "planning/cost.py"), reads_model=True,
     ),

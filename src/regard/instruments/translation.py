@@ -19,9 +19,10 @@ from regard.parts.scored_attention import AdditiveModule, ScoredAttention
 
 ROWS = 48
 SENTENCE = "the old key opens the small box"
+PRINTED = "made to give the printed weights"
 EXAMPLE_ADDITIVE = (0.62, 0.18, 0.09, 0.06, 0.05)  # the first step of a printed example, five encoder states
 EXAMPLE_CROSS = (0.55, 0.34, 0.11)  # the same of cross-attention, three source tokens
-MODES = ("trained model", "printed example")
+MODES = ("trained model", PRINTED)
 ADDITIVE = "target.stack.blocks.0.sublayers.0.body.attention.pattern"
 CROSS = "target.stack.blocks.0.sublayers.1.body"
 
@@ -40,12 +41,12 @@ def reversal_accuracy(name: str) -> list[float]:
 
 
 @torch.no_grad()
-def generate(name: str, source: Tensor) -> Tensor:
-    """Greedy output of an encoder-decoder, as long as the source."""
+def generate(name: str, source: Tensor, steps: int) -> Tensor:
+    """Greedy output (B, 1 + steps) of an encoder-decoder, with the symbol at its start."""
     model, out = trained(name), torch.zeros(len(source), 1, dtype=torch.long)
-    for _ in range(source.shape[1]):
+    for _ in range(steps):
         out = torch.cat([out, model(source, out)[:, -1:].argmax(-1)], 1)
-    return out[:, 1:]
+    return out
 
 
 def bottleneck(length: int, seed: int) -> list[Panel]:
@@ -59,7 +60,7 @@ def bottleneck(length: int, seed: int) -> list[Panel]:
         tokens("source", [letters[i] for i in source[0].tolist()], [0.0] * length),
     ]
     for label, name in names.items():
-        out = generate(name, source)[0].tolist()
+        out = generate(name, source, length)[0, 1:].tolist()
         wrong = [float(a != b) for a, b in zip(out, source[0].flip(0).tolist(), strict=True)]
         panels.append(tokens(f"reversed, {label}; wrong symbols are tinted", [letters[i] for i in out], wrong))
     state = {label: points[length - 1][1] for label, points in curves.items()}
@@ -74,10 +75,8 @@ def bottleneck(length: int, seed: int) -> list[Panel]:
 @torch.no_grad()
 def additive_weights(source: list[str]) -> tuple[list[str], Tensor]:
     """The output of the trained model, and its weights (steps, source words)."""
-    model, rows = trained("additive"), []
-    x, out = torch.tensor([ids(source)]), torch.zeros(1, 1, dtype=torch.long)
-    for _ in range(5):
-        out = torch.cat([out, model(x, out)[:, -1:].argmax(-1)], 1)
+    model, rows, x = trained("additive"), [], torch.tensor([ids(source)])
+    out = generate("additive", x, 5)
 
     def keep(pattern: Tensor) -> Tensor:
         rows.append(pattern[0, 0, 0])
@@ -101,28 +100,32 @@ def printed_additive() -> Tensor:
         return module.weights(torch.zeros(1, 1, 1, 1, dtype=torch.float64), k, layout)[0, 0]
 
 
+def read_sentence(text: str) -> list[str]:
+    """The words of a sentence of the pattern that the models were trained on."""
+    words = split_words(text.lower())
+    if len(words) != len(SENTENCE.split()) or words[0] != "the" or words[4] != "the":
+        raise ValueError(f"write seven words like “{SENTENCE}”: the models were trained on this pattern only")
+    return words
+
+
 def alignment(mode: str, text: str, step: int) -> list[Panel]:
-    if mode == "printed example":
+    if mode == PRINTED:
         source, target, weights = [f"h{i}" for i in range(1, 6)], ["step 1"], printed_additive()
     else:
-        source = split_words(text)
+        source = read_sentence(text)
         target, weights = additive_weights(source)
     return aligned(source, target, weights, step, "encoder states")
 
 
 def cross_attention(mode: str, text: str, step: int) -> list[Panel]:
-    if mode == "printed example":
+    if mode == PRINTED:
         k = torch.tensor(EXAMPLE_CROSS, dtype=torch.float64).log()[:, None]
         _, weights, _ = one_head(torch.ones(1, 1), k, k, Full(), 1.0)
         return aligned(["k1", "k2", "k3"], ["step 1"], weights, step, "source tokens")
-    source = split_words(text)
+    source = read_sentence(text)
     x = torch.tensor([ids(source)])
-    out = torch.zeros(1, 1, dtype=torch.long)
-    model = trained("translation")
-    with torch.no_grad():
-        for _ in range(5):
-            out = torch.cat([out, model(x, out)[:, -1:].argmax(-1)], 1)
-    weights = named_attention_maps(model, x, out[:, :-1])[CROSS][0].mean(0)  # (steps, source words)
+    out = generate("translation", x, 5)
+    weights = named_attention_maps(trained("translation"), x, out[:, :-1])[CROSS][0].mean(0)  # (steps, source words)
     return aligned(source, [TARGET_WORDS[i] for i in out[0, 1:].tolist()], weights, step, "source tokens")
 
 
@@ -151,7 +154,7 @@ STEPS = (
 INSTRUMENTS = (
     Instrument(
         "bottleneck", "Everything in one vector",
-        "A recurrent encoder passes one state to its decoder; long sources do not fit. A transformer reads them all.",
+        "A recurrent encoder passes one state to its decoder; long sources do not fit. A transformer attends to all.",
         r"s_0 = h_n, \qquad y_t \sim p(y_t \mid y_{<t}, s_0)",
         (Slider("length", "symbols", 1, MAX_REVERSED, 10), Slider("seed", "another sequence", 0, 20, 1)),
         Quiz(
@@ -170,20 +173,22 @@ INSTRUMENTS = (
         STEPS,
         Quiz(
             "The invented language puts nouns before adjectives and the verb last. Where do the weights show it?",
-            "They are not on the diagonal: the first output word attends near “key”, the last one near “opens”.",
-            {"step": 5},
+            "They are not on the diagonal: the first output word attends to “key”, the last one mostly to the state "
+            "after “opens”, which has read it.",
+            {"mode": "trained model", "text": SENTENCE, "step": 5},
         ),
         alignment, ("parts/scored_attention.py", "parts/attention_rnn.py", "models/seq2seq.py"),
     ),
     Instrument(
         "cross-attention", "Cross-attention",
-        "Queries come from the decoder, keys and values from the encoder: every output word reads the whole source.",
+        "Queries come from the decoder, keys and values from the encoder: all output words attend to the source.",
         r"\mathrm{softmax}\!\left(\frac{Q_{\mathrm{dec}}\,K_{\mathrm{enc}}^\top}{\sqrt{d_k}}\right) V_{\mathrm{enc}}",
         STEPS,
         Quiz(
             "Which word of the source has the largest weight for the last word of the output?",
-            "“opens”: the verb is last in the invented language.",
-            {"step": 5},
+            "“opens”: the verb is last in the invented language. Not every row is an alignment: at step 4 this model "
+            "puts its weight on the first “the”, and its output is still right.",
+            {"mode": "trained model", "text": SENTENCE, "step": 5},
         ),
         cross_attention, ("parts/cross_attention.py", "models/encoder_decoder.py"),
     ),

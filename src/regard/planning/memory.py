@@ -13,6 +13,7 @@ bytes, not the FLOPs (Dao et al. 2022, in the loop order of FlashAttention-2, Da
 
 from dataclasses import dataclass
 
+from regard.planning.flops import window_pairs
 from regard.spec import suggest_name
 
 
@@ -64,6 +65,21 @@ def sequences_to_exceed_weights(weights: int, bytes_per_token: int, context: int
 def score_bytes(length: int, heads: int = 1, itemsize: int = 2) -> int:
     """Bytes of one layer's scores if they are materialized."""
     return heads * length * length * itemsize
+
+
+def attention_bytes(length: int, heads: int, head_dim: int, window: int, itemsize: int = 2) -> dict[str, int]:
+    """Bytes of one layer's q, k, v and output, and of what each backend keeps beside them.
+
+    `block_sparse` keeps the scores of a causal window at most; a fused kernel keeps fewer.
+    """
+    arrays = 4 * length * heads * head_dim
+    kept = {
+        "reference: all scores": heads * length * length,
+        "tiled: maximum and sum": 2 * heads * length,
+        "block_sparse: scores of the window": heads * window_pairs(length, window),
+        "linear attention: a state": heads * head_dim * (head_dim + 1),
+    }
+    return {backend: itemsize * (arrays + numbers) for backend, numbers in kept.items()}
 
 
 def tile_rows(fast_memory: int, head_dim: int) -> int:

@@ -20,7 +20,7 @@ export const passage = signal(null);
 export const selection = signal({ layer: 0, head: 0, row: null, column: null, pinned: false });
 export const select = (change) => (selection.value = { ...selection.value, ...change });
 
-// The address after "#/", split at "/": ["attention"], ["instruments", "fig.5.9"].
+// The address after "#/", split at "/": ["attention"], ["instruments", "masks"].
 export const route = signal(readRoute());
 export const goTo = (...path) => (location.hash = "/" + path.map(encodeURIComponent).join("/"));
 addEventListener("hashchange", () => (route.value = readRoute()));

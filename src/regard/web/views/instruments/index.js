@@ -56,7 +56,7 @@ function Course({ course, current }) {
   const total = course.reduce((sum, { instruments }) => sum + instruments.length, 0);
   let number = 0;
   return html`<nav class="instruments-course" aria-label="Course">
-    <p class="instruments-progress muted">${count} of ${total} questions answered</p>
+    <p class="instruments-progress muted">${count} of ${total} answers shown</p>
     ${course.map(
       ({ title, instruments }) =>
         html`<section key=${title}>
