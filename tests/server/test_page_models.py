@@ -115,7 +115,7 @@ def test_the_address_names_the_model_and_the_last_choice_counts(tokenizer, brows
         page.wait_for_selector(".problem:has-text('there is no model')")
         assert page.input_value("#model") == "one" and page.evaluate("location.search") == "?model=one"
         late = []
-        page.route("**/regard/model?model=two", late.append)
+        page.route("**/regard/model?model=two", lambda route: late.append(route))
         page.select_option("#model", "two")
         page.select_option("#model", "one")
         page.wait_for_selector(".problem", state="detached")
