@@ -27,6 +27,17 @@ def test_text_and_messages_are_tokenized(start_server, tokenizer):
     assert response["tokens"][0] == "<|user|>" and response["tokens"][-1] == "<|assistant|>"
 
 
+def test_the_tokens_of_each_message_are_found(start_server):
+    client = start_server().client
+    contents = {"system": "Answer a user.", "user": "a", "assistant": ""}  # "a" is a part of the template, too
+    messages = [{"role": role, "content": content} for role, content in contents.items()]
+    found = client.post("/regard/tokenize", json={"messages": messages}).json()
+    texts = [span and "".join(found["tokens"][slice(*span)]).strip() for span in found["spans"]]
+    assert texts == ["Answer a user.", "a", None]
+    found = client.post("/regard/tokenize", json={"text": "Mira put"}).json()
+    assert found["spans"] == [[0, len(found["ids"])]]
+
+
 def test_attention_without_a_lens_is_not_found(start_server):
     server = start_server(lens=None)
     assert server.client.get("/regard/model").json()["attention"] is False

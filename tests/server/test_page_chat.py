@@ -92,6 +92,8 @@ def test_prompt_tokens_have_cards(start_server, visit):
     wait_for_reply(page)
     page.locator(f".chat-user {TOKENS}").nth(3).click()
     page.wait_for_selector("#card:has-text('60.7 %')")  # exp(-0.5), of the fake engine
+    page.locator(ANSWER).nth(3).click()  # a token of the answer, in the same place
+    assert f"id {server.engine.script[3]}" in page.inner_text("#card") and "60.7 %" not in page.inner_text("#card")
     page.keyboard.press("Escape")
     page.click(".chat-prompt summary")
     prompt = page.locator(".chat-prompt .chat-token")
@@ -223,12 +225,12 @@ def test_errors_are_shown_and_the_prompt_is_kept(start_server, visit):
     page = visit(server.url)
     server.engine.poison = server.engine.script[0]
     send_prompt(page, REPLY)
-    page.wait_for_selector("#notice")
-    assert "engine failed" in page.inner_text("#notice")
+    page.wait_for_selector(".chat-notice")
+    assert "engine failed" in page.inner_text(".chat-notice")
     assert page.input_value("#prompt") == REPLY and page.locator(".chat-turn").count() == 0
     server.engine.poison = -1
     page.keyboard.press("Enter")
-    assert wait_for_reply(page).inner_text().strip() == REPLY.strip() and page.locator("#notice").count() == 0
+    assert wait_for_reply(page).inner_text().strip() == REPLY.strip() and page.locator(".chat-notice").count() == 0
 
 
 def test_two_models_answer_side_by_side(tokenizer, visit):
@@ -245,6 +247,35 @@ def test_two_models_answer_side_by_side(tokenizer, visit):
         page.select_option("#model", "box")
         page.wait_for_url("**model=box**")
         wait_until(lambda: "box" in page.title())
+
+
+def test_a_comparison_in_which_one_model_fails_is_kept(tokenizer, visit):
+    lamp, box = (FakeEngine(tokenizer, f" {name}") for name in ("lamp", "box"))
+    models = [ServedModel("lamp", tokenizer, lamp), ServedModel("box", tokenizer, box)]
+    with serve(create_app(models)) as port:
+        page = visit(f"http://127.0.0.1:{port}")
+        page.click("text=Compare")
+        page.get_by_label("Model", exact=True).last.select_option("box")
+        lamp.poison = tokenizer.encode("Mira")[0]
+        box.may_step.clear()
+        send_prompt(page, "Mira")
+        page.wait_for_selector(".chat-notice")  # the first column has no message, the second is generating
+        box.may_step.set()
+        wait_for_reply(page)
+        lamp.poison = -1
+        box.may_step.clear()
+        send_prompt(page, "Tomas")
+        wait_for_reply(page, 2)
+        assert '"finish":null' not in page.evaluate("JSON.stringify(localStorage).replaceAll('\\\\', '')")
+        box.may_step.set()
+        wait_for_reply(page, 3)
+        page.reload()
+        page.wait_for_selector(ANSWER)
+        assert [text.strip() for text in page.locator(".chat-model .chat-content").all_inner_texts()] == [
+            "lamp",
+            "box",
+            "box",
+        ]
 
 
 def test_an_encoder_decoder_shows_source_and_output(tokenizer, visit):
@@ -305,11 +336,19 @@ def test_the_panel_shows_the_attention_of_the_answer(start_server, visit):
     wait_for_reply(page)
     page.wait_for_selector(".chat-attention canvas")
     page.locator(ANSWER).nth(3).hover()
-    page.wait_for_selector(".chat-weighted .chat-row")  # words are tinted by the weights of the row
+    page.wait_for_selector(".chat-weighted .chat-query")  # words are tinted by the weights of the row
     read_weights = "tokens => tokens.map((token) => Number(token.style.getPropertyValue('--weight')))"
     weights = page.locator(ANSWER).evaluate_all(read_weights)
     assert weights[2] == max(weights) == 1  # the first head attends to the previous token
     assert_accessible(page)
+    read_places = "tokens => tokens.map((token) => JSON.stringify(token.getBoundingClientRect()))"
+    places = page.locator(TOKENS).evaluate_all(read_places)
+    page.locator(".chat-attention canvas").first.click()  # pins a cell
+    page.wait_for_selector(".chat-key")
+    assert page.locator(TOKENS).evaluate_all(read_places) == places  # the marks move nothing
+    query = page.locator(".chat-query").get_attribute("data-row")
+    page.locator(f"{TOKENS}:not(.chat-query)").first.hover()
+    assert page.locator("#card").is_visible() and page.locator(".chat-query").get_attribute("data-row") == query
     page.get_by_role("button", name="Attention").click()
     assert page.locator(".chat-attention").count() == 0
     page.reload()

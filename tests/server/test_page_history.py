@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.server.conftest import REPLY
+from tests.server.conftest import REPLY, wait_until
 from tests.server.test_page_chat import ANSWER, QUESTION, send_prompt, wait_for_reply
 
 pytestmark = pytest.mark.browser
@@ -57,6 +57,48 @@ def test_conversations_are_renamed_and_deleted(page):
     assert entries(page) == []
 
 
+def test_another_conversation_is_opened_during_an_answer(start_server, visit):
+    server = start_server(lens=None)
+    page = visit(server.url)
+    send_prompt(page, QUESTION)
+    wait_for_reply(page)
+    open_history(page)
+    page.click("#clear")
+    server.engine.may_step.clear()
+    send_prompt(page, "Where is the box?")
+    page.wait_for_selector(".chat-streaming")
+    page.click(".chat-entry-title")
+    page.wait_for_selector("#send")  # nothing is generated for this one
+    server.engine.may_step.set()
+    wait_until(lambda: server.engine.idle)
+    page.wait_for_selector(".chat-entry-title:has-text('Where is the box?')")
+    assert page.locator(ANSWER).count() == len(server.engine.script) and page.locator(".chat-notice").count() == 0
+    server.engine.may_step.clear()
+    send_prompt(page, "And the lamp?")
+    page.wait_for_selector(".chat-streaming")
+    page.get_by_label(f"Delete {QUESTION}").click()
+    server.engine.may_step.set()
+    wait_until(lambda: server.engine.idle)
+    page.wait_for_selector("#welcome")
+    assert entries(page) == ["Where is the box?"]
+    send_prompt(page, "Mira")
+    wait_for_reply(page)
+    assert sorted(entries(page)) == ["Mira", "Where is the box?"]
+
+
+def test_the_page_works_without_storage(start_server, visit):
+    page = visit(start_server(lens=None).url)
+    blocked = "{ get() { throw new DOMException('blocked', 'SecurityError'); } }"
+    for name in ("localStorage", "sessionStorage"):
+        page.context.add_init_script(f"Object.defineProperty(window, '{name}', {blocked})")
+    page.reload()
+    send_prompt(page, QUESTION)
+    wait_for_reply(page)
+    page.wait_for_selector("text=storage is full or blocked")
+    open_history(page)
+    assert entries(page) == []
+
+
 def test_two_tabs_keep_each_others_conversations(page):
     other = page.context.new_page()
     other.goto(page.url)
@@ -91,11 +133,20 @@ def test_conversations_are_exported_and_imported(page, tmp_path):
     page.set_input_files("input[type=file]", saved)
     page.wait_for_selector(ANSWER)
     assert entries(page) == [QUESTION]
+    data = json.loads(saved.read_text())
+    (column,) = data["conversations"][0]["columns"]
+    first = column["chosen"][""]
+    column["chosen"] = {"": first, first: first}  # a message that follows itself
+    del column["system"]
+    saved.write_text(json.dumps(data))
+    page.set_input_files("input[type=file]", saved)
+    wait_until(lambda: entries(page) == [QUESTION, QUESTION])
+    page.wait_for_selector(ANSWER)
     broken = tmp_path / "broken.json"
     broken.write_text('{"conversations": [{"mode": "chat"}]}')
     page.set_input_files("input[type=file]", broken)
     page.wait_for_selector("text=is not a file of conversations")
-    assert entries(page) == [QUESTION]
+    assert entries(page) == [QUESTION, QUESTION]
 
 
 def test_a_full_history_removes_the_oldest_and_says_so(page):

@@ -10,6 +10,9 @@ from regard.server.model_registry import ModelRegistry
 from regard.server.schema import Name
 from regard.server.served_model import ServedModel
 
+MAX_SPANS = 64  # messages whose tokens are found, the last ones: each takes another encoding of the conversation
+UNUSED = "\U000f0000"  # a private-use character, whose tokens are in no message
+
 
 def router(models: ModelRegistry) -> APIRouter:
     routes = APIRouter(prefix="/regard")
@@ -37,7 +40,8 @@ def router(models: ModelRegistry) -> APIRouter:
     async def tokenize(body: PassageBody) -> dict:
         served = models.find_for(body)
         ids = await encode_passage(served, body)
-        return {"ids": ids, "tokens": await served.token_texts(ids)}
+        spans = await passage_spans(served, body, ids)
+        return {"ids": ids, "tokens": await served.token_texts(ids), "spans": spans}
 
     return routes
 
@@ -48,3 +52,32 @@ async def encode_passage(served: ServedModel, body: PassageBody) -> list[int]:
     if served.engine is None:
         return await served.encode_with_special_tokens(body.text or "")
     return await served.encode(body.text or "")
+
+
+async def passage_spans(served: ServedModel, body: PassageBody, ids: list[int]) -> list[tuple[int, int] | None]:
+    """[first, end) of the text, or of each message, among the ids; None if it has no ids of its own.
+
+    They are the ids that change with the text: a search for it could find the words of the chat template.
+    """
+    parts = [body.text] if body.messages is None else [message.content for message in body.messages]
+    skipped = len(parts) if len(ids) > served.capacity else max(len(parts) - MAX_SPANS, 0)
+    spans: list[tuple[int, int] | None] = [None] * skipped
+    for i in range(skipped, len(parts)):
+        if not isinstance(parts[i], str):  # images
+            spans.append(None)
+            continue
+        if body.messages is None:
+            changed = body.model_copy(update={"text": UNUSED})
+        else:
+            message = body.messages[i].model_copy(update={"content": UNUSED})
+            changed = body.model_copy(update={"messages": [*body.messages[:i], message, *body.messages[i + 1 :]]})
+        spans.append(changed_span(ids, await encode_passage(served, changed)))
+    return spans
+
+
+def changed_span(ids: list[int], other: list[int]) -> tuple[int, int] | None:
+    """[first, end) of `ids` without the prefix and the suffix that both have."""
+    shorter = min(len(ids), len(other))
+    first = next((i for i in range(shorter) if ids[i] != other[i]), shorter)
+    suffix = next((i for i in range(shorter - first) if ids[-1 - i] != other[-1 - i]), shorter - first)
+    return (first, len(ids) - suffix) if first < len(ids) - suffix else None

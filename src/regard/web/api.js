@@ -1,9 +1,10 @@
 // The client of the server's public routes, one function per route. Errors are of the class ApiError.
 
 import { decodeArrays } from "./arrays.js";
+import { session } from "./storage.js";
 
 const TOP_LOGPROBS = 8;
-let key = sessionStorage.getItem("regard-key") ?? "";
+let key = session.read("regard-key") ?? "";
 
 export class ApiError extends Error {
   constructor(message, status, code) {
@@ -15,7 +16,7 @@ export class ApiError extends Error {
 
 export function setKey(value) {
   key = value;
-  sessionStorage.setItem("regard-key", value);
+  session.write("regard-key", value);
 }
 
 export const hasKey = () => key !== "";
@@ -32,17 +33,23 @@ export async function request(path, body, signal) {
   try {
     response = await fetch(path, options);
   } catch (error) {
-    if (error.name === "AbortError") throw error;
-    throw new ApiError("The server cannot be reached. Is it still running?", 0, "offline");
+    throw offline(error);
   }
   if (response.ok) return response;
   const { error } = await response.json();
   throw new ApiError(error.message, response.status, error.code);
 }
 
+// What a failed transfer means to the user; a request that the page has aborted stays an AbortError.
+function offline(error) {
+  if (error.name === "AbortError") return error;
+  return new ApiError("The server cannot be reached. Is it still running?", 0, "offline");
+}
+
 export const requestJson = async (path, body, signal) => (await request(path, body, signal)).json();
 
-// model: its name; the server's first by default; passage: {text} or {messages}
+// model: its name; the server's first by default; passage: {text} or {messages}. Its tokens are {ids, tokens, spans}:
+// spans has [first, end) of the text, or of each message, among the tokens, or null where it is not known.
 export const describeModel = (model) =>
   requestJson("/regard/model" + (model ? `?model=${encodeURIComponent(model)}` : ""));
 export const tokenize = (model, passage, signal) => requestJson("/regard/tokenize", { model, ...passage }, signal);
@@ -115,8 +122,8 @@ async function* eventsOf(path, body, signal) {
 }
 
 // Continues a prompt of ids, which is exact where encoding its text again may give other tokens. sampling: OpenAI's
-// fields. Yields {text, tokens, finish}; a token is {id, text, logprob, top: [{id, text, logprob}, …]}, the most likely
-// one first. The last token of a text that the model ended is the stop token, which has no text.
+// fields. Yields {text, tokens, finish}; a token is {id, text, logprob, rank, top: [{id, text, logprob}, …]}, the most
+// likely one first. The last token of a text that the model ended is the stop token, which has no text.
 export async function* complete(model, ids, sampling, signal) {
   const body = { model, prompt: ids, ...sampling, stream: true, logprobs: TOP_LOGPROBS, return_token_ids: true };
   const response = await request("/v1/completions", body, signal);
@@ -136,9 +143,9 @@ export async function scorePrompt(model, ids, signal) {
 
 const round = (logprob) => (logprob === null ? null : Math.round(logprob * 1e4) / 1e4);
 
-function readToken({ id, token, logprob, top_logprobs }) {
+function readToken({ id, token, logprob, rank, top_logprobs }) {
   const top = top_logprobs.map((other) => ({ id: other.id, text: other.token, logprob: round(other.logprob) }));
-  return { id, text: token, logprob: round(logprob), top };
+  return { id, text: token, logprob: round(logprob), rank, top };
 }
 
 async function* events(body) {
@@ -156,5 +163,10 @@ async function* events(body) {
 // Safari cannot iterate over a stream with `for await`.
 async function* read(stream) {
   const reader = stream.getReader();
-  for (let part = await reader.read(); !part.done; part = await reader.read()) yield part.value;
+  const next = () => reader.read().catch((error) => Promise.reject(offline(error))); // the server may end meanwhile
+  try {
+    for (let part = await next(); !part.done; part = await next()) yield part.value;
+  } finally {
+    reader.cancel().catch(() => {}); // of a stream that has failed
+  }
 }

@@ -1,13 +1,41 @@
 // Markdown as elements: marked's lexer finds the structure, and this module builds the elements itself. No string is
 // parsed as HTML: HTML in the text is shown as text, images become links, and links lead only to http and https.
 
-import { html } from "./html.js";
+import { CopyButton } from "./copying.js";
+import { html, useMemo } from "./html.js";
 import { lexer } from "./vendor/marked.js";
 
-export const Markdown = ({ text }) => html`<div class="markdown">${blocks(lexer(text))}</div>`;
+const MAX_DEPTH = 40; // of lists in quotes in lists; deeper elements would exceed the browser's stack
+let depth = 0;
 
-const blocks = (tokens) => tokens.map((token) => BLOCKS[token.type]?.(token) ?? inline([token]));
-const inline = (tokens) => tokens.map((token) => INLINE[token.type]?.(token) ?? unescape(token.raw));
+export function Markdown({ text }) {
+  // computed once: a page with many answers is rendered for every token of the last one
+  const content = useMemo(() => read(text), [text]);
+  return html`<div class="markdown">${content}</div>`;
+}
+
+function read(text) {
+  try {
+    depth = 0;
+    return blocks(lexer(text));
+  } catch (error) {
+    if (!(error instanceof RangeError)) throw error;
+    return html`<p class="plain">${text}</p>`; // nested too deeply
+  }
+}
+
+const blocks = nested((token) => BLOCKS[token.type]?.(token) ?? inline([token]));
+const inline = nested((token) => INLINE[token.type]?.(token) ?? unescape(token.raw));
+
+function nested(build) {
+  return (tokens) => {
+    if (depth === MAX_DEPTH) throw new RangeError("nested too deeply");
+    depth += 1;
+    const built = tokens.map(build);
+    depth -= 1;
+    return built;
+  };
+}
 
 const BLOCKS = {
   space: () => null,
@@ -71,16 +99,9 @@ function link(href, content) {
 }
 
 function Code({ text, language }) {
-  const copy = (event) => {
-    const button = event.target;
-    navigator.clipboard?.writeText(text).then(() => {
-      button.textContent = "Copied";
-      setTimeout(() => (button.textContent = "Copy"), 1500);
-    });
-  };
   const name = (language ?? "").split(/\s/)[0];
   return html`<figure class="code">
-    <figcaption>${name || "code"}<button type="button" class="quiet" onClick=${copy}>Copy</button></figcaption>
+    <figcaption>${name || "code"}<${CopyButton} text=${text} /></figcaption>
     <pre tabindex="0" aria-label=${`Code ${name}`}><code>${text}</code></pre>
   </figure>`;
 }

@@ -3,6 +3,7 @@
 
 import { signal } from "./html.js";
 import * as api from "./api.js";
+import { local } from "./storage.js";
 
 // {name, models, layers, heads: [number per layer], context, vocabulary, chat, generates, source, attention,
 // attention_layers: [{stack, index, mixers}], head_labels}, or null before it is known
@@ -64,22 +65,14 @@ export async function openModel(name) {
 // A signal whose value is kept in the browser.
 export function stored(key, initial) {
   const kept = signal(read(key) ?? initial);
-  kept.subscribe((value) => write(key, value));
+  kept.subscribe((value) => local.write(`regard-${key}`, JSON.stringify(value)));
   return kept;
 }
 
 function read(key) {
   try {
-    return JSON.parse(localStorage.getItem(`regard-${key}`));
+    return JSON.parse(local.read(`regard-${key}`));
   } catch {
-    return null; // storage is blocked, or what it holds is not ours
-  }
-}
-
-function write(key, value) {
-  try {
-    localStorage.setItem(`regard-${key}`, JSON.stringify(value));
-  } catch {
-    // full or blocked: the page works, but forgets
+    return null; // what it holds is not ours
   }
 }

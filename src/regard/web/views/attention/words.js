@@ -2,11 +2,10 @@
 
 import { classes, html, useEffect, useMemo, useRef, useSignal } from "../../html.js";
 import { rgb } from "../../draw/colours.js";
+import { tintShares } from "../../draw/tint_shares.js";
 import { model, passage, select, selection } from "../../state.js";
 import { hasSource } from "./axes.js";
 import { rowWeights } from "./weights.js";
-
-const LEAST = 0.004; // a weight that is tinted
 
 export function Words() {
   const shown = useSignal(passage);
@@ -69,12 +68,9 @@ function tintWords(list) {
     tinted = [];
     if (!weights) return;
     const [red, green, blue] = rgb("--highlight");
-    let most = LEAST;
-    for (const weight of weights) most = Math.max(most, Math.abs(weight));
-    weights.forEach((weight, i) => {
-      if (Math.abs(weight) < LEAST || !list.children[i]) return;
-      const alpha = 0.85 * (Math.abs(weight) / most);
-      list.children[i].style.backgroundColor = `rgb(${red} ${green} ${blue} / ${alpha.toFixed(3)})`;
+    tintShares(weights).forEach((share, i) => {
+      if (share === 0 || !list.children[i]) return;
+      list.children[i].style.backgroundColor = `rgb(${red} ${green} ${blue} / ${(0.85 * share).toFixed(3)})`;
       tinted.push(list.children[i]);
     });
   };

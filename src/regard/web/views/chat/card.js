@@ -5,8 +5,10 @@ import { html, signal, useEffect, useLayoutEffect, useRef, useSignal, useState }
 import { select, selection } from "../../state.js";
 import { scoreOf } from "./generation.js";
 
-// {element, list, start, piece, pinned} or null
+// {element, list, start, piece, pinned, selects: whether it has pinned the row of its token, number} or null. The
+// number differs for every card, so that a card never shows the probabilities of the one before.
 export const openedCard = signal(null);
+let cards = 0;
 let branchFrom = () => {};
 export const setBranch = (callback) => (branchFrom = callback);
 
@@ -27,10 +29,12 @@ export function openCard(element) {
   if (!piece) return;
   element.classList.add("chat-open");
   element.setAttribute("aria-describedby", "card");
-  openedCard.value = { element, list, start, piece, pinned: false };
+  openedCard.value = { element, list, start, piece, pinned: false, selects: false, number: ++cards };
 }
 
-export const pinCard = () => openedCard.value && (openedCard.value = { ...openedCard.value, pinned: true });
+export function pinCard(selects) {
+  if (openedCard.value) openedCard.value = { ...openedCard.value, pinned: true, selects };
+}
 
 export function closeCard() {
   const opened = openedCard.value;
@@ -40,15 +44,22 @@ export function closeCard() {
   openedCard.value = null;
 }
 
-// Closes the card, and nothing is selected any more.
+// Closes the card, and its row is selected no more; a cell that is pinned in the map stays.
 export function dismissCard() {
+  const selects = openedCard.value?.selects;
   closeCard();
-  if (selection.value.row !== null && !selection.value.pinned) select({ row: null, column: null });
+  if (selection.value.row !== null && (selects || !selection.value.pinned)) {
+    select({ row: null, column: null, pinned: false });
+  }
 }
+
+// The text has been scrolled: a pinned card follows its token.
+export const followScroll = () => (openedCard.value?.pinned ? placeCard() : closeCard());
 
 export function Card() {
   const opened = useSignal(openedCard);
   const card = useRef();
+  useEffect(() => closeCard, []); // its token leaves the document with the view
   useLayoutEffect(() => {
     placeCard();
     if (opened?.pinned) card.current.focus({ preventScroll: true });
@@ -64,7 +75,7 @@ export function Card() {
     opened.element.focus();
     dismissCard();
   };
-  const { pinned, piece, list, start } = opened;
+  const { pinned, piece, list, start, number } = opened;
   const name = `Token ${visible(piece.text)}`;
   return html`<div
     id="card"
@@ -80,19 +91,20 @@ export function Card() {
       html`<button type="button" class="icon-button chat-close" aria-label="Close the card" onClick=${back}>×</button>`
     }
     ${piece.tokens.map((token, i) => {
-      const position = start + i;
-      return html`<${TokenFacts} key=${position} ...${{ token, position, pinned, source: list.source }} />`;
+      const facts = { token, position: start + i, pinned, source: list.source };
+      return html`<${TokenFacts} key=${`${number} ${i}`} ...${facts} />`;
     })}
   </div>`;
 }
 
-// source: {node, column, prompt: whether the token belongs to the prompt, first: its index in the prompt, branches}
+// source: {node, index: of the column, prompt: whether the token belongs to the prompt, first: its index in the prompt,
+// branches: whether the text can be continued from an alternative, refusal: why not, end: whether it is a stop token}
 function TokenFacts({ token, position, source, pinned }) {
   const scored = usePromptScore(token, position, source);
   useLayoutEffect(placeCard, [scored]);
-  const { logprob, top = [] } = scored ?? token;
-  const rank = top.findIndex(({ id }) => id === token.id);
-  const listed = rank >= 0 || logprob === null || logprob === undefined ? top : [...top, { ...token, logprob }];
+  const { logprob, rank, top = [] } = scored ?? token;
+  const at = top.findIndex(({ id }) => id === token.id);
+  const listed = at >= 0 || logprob === null || logprob === undefined ? top : [...top, { ...token, logprob }];
   return html`
     <p class="chat-card-title"><b>${visible(token.text)}</b><span>id ${token.id}</span></p>
     ${
@@ -105,14 +117,14 @@ function TokenFacts({ token, position, source, pinned }) {
             </div>
             <div>
               <dt>rank</dt>
-              <dd>${rank >= 0 ? rank + 1 : `over ${top.length}`}</dd>
+              <dd>${rank?.toLocaleString("en") ?? (at >= 0 ? at + 1 : `over ${top.length}`)}</dd>
             </div>
             <div>
               <dt>surprisal</dt>
               <dd>${(-logprob / Math.LN2).toFixed(1)} bits</dd>
             </div>
-            <div title="of the alternatives below">
-              <dt>entropy</dt>
+            <div title="Of the most likely tokens, listed below, with their probabilities scaled to a sum of 1">
+              <dt>entropy of these ${top.length}</dt>
               <dd>${entropy(top).toFixed(1)} bits</dd>
             </div>
           </dl>`
@@ -126,14 +138,14 @@ function TokenFacts({ token, position, source, pinned }) {
         })}
       </ul>`
     }
-    ${
-      listed.length > 0 &&
-      source.branches &&
-      html`<p class="chat-hint">
-        ${pinned ? "Choose an alternative to continue from it." : "Click to pin, then continue from an alternative."}
-      </p>`
-    }
+    ${listed.length > 0 && html`<${Hint} source=${source} pinned=${pinned} />`}
   `;
+}
+
+function Hint({ source, pinned }) {
+  const choose = pinned ? "Choose a token to continue from it." : "Click to pin, then continue from one of the tokens.";
+  const text = source.branches ? choose : source.refusal;
+  return text && html`<p class="chat-hint">${text}</p>`;
 }
 
 function missing(scored, position, source) {
@@ -167,7 +179,7 @@ function Alternative({ choice, chosen, position, source, pinned }) {
   const parts = html`<span class="chat-fill" style=${{ width: `${(100 * p).toFixed(2)}%` }}></span>
     <span class="chat-alternative">${visible(choice.text)}</span><span class="number">${percent(p)}</span>`;
   const cls = chosen ? "chat-choice chat-chosen" : "chat-choice";
-  if (!pinned || chosen || !source.branches) return html`<li class=${cls}>${parts}</li>`;
+  if (!pinned || !source.branches || (chosen && source.end)) return html`<li class=${cls}>${parts}</li>`;
   const go = () => {
     closeCard();
     branchFrom(source, position, choice);
@@ -194,5 +206,5 @@ function placeCard() {
   const above = rect.top - height - 8;
   const below = Math.min(rect.bottom + 8, innerHeight - height - 8);
   card.style.left = `${left}px`;
-  card.style.top = `${above > 8 ? above : below}px`;
+  card.style.top = `${above > 8 ? above : Math.max(below, 8)}px`;
 }

@@ -4,12 +4,12 @@ import { Choice } from "../../controls.js";
 import { classes, effect, html, useEffect, useRef, useSignal, useState } from "../../html.js";
 import { selection } from "../../state.js";
 import { rowWeights } from "../attention/weights.js";
-import { closeCard } from "./card.js";
+import { followScroll } from "./card.js";
 import { touch } from "./conversations.js";
 import { Welcome } from "./examples.js";
 import { describe, problems, running } from "./generation.js";
 import { Messages } from "./messages.js";
-import { showsAttention, tint, view } from "./preferences.js";
+import { showsPanel, tint, view } from "./preferences.js";
 import { Sampling } from "./sampling.js";
 import { handlers, mark } from "./tokens.js";
 import { path } from "./tree.js";
@@ -30,12 +30,12 @@ export function Column({ opened, column, index, model, onPick }) {
       role="log"
       aria-label=${opened.columns.length > 1 ? `Conversation with ${own?.name ?? column.model}` : "Conversation so far"}
       ...${handlers}
-      onScroll=${closeCard}
+      onScroll=${followScroll}
     >
       ${empty && (index === 0 ? html`<${Welcome} mode=${opened.mode} model=${model} onPick=${onPick} />` : null)}
       <${Messages} mode=${opened.mode} column=${column} index=${index} view=${useSignal(view)} model=${own} />
     </div>
-    ${problem && html`<p class="problem" id="notice" role="alert">${problem}</p>`}
+    ${problem && html`<p class="problem chat-notice" role="alert">${problem}</p>`}
   </div>`;
 }
 
@@ -91,7 +91,7 @@ function useStickToEnd(scroll, opened, index) {
 // An effect, not a render: pointing at tokens must not render the messages again. Only the first column has the passage.
 function useMarks(scroll, index) {
   const follow = () => {
-    const shown = showsAttention.value;
+    const shown = showsPanel.value;
     mark(scroll.current, shown ? selection.value : { row: null, column: null }, shown ? rowWeights.value : null);
   };
   useEffect(() => (index === 0 ? effect(follow) : undefined), []);

@@ -9,6 +9,7 @@ import { tint, view } from "./preferences.js";
 export function Composer({ conversation, model, onSend, onNew, canContinue }) {
   const text = useSignal(draft);
   const busy = useSignal(running).size > 0;
+  const shownAs = useSignal(view);
   const field = useRef();
   const chat = conversation.mode === "chat";
   useLayoutEffect(() => {
@@ -47,7 +48,7 @@ export function Composer({ conversation, model, onSend, onNew, canContinue }) {
       }
       <${Check}
         label="Surprisal"
-        title="Tint tokens by how unexpected they were"
+        title="Tint tokens by their surprisal, −log₂ of their probability"
         value=${useSignal(tint)}
         onChange=${(value) => (tint.value = value)}
       />
@@ -55,7 +56,7 @@ export function Composer({ conversation, model, onSend, onNew, canContinue }) {
         chat &&
         html`<${Segments}
           label="Show answers as"
-          value=${useSignal(view)}
+          value=${shownAs}
           choices=${[
             ["tokens", "Tokens"],
             ["markdown", "Markdown"],

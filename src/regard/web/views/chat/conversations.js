@@ -2,11 +2,13 @@
 // overwrite each other's. The first line of a value is its title and time, the second the whole conversation.
 
 import { signal } from "../../html.js";
-import { isEmpty, merge, newConversation, path, textOf } from "./tree.js";
+import { local, session } from "../../storage.js";
+import { children, isEmpty, merge, newConversation, path, textOf } from "./tree.js";
 
 const PREFIX = "regard-chat ";
 const OPENED = "regard-chat-opened";
 const MAX_CHARACTERS = 4_000_000; // of all conversations; browsers keep about five million
+const forgotten = new Set(); // ids; the answer of a deleted conversation may still end, and must not bring it back
 
 export const conversation = signal(newConversation("chat"));
 export const storageProblem = signal("");
@@ -17,34 +19,29 @@ export const touch = () => (conversation.value = { ...conversation.value });
 
 export function open(opened) {
   conversation.value = opened;
-  try {
-    sessionStorage.setItem(OPENED, opened.id);
-  } catch {
-    // blocked: after a reload the page starts empty
-  }
+  session.write(OPENED, opened.id);
 }
 
 // The conversation that this tab had opened before it was reloaded, or null.
 export function openedBefore() {
   try {
-    return load(sessionStorage.getItem(OPENED));
+    return load(session.read(OPENED));
   } catch {
-    return null;
+    return null; // what is stored cannot be read
   }
 }
 
 export function load(id) {
-  const value = localStorage.getItem(PREFIX + id);
+  const value = local.read(PREFIX + id);
   return value === null ? null : unpack(JSON.parse(value.slice(value.indexOf("\n") + 1)));
 }
 
 // [{id, title, mode, model, updated, size}], the newest first
 export function list() {
   const found = [];
-  for (let i = 0; i < localStorage.length; i++) {
-    const key = localStorage.key(i);
+  for (const key of local.keys()) {
     if (!key.startsWith(PREFIX)) continue;
-    const value = localStorage.getItem(key);
+    const value = local.read(key);
     try {
       found.push({ ...JSON.parse(value.slice(0, value.indexOf("\n"))), size: value.length });
     } catch {
@@ -55,18 +52,19 @@ export function list() {
 }
 
 export function save(model, kept = conversation.value) {
-  if (isEmpty(kept)) return;
-  kept.updated = Date.now();
-  kept.title ||= titleOf(kept);
   const stored = load(kept.id);
   if (stored) merge(kept, stored); // another tab may have added to it
+  const packed = pack(kept);
+  if (isEmpty(packed) || forgotten.has(kept.id)) return;
+  packed.updated = kept.updated = Date.now();
+  packed.title = kept.title = stored?.title || kept.title || titleOf(kept); // it may have been renamed meanwhile
   const about = { id: kept.id, title: kept.title, mode: kept.mode, model, updated: kept.updated };
-  write(kept.id, `${JSON.stringify(about)}\n${JSON.stringify(pack(kept))}`);
+  write(kept.id, `${JSON.stringify(about)}\n${JSON.stringify(packed)}`);
   listVersion.value++;
 }
 
 function titleOf(kept) {
-  const text = textOf(path(kept.columns[0])[0]).trim().replace(/\s+/g, " ");
+  const text = textOf(kept.columns.flatMap(path)[0]).trim().replace(/\s+/g, " ");
   return text.length > 60 ? `${text.slice(0, 59)}…` : text;
 }
 
@@ -74,22 +72,18 @@ function titleOf(kept) {
 function write(id, value) {
   const others = list().filter((other) => other.id !== id);
   let size = value.length + others.reduce((sum, other) => sum + other.size, 0);
-  let forgotten = 0;
+  let dropped = 0;
   while (others.length && size > MAX_CHARACTERS) {
     const oldest = others.pop();
-    localStorage.removeItem(PREFIX + oldest.id);
+    local.remove(PREFIX + oldest.id);
     size -= oldest.size;
-    forgotten++;
+    dropped++;
   }
-  const full = "The browser's storage is full: this conversation is not kept. Export or delete some in History.";
-  const removed = forgotten === 1 ? "the oldest conversation was" : `the ${forgotten} oldest conversations were`;
-  storageProblem.value = forgotten ? `The history is full: ${removed} removed.` : "";
-  try {
-    if (value.length > MAX_CHARACTERS) throw new Error("too long");
-    localStorage.setItem(PREFIX + id, value);
-  } catch {
-    storageProblem.value = full;
-  }
+  const full =
+    "The browser's storage is full or blocked: this conversation is not kept. Export or delete some in History.";
+  const removed = dropped === 1 ? "the oldest conversation was" : `the ${dropped} oldest conversations were`;
+  storageProblem.value = dropped ? `The history is full: ${removed} removed.` : "";
+  if (value.length > MAX_CHARACTERS || !local.write(PREFIX + id, value)) storageProblem.value = full;
 }
 
 export function rename(id, title) {
@@ -101,9 +95,11 @@ export function rename(id, title) {
 }
 
 export function forget(ids) {
-  for (const id of ids) localStorage.removeItem(PREFIX + id);
+  for (const id of ids) {
+    forgotten.add(id);
+    local.remove(PREFIX + id);
+  }
   listVersion.value++;
-  if (ids.includes(conversation.value.id)) open(newConversation(conversation.value.mode));
 }
 
 // Another tab changed the history. The opened conversation gets what the other tab has added to it.
@@ -116,41 +112,41 @@ addEventListener("storage", ({ key, newValue }) => {
   touch();
 });
 
-// Tokens take most of the space: stored as [id, text, logprob, [id, text, logprob, …]].
-const packToken = (token) => [token.id, token.text, token.logprob, token.top.flatMap((t) => [t.id, t.text, t.logprob])];
-
-function unpackToken([id, text, logprob, flat]) {
-  const top = [];
-  for (let i = 0; i < flat.length; i += 3) top.push({ id: flat[i], text: flat[i + 1], logprob: flat[i + 2] });
-  return { id, text, logprob, top };
+// Tokens take most of the space: stored as [id, text, logprob, [id, text, logprob, …], rank].
+function packToken({ id, text, logprob, top, rank }) {
+  return [id, text, logprob, top.flatMap((other) => [other.id, other.text, other.logprob]), rank ?? null];
 }
 
+function unpackToken([id, text, logprob, flat, rank]) {
+  const top = [];
+  for (let i = 0; i < flat.length; i += 3) top.push({ id: flat[i], text: flat[i + 1], logprob: flat[i + 2] });
+  return { id, text, logprob, rank: rank ?? undefined, top };
+}
+
+// change: a node to another one, or null to leave it out
 const mapNodes = (kept, change) => ({
   ...kept,
-  columns: kept.columns.map((column) => ({
-    ...column,
-    nodes: Object.fromEntries(Object.entries(column.nodes).map(([id, node]) => [id, change(node)])),
-  })),
+  columns: kept.columns.map((column) => {
+    const changed = Object.entries(column.nodes).map(([id, node]) => [id, change(node, column)]);
+    return { ...column, nodes: Object.fromEntries(changed.filter(([, node]) => node !== null)) };
+  }),
 });
 
+// Leaves out an answer that is still generated, and a message that has no answer yet: both may fail and be removed, and
+// what is stored once would come back when it is merged.
 export const pack = (kept) =>
-  mapNodes(kept, (node) =>
-    node.role === "user"
-      ? node
-      : {
-          ...node,
-          pieces: node.pieces.map((piece) => [piece.text, piece.tokens.map(packToken)]),
-          end: node.end && packToken(node.end),
-        },
-  );
+  mapNodes(kept, (node, column) => {
+    if (node.role === "user") return children(column, node.id).some(isComplete) ? node : null;
+    if (!isComplete(node)) return null;
+    const pieces = node.pieces.map((piece) => [piece.text, piece.tokens.map(packToken)]);
+    return { ...node, pieces, end: node.end && packToken(node.end) };
+  });
 
 export const unpack = (packed) =>
-  mapNodes(packed, (node) =>
-    node.role === "user"
-      ? node
-      : {
-          ...node,
-          pieces: node.pieces.map(([text, tokens]) => ({ text, tokens: tokens.map(unpackToken) })),
-          end: node.end && unpackToken(node.end),
-        },
-  );
+  mapNodes(packed, (node) => {
+    if (node.role === "user") return node;
+    const pieces = node.pieces.map(([text, tokens]) => ({ text, tokens: tokens.map(unpackToken) }));
+    return { ...node, pieces, end: node.end && unpackToken(node.end) };
+  });
+
+const isComplete = (node) => node.role === "assistant" && node.finish !== null;

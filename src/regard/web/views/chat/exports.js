@@ -46,8 +46,13 @@ export async function importFile(file) {
 // Throws if a conversation cannot be shown.
 function check(conversation) {
   if (!["chat", "continue"].includes(conversation.mode) || !conversation.columns.length) throw new Error("mode");
-  for (const column of conversation.columns) path(column).map(textOf).join("").trim();
   conversation.columns.length = Math.min(conversation.columns.length, 2);
-  conversation.title = String(conversation.title);
+  for (const column of conversation.columns) {
+    for (const [id, node] of Object.entries(column.nodes)) if (!id || node.id !== id) throw new Error("id");
+    column.system = String(column.system ?? "");
+    column.chosen ??= {};
+    path(column).map(textOf).join("").trim();
+  }
+  conversation.title = String(conversation.title ?? "");
   return conversation;
 }

@@ -1,17 +1,18 @@
 // Generates answers: finds the ids of the prompt, streams tokens into a new message, and hands the result to the views
 // that look inside the model.
 
-import { complete, describeModel, scorePrompt, tokenize } from "../../api.js";
+import { ApiError, complete, describeModel, scorePrompt, tokenize } from "../../api.js";
 import { signal } from "../../html.js";
 import { model as pageModel, passage, select } from "../../state.js";
 import { conversation, save, touch } from "./conversations.js";
 import { requestFields, settingsOf } from "./settings.js";
-import { add, ancestors, messagesOf, passageOf, remove, textOf, tokensOf } from "./tree.js";
+import { add, ancestors, messagesOf, passageOf, path, remove, textOf, tokensOf } from "./tree.js";
 
 export const running = signal(new Map()); // AbortController of each column that is generating
 export const problems = signal({}); // error message by column
 export const draft = signal(""); // the text of the composer, which gets back a prompt without an answer
-const prompts = new Map(); // node id: {ids, tokens, scores}, what the model has read before its answer
+// Node id: {ids, tokens, spans, scoring}, what the model has read before its answer; of the opened conversation.
+const prompts = new Map();
 const descriptions = new Map(); // model name: a promise of its description
 
 export const promptOf = (node) => prompts.get(node.id);
@@ -39,6 +40,13 @@ export async function send(text, parents) {
 
 export const stop = () => running.value.forEach((controller) => controller.abort());
 
+// Another conversation is opened.
+export function stopAndReset() {
+  stop();
+  [running.value, problems.value] = [new Map(), {}];
+  prompts.clear();
+}
+
 // Generates a message after `parent`. kept: pieces that it begins with; asked: the message of the user that is removed
 // again if there is no answer.
 export async function answer(index, parent, { kept = [], asked = null } = {}) {
@@ -62,26 +70,30 @@ export async function answer(index, parent, { kept = [], asked = null } = {}) {
     sampling.max_tokens = Math.max(1, Math.min(sampling.max_tokens, available));
     for await (const delta of complete(model.name, ids, sampling, controller.signal)) append(node, delta);
   } catch (error) {
-    fail(index, column, node, asked, error);
+    if (!controller.signal.aborted) fail(index, column, node, asked, error);
   } finally {
     node.seconds = (performance.now() - start) / 1000;
-    running.value = new Map([...running.value].filter(([other]) => other !== index));
+    running.value = new Map([...running.value].filter(([, other]) => other !== controller));
     node.finish ??= "stopped";
     save(pageModel.value.name, opened);
     showNow();
   }
   const answered = column.nodes[node.id] === node;
-  if (answered && index === 0) showPassage(node);
+  if (answered && index === 0 && isOpen(opened)) showPassage(node);
   return answered;
 }
 
+// Another conversation may have been opened while a request was under way.
+const isOpen = (opened) => conversation.value.id === opened.id;
+
 function fail(index, column, node, asked, error) {
-  if (error.name === "AbortError") return;
-  problems.value = { ...problems.value, [index]: error.message };
   node.finish = "failed";
-  if (node.count) return;
-  remove(column, node);
-  if (asked) remove(column, asked);
+  if (!node.count) {
+    remove(column, node);
+    if (asked) remove(column, asked);
+  }
+  if (!(error instanceof ApiError)) throw error; // an error of the page itself
+  problems.value = { ...problems.value, [index]: error.message };
 }
 
 function append(node, { text, tokens, finish }) {
@@ -110,13 +122,15 @@ async function readPrompt(mode, column, parent, model, signal) {
   const [first, ...rest] = passageOf(before);
   if (model.source) return tokenize(model.name, { text: first.text }, signal);
   if (rest.some((node) => node.model !== model.name)) {
-    return tokenize(model.name, { text: [first, ...rest].map(textOf).join("") }, signal);
+    const { ids, tokens } = await tokenize(model.name, { text: [first, ...rest].map(textOf).join("") }, signal);
+    return { ids, tokens, spans: [null] }; // answers of another model have no tokens of their own in it
   }
-  const { ids, tokens } = await tokenize(model.name, { text: first.text }, signal);
+  const { ids, tokens, spans } = await tokenize(model.name, { text: first.text }, signal);
   const generated = rest.flatMap(tokensOf);
   return {
     ids: [...ids, ...generated.map((token) => token.id)],
     tokens: [...tokens, ...generated.map((token) => token.text)],
+    spans,
   };
 }
 
@@ -126,7 +140,10 @@ export async function restorePrompt(node) {
   const [column] = opened.columns;
   const model = pageModel.value;
   if (node.model !== model?.name || running.value.size) return;
-  if (!prompts.has(node.id)) prompts.set(node.id, await readPrompt(opened.mode, column, node.parent, model));
+  const prompt = prompts.get(node.id) ?? (await readPrompt(opened.mode, column, node.parent, model));
+  if (!isOpen(opened)) return;
+  prompts.set(node.id, prompt);
+  if (path(column).at(-1) !== node || running.value.size) return; // another answer is shown meanwhile
   showPassage(node);
   touch();
 }
@@ -147,9 +164,11 @@ export function showPassage(node) {
 // The probabilities of the tokens of a prompt, computed when they are first asked for.
 export async function scoreOf(node) {
   const prompt = prompts.get(node.id);
-  prompt.scoring ??= scorePrompt(node.model, prompt.ids);
-  prompt.scores = await prompt.scoring;
-  return prompt.scores;
+  prompt.scoring ??= scorePrompt(node.model, prompt.ids).catch((error) => {
+    prompt.scoring = null; // the next card asks again
+    throw error;
+  });
+  return prompt.scoring;
 }
 
 // A new branch: the text before a token, an alternative in its place, and what the model generates after it.
@@ -163,6 +182,7 @@ export function branch(index, node, position, alternative) {
     left -= tokens.length;
   }
   const { top } = tokensOf(node)[position] ?? node.end;
-  const piece = { text: alternative.text, tokens: [{ ...alternative, top }] };
+  const rank = top.findIndex(({ id }) => id === alternative.id) + 1 || undefined;
+  const piece = { text: alternative.text, tokens: [{ ...alternative, rank: alternative.rank ?? rank, top }] };
   return answer(index, node.parent, { kept: [...kept, piece] });
 }

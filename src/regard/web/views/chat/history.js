@@ -1,23 +1,25 @@
 // The list of conversations that the browser keeps: open, rename, delete, export, import.
 
-import { html, useEffect, useRef, useSignal, useState } from "../../html.js";
-import { conversation, forget, list, listVersion, load, open, rename, storageProblem } from "./conversations.js";
+import { html, useEffect, useMemo, useRef, useSignal, useState } from "../../html.js";
+import { list, listVersion, load, rename, storageProblem } from "./conversations.js";
 import { asMarkdown, download, importFile } from "./exports.js";
+import { discard, switchTo } from "./switching.js";
 
-export function History({ onClose, onImport }) {
-  useSignal(listVersion);
-  const opened = useSignal(conversation);
+// opened: the id of the opened conversation
+export function History({ opened, onClose }) {
+  const version = useSignal(listVersion);
   const [sure, setSure] = useState(false);
   const [problem, setProblem] = useState("");
   const picker = useRef();
-  const kept = list();
+  const kept = useMemo(list, [version]); // not for every token that arrives
   const read = async (event) => {
     const [file] = event.target.files;
     event.target.value = "";
     if (!file) return;
     try {
       setProblem("");
-      onImport(await importFile(file));
+      const imported = await importFile(file);
+      if (imported) switchTo(imported);
     } catch (error) {
       setProblem(error.message);
     }
@@ -27,7 +29,7 @@ export function History({ onClose, onImport }) {
       "regard-conversations.json",
       kept.map(({ id }) => load(id)),
     );
-  const clear = () => (sure ? (forget(kept.map(({ id }) => id)), setSure(false)) : setSure(true));
+  const clear = () => (sure ? (discard(kept.map(({ id }) => id)), setSure(false)) : setSure(true));
   return html`<aside class="chat-history" aria-label="History">
     <header>
       <h2>History</h2>
@@ -36,7 +38,7 @@ export function History({ onClose, onImport }) {
     ${problem && html`<p class="problem" role="alert">${problem}</p>`}
     ${kept.length === 0 && html`<p class="muted">Conversations are kept here, in this browser only.</p>`}
     <ul>
-      ${kept.map((about) => html`<${Entry} key=${about.id} about=${about} current=${about.id === opened.id} />`)}
+      ${kept.map((about) => html`<${Entry} key=${about.id} about=${about} current=${about.id === opened} />`)}
     </ul>
     <footer>
       <button type="button" onClick=${() => picker.current.click()}>Import</button>
@@ -64,7 +66,7 @@ function Entry({ about, current }) {
             type="button"
             class="chat-entry-title"
             aria-current=${current || null}
-            onClick=${() => open(load(id))}
+            onClick=${() => current || switchTo(load(id))}
           >
             <span>${name}</span><small class="muted">${mode} · ${model} · ${new Date(updated).toLocaleString()}</small>
           </button>`
@@ -89,7 +91,7 @@ function Entry({ about, current }) {
       >
         Markdown
       </button>
-      <button type="button" class="quiet" aria-label=${`Delete ${name}`} onClick=${() => forget([id])}>Delete</button>
+      <button type="button" class="quiet" aria-label=${`Delete ${name}`} onClick=${() => discard([id])}>Delete</button>
     </div>
   </li>`;
 }
@@ -97,16 +99,22 @@ function Entry({ about, current }) {
 function Rename({ title, onDone }) {
   const [text, setText] = useState(title);
   const field = useRef();
+  const isDone = useRef(false);
   useEffect(() => field.current.select(), []);
-  return html`<form onSubmit=${(event) => (event.preventDefault(), onDone(text))}>
+  const done = (result) => {
+    if (isDone.current) return; // a field that is removed may lose the focus once more
+    isDone.current = true;
+    onDone(result);
+  };
+  return html`<form onSubmit=${(event) => (event.preventDefault(), done(text))}>
     <input
       ref=${field}
       type="text"
       aria-label="Title"
       value=${text}
       onInput=${(event) => setText(event.target.value)}
-      onKeyDown=${(event) => event.key === "Escape" && onDone(null)}
-      onBlur=${() => onDone(text)}
+      onKeyDown=${(event) => event.key === "Escape" && done(null)}
+      onBlur=${() => done(text)}
     />
   </form>`;
 }

@@ -5,13 +5,14 @@ import { Segments } from "../../controls.js";
 import { classes, html, useEffect, useSignal } from "../../html.js";
 import { model as pageModel } from "../../state.js";
 import { AttentionPanel } from "../attention/panel.js";
-import { Card, closeCard, setBranch } from "./card.js";
+import { Card, setBranch } from "./card.js";
 import { Column } from "./column.js";
 import { Composer } from "./composer.js";
 import { conversation, open, openedBefore, save, touch } from "./conversations.js";
-import { branch, draft, problems, restorePrompt, running, send, stop } from "./generation.js";
+import { branch, draft, restorePrompt, running, send, stop } from "./generation.js";
 import { History, StorageNotice } from "./history.js";
-import { showsAttention, showsHistory } from "./preferences.js";
+import { hasRoom, showsAttention, showsHistory, showsPanel } from "./preferences.js";
+import { switchTo } from "./switching.js";
 import { isEmpty, newConversation, path } from "./tree.js";
 
 setBranch((source, position, choice) => branch(source.index, source.node, position + (source.shift ?? 0), choice));
@@ -38,19 +39,18 @@ function Chat({ model }) {
   const history = useSignal(showsHistory);
   useSignal(running);
   useEffect(() => {
-    const mode = model.chat ? "chat" : "continue";
-    const before = isEmpty(conversation.value) ? openedBefore() : conversation.value;
-    open(before && (before.mode === "continue" || model.chat) ? before : newConversation(mode));
+    const fits = (kept) => kept && (kept.mode === "continue" || model.chat);
+    const other = newConversation(model.chat ? "chat" : "continue");
+    const before = isEmpty(conversation.value) ? openedBefore() : null;
+    if (isEmpty(conversation.value)) open(fits(before) ? before : other);
+    else if (!fits(conversation.value)) switchTo(other);
   }, []);
   const last = path(opened.columns[0]).at(-1);
   useEffect(() => {
     if (last?.role === "assistant") restorePrompt(last).catch(() => {}); // the answer is shown without its prompt
   }, [last?.id]);
   const start = (mode = opened.mode) => {
-    stop();
-    closeCard();
-    problems.value = {};
-    open(newConversation(mode));
+    switchTo(newConversation(mode));
     document.getElementById("prompt")?.focus();
   };
   const submit = async (text) => {
@@ -64,13 +64,7 @@ function Chat({ model }) {
   const pick = (text) => (draft.value = text) && submit(text);
   const canContinue = opened.mode === "continue" && !model.source && last !== undefined;
   return html`<div class=${classes("chat", history && "chat-with-history")}>
-    ${
-      history &&
-      html`<${History}
-        onClose=${() => (showsHistory.value = false)}
-        onImport=${(imported) => imported && open(imported)}
-      />`
-    }
+    ${history && html`<${History} opened=${opened.id} onClose=${() => (showsHistory.value = false)} />`}
     <section class="chat-conversation" aria-label="Conversation">
       <${Toolbar} opened=${opened} model=${model} onMode=${start} />
       <${StorageNotice} />
@@ -95,6 +89,8 @@ function Chat({ model }) {
 
 function Toolbar({ opened, model, onMode }) {
   const compared = opened.columns.length > 1;
+  const attention = useSignal(showsAttention);
+  const room = useSignal(hasRoom);
   const compare = () => {
     stop();
     if (compared) opened.columns.length = 1;
@@ -125,12 +121,8 @@ function Toolbar({ opened, model, onMode }) {
     </button>
     ${
       model.attention &&
-      html`<button
-        type="button"
-        class="chat-attention-button"
-        aria-pressed=${useSignal(showsAttention)}
-        onClick=${() => (showsAttention.value = !showsAttention.value)}
-      >
+      room &&
+      html`<button type="button" aria-pressed=${attention} onClick=${() => (showsAttention.value = !attention)}>
         Attention
       </button>`
     }
@@ -138,7 +130,7 @@ function Toolbar({ opened, model, onMode }) {
 }
 
 function Attention({ model }) {
-  const shown = useSignal(showsAttention);
+  const shown = useSignal(showsPanel);
   if (!shown || !model.attention) return null;
   return html`<aside class="chat-attention" aria-label="Attention"><${AttentionPanel} /></aside>`;
 }

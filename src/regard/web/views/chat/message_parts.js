@@ -1,5 +1,6 @@
 // What all messages have: the mark of the end, buttons, versions, the editor.
 
+import { CopyButton } from "../../copying.js";
 import { html, useEffect, useRef, useState } from "../../html.js";
 import { conversation, touch } from "./conversations.js";
 import { answer, send } from "./generation.js";
@@ -20,7 +21,7 @@ export function edit(text, node, column) {
 export function End({ node, source }) {
   if (!node.end) return null;
   const pieces = [{ text: "", tokens: [node.end] }];
-  const shifted = { ...source, shift: tokensOf(node).length };
+  const shifted = { ...source, shift: tokensOf(node).length, end: true };
   const keep = (element) => element && (element.tokenList = { pieces, source: shifted });
   return html`<span class="chat-tokens chat-end" ref=${keep}>
     <span class="chat-token" role="img" tabindex="0" data-start="0" aria-label="End of the text"></span>
@@ -29,7 +30,6 @@ export function End({ node, source }) {
 
 export function Footer({ node, column, index, busy, streaming, asked, onEdit }) {
   const again = () => answer(index, node.parent);
-  const copy = () => navigator.clipboard?.writeText(textOf(node).trim());
   return html`<div class="chat-actions">
     <${Branches} column=${column} node=${node} busy=${busy} />
     ${asked && html`<${Branches} column=${column} node=${asked} busy=${busy} label="Prompt" />`}
@@ -37,7 +37,7 @@ export function Footer({ node, column, index, busy, streaming, asked, onEdit }) 
       !streaming &&
       html`<button type="button" class="quiet" disabled=${busy} onClick=${again}>Regenerate</button>
         ${onEdit && html`<button type="button" class="quiet" disabled=${busy} onClick=${onEdit}>Edit</button>`}
-        <button type="button" class="quiet" onClick=${copy}>Copy</button>
+        <${CopyButton} text=${textOf(node).trim()} />
         <p class="chat-stats">${statistics(node)}</p>`
     }
   </div>`;
@@ -81,11 +81,15 @@ export function Editor({ text, onDone }) {
   const [value, setValue] = useState(text);
   const field = useRef();
   useEffect(() => field.current.focus(), []);
+  const submit = (event) => {
+    event.preventDefault();
+    if (value.trim()) onDone(value);
+  };
   const keys = (event) => {
     if (event.key === "Escape") onDone(null);
-    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) (event.preventDefault(), onDone(value));
+    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) submit(event);
   };
-  return html`<form class="chat-editor" onSubmit=${(event) => (event.preventDefault(), onDone(value))}>
+  return html`<form class="chat-editor" onSubmit=${submit}>
     <textarea
       ref=${field}
       aria-label="Edit the message"
@@ -95,7 +99,7 @@ export function Editor({ text, onDone }) {
       onKeyDown=${keys}
     ></textarea>
     <div>
-      <button type="submit" class="primary">Send</button>
+      <button type="submit" class="primary" disabled=${!value.trim()}>Send</button>
       <button type="button" class="quiet" onClick=${() => onDone(null)}>Cancel</button>
     </div>
   </form>`;

@@ -5,9 +5,8 @@ import { Markdown } from "../../markdown.js";
 import { promptOf, running } from "./generation.js";
 import { Branches, edit, Editor, End, Footer } from "./message_parts.js";
 import { Passage } from "./passage.js";
-import { messageSpans, promptPieces } from "./prompt_spans.js";
-import { Tokens } from "./tokens.js";
-import { messagesOf, path, textOf, tokensOf } from "./tree.js";
+import { promptPieces, Tokens } from "./tokens.js";
+import { path, textOf, tokensOf } from "./tree.js";
 
 // column, index: of the conversation; view: "tokens" or "markdown"
 export function Messages({ mode, column, index, view, model }) {
@@ -16,23 +15,15 @@ export function Messages({ mode, column, index, view, model }) {
   const last = nodes.at(-1);
   const prompt = last?.role === "assistant" ? promptOf(last) : null;
   const shared = { column, index, view, busy, last, model };
-  const spans = useMessageSpans(mode === "chat" ? prompt : null, column, nodes);
+  const spans = prompt?.spans.slice(1 - nodes.length) ?? []; // of all messages but the last, without the system prompt
   if (mode === "continue") {
     return passages(nodes).map((part) => html`<${Passage} key=${part[0].id} ...${{ ...shared, nodes: part }} />`);
   }
   return nodes.map((node, i) => {
     const Message = node.role === "user" ? UserMessage : Answer;
-    return html`<${Message} key=${node.id} ...${{ ...shared, node, prompt, span: spans?.[i] ?? null }} />`;
+    const span = (node !== last && spans[i]) || null;
+    return html`<${Message} key=${node.id} ...${{ ...shared, node, prompt, span }} />`;
   });
-}
-
-// Of all messages but the last, whose tokens follow the prompt.
-function useMessageSpans(prompt, column, nodes) {
-  return useMemo(() => {
-    if (!prompt) return null;
-    const messages = messagesOf(column, nodes.slice(0, -1)).map((message) => message.content);
-    return messageSpans(prompt.tokens, messages).slice(messages.length - nodes.length + 1);
-  }, [prompt, nodes.length, nodes.at(-1)?.id]);
 }
 
 function passages(nodes) {

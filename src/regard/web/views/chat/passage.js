@@ -4,8 +4,7 @@
 import { html, useMemo, useState } from "../../html.js";
 import { promptOf } from "./generation.js";
 import { edit, Editor, End, Footer } from "./message_parts.js";
-import { messageSpans, promptPieces } from "./prompt_spans.js";
-import { Tokens } from "./tokens.js";
+import { promptPieces, Tokens } from "./tokens.js";
 import { tokensOf } from "./tree.js";
 
 export function Passage({ nodes, column, index, last, busy, model }) {
@@ -39,10 +38,8 @@ export function Passage({ nodes, column, index, last, busy, model }) {
 }
 
 function Given({ text, node, prompt, source }) {
-  const [span, pieces] = useMemo(() => {
-    const found = prompt && messageSpans(prompt.tokens, [text])[0];
-    return found ? [found, promptPieces(prompt, ...found)] : [];
-  }, [prompt, text]);
+  const span = prompt?.spans[0];
+  const pieces = useMemo(() => span && promptPieces(prompt, ...span), [prompt, span]);
   if (!span) return html`<span class="chat-given">${text}</span>`;
   const details = { node, prompt: true, first: span[0], unscored: source };
   return html`<span class="chat-given">
@@ -50,14 +47,19 @@ function Given({ text, node, prompt, source }) {
   </span>`;
 }
 
+// Why the output of an encoder-decoder has no branches.
+const SOURCE_ONLY = "The server takes only the source of an encoder-decoder, so the output cannot go on from a token.";
+
 function Generated({ answers, prompt, index, busy, model }) {
   const source = model?.source;
   const before = answers.slice(0, -1).flatMap(tokensOf).length;
-  let offset = prompt && prompt.ids.length - (source ? 0 : before);
+  // unknown if the prompt has answers of another model, whose text was encoded again
+  let offset = prompt?.spans[0] ? prompt.ids.length - (source ? 0 : before) : null;
   return answers.map((node) => {
-    const at = offset;
+    const at = node === answers.at(-1) && prompt ? prompt.ids.length : offset;
     if (offset !== null) offset += tokensOf(node).length;
-    const details = { node, index, branches: node.model === model?.name && !busy && !source };
+    const branches = node.model === model?.name && !busy && !source;
+    const details = { node, index, branches, refusal: source && SOURCE_ONLY };
     return html`<${Tokens}
         key=${node.id}
         pieces=${node.pieces}

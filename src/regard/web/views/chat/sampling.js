@@ -64,8 +64,15 @@ function SystemPrompt({ column }) {
   };
   return html`<div class="field">
     <label for=${id}>System prompt</label>
-    <textarea id=${id} rows="2" placeholder="none" value=${column.system} onInput=${set}></textarea>
-    <p class="help">
+    <textarea
+      id=${id}
+      rows="2"
+      placeholder="none"
+      value=${column.system}
+      aria-describedby=${`${id}-help`}
+      onInput=${set}
+    ></textarea>
+    <p class="help" id=${`${id}-help`}>
       Comes before the first message and says how to answer. Models that were not trained with one ignore it.
     </p>
   </div>`;

@@ -81,5 +81,7 @@ export function summary(settings) {
   const parts = [settings.temperature === 0 ? "greedy" : `T ${settings.temperature.toFixed(2)}`];
   if (settings.top_p < 1) parts.push(`p ${settings.top_p}`);
   if (settings.top_k) parts.push(`k ${settings.top_k}`);
+  if (settings.min_p) parts.push(`min-p ${settings.min_p}`);
+  if (settings.repetition_penalty !== 1) parts.push(`repetition ${settings.repetition_penalty}`);
   return parts.join(" · ");
 }

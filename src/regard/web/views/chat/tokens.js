@@ -2,8 +2,9 @@
 // arrow keys move between tokens. Events are handled for a whole column, so pointing at a token renders nothing again.
 // The surprisal of a token is −log2 p, in bits: 0 for a certain token, 1 for a probability of one half.
 
+import { tintShares } from "../../draw/tint_shares.js";
 import { html, useMemo } from "../../html.js";
-import { passage, select } from "../../state.js";
+import { passage, select, selection } from "../../state.js";
 import { closeCard, dismissCard, openCard, openedCard, pinCard } from "./card.js";
 
 const FULL_TINT = 5; // bits of surprisal with the strongest tint
@@ -45,6 +46,10 @@ function Chunk({ part, position, trim, offset }) {
   }, [part[0], part.length, position, trim, offset]);
 }
 
+// The tokens of a prompt as pieces, without probabilities.
+export const promptPieces = ({ ids, tokens }, first, end) =>
+  tokens.slice(first, end).map((text, i) => ({ text, tokens: [{ id: ids[first + i], text }] }));
+
 // The handlers of an element that contains lists of tokens.
 export const handlers = {
   onPointerOver(event) {
@@ -64,23 +69,36 @@ export const handlers = {
   onClick(event) {
     const token = event.target.closest(".chat-token");
     if (!token || getSelection().toString()) return;
-    point(token);
-    pinCard();
+    choose(token);
   },
   onKeyDown(event) {
     const token = event.target.closest(".chat-token");
     if (!token) return;
-    if (event.key === "Enter" || event.key === " ") (point(token), pinCard());
+    if (event.key === "Enter" || event.key === " ") choose(token);
     else if (event.key === "Escape") dismissCard();
     else if (!move(token, event.key)) return;
     event.preventDefault();
   },
 };
 
+// The row of the attention map that belongs to a token, or null.
+function rowOf(token) {
+  const linked = token.dataset.row !== undefined && token.closest("[data-linked]");
+  return linked ? Number(token.dataset.row) : null;
+}
+
+// A cell that is pinned in the map stays selected.
 function point(token) {
   openCard(token);
-  const linked = token.dataset.row !== undefined && token.closest("[data-linked]");
-  if (linked) select({ row: Number(token.dataset.row), column: null });
+  const row = rowOf(token);
+  if (row !== null && !selection.value.pinned) select({ row, column: null });
+}
+
+function choose(token) {
+  const row = rowOf(token);
+  openCard(token);
+  pinCard(row !== null);
+  if (row !== null) select({ row, column: null, pinned: true });
 }
 
 function move(token, key) {
@@ -97,19 +115,19 @@ function move(token, key) {
 }
 
 // Marks the selected row and column of the attention map in the text, and tints tokens by the weights of the row, if
-// they are known: 0 to 1 for each token of the passage. Only what changes is set: a style takes longer than a comparison.
+// they are known: one for each token of the passage. Only what changes is set: a style takes longer than a comparison.
 export function mark(thread, { row, column }, weights) {
   const weighted = weights !== null && row !== null && passage.value !== null;
-  const largest = weighted ? Math.max(...weights.subarray(0, row + 1), 1e-9) : 1;
+  const shares = weighted ? tintShares(weights) : [];
   const loading = weights === null && row !== null; // keeps the tint of the row before
   if (!loading) thread.classList.toggle("chat-weighted", weighted);
-  for (const token of thread.querySelectorAll(".chat-row, .chat-column"))
-    token.classList.remove("chat-row", "chat-column");
+  for (const token of thread.querySelectorAll(".chat-query, .chat-key"))
+    token.classList.remove("chat-query", "chat-key");
   for (const token of row === null && column === null ? [] : thread.querySelectorAll("[data-row]")) {
     const at = Number(token.dataset.row);
-    if (at === row) token.classList.add("chat-row");
-    if (at === column) token.classList.add("chat-column");
-    if (weighted) setWeight(token, Math.round((50 * (weights[at] ?? 0)) / largest) / 50);
+    if (at === row) token.classList.add("chat-query");
+    if (at === column) token.classList.add("chat-key");
+    if (weighted) setWeight(token, Math.round(50 * (shares[at] ?? 0)) / 50);
   }
 }
 

@@ -5,8 +5,8 @@
 // column:       {model, system, nodes: {id: node}, chosen: {parent id or "": node id}}; model: null for the page's
 // node:         {id, parent, role: "user", text}
 //               {id, parent, role: "assistant", pieces, end, model, finish, count, seconds}
-// piece:        {text, tokens}, a token: {id, text, logprob, top: [{id, text, logprob}]}. A piece has several tokens
-//               if they are parts of one character. `end` is the stop token, which has no text.
+// piece:        {text, tokens}, a token: {id, text, logprob, rank, top: [{id, text, logprob}]}. A piece has several
+//               tokens if they are parts of one character. `end` is the stop token, which has no text.
 
 export const newId = () => `n${Math.random().toString(36).slice(2, 10)}${Date.now().toString(36)}`;
 export const newColumn = (model = null) => ({ model, system: "", nodes: {}, chosen: {} });
@@ -22,7 +22,10 @@ export function path(column) {
   return shown;
 }
 
-const next = (column, parent) => column.nodes[column.chosen[parent]] ?? children(column, parent).at(-1);
+function next(column, parent) {
+  const chosen = column.nodes[column.chosen[parent]];
+  return chosen?.parent === parent ? chosen : children(column, parent).at(-1);
+}
 
 // The messages from the first one to `id`.
 export function ancestors(column, id) {
