@@ -62,6 +62,7 @@ def test_greedy_text_over_http_equals_that_of_the_engine(client, model):
 def test_logprobs_of_an_echoed_prompt_equal_those_of_the_model(client, model):
     ids = byte().encode("the red lamp")
     body = {"model": "small", "prompt": "the red lamp", "echo": True, "logprobs": 2, "max_tokens": 1}
+    body["return_token_ids"] = True
     logprobs = client.post("/v1/completions", json=body).json()["choices"][0]["logprobs"]
     with torch.no_grad():
         expected = model(torch.tensor([ids])).log_softmax(-1)[0, :-1]  # (L - 1, V)
@@ -69,6 +70,8 @@ def test_logprobs_of_an_echoed_prompt_equal_those_of_the_model(client, model):
     torch.testing.assert_close(found, expected[range(len(ids) - 1), ids[1:]], atol=1e-6, rtol=0)
     best = torch.tensor([max(top.values()) for top in logprobs["top_logprobs"][1 : len(ids)]]).double()
     torch.testing.assert_close(best, expected.amax(-1), atol=1e-6, rtol=0)
+    ranks = [entry["rank"] for entry in logprobs["content"][1 : len(ids)]]
+    assert ranks == [int((row > row[id]).sum()) + 1 for row, id in zip(expected, ids[1:], strict=True)]
 
 
 def test_the_best_samples_have_the_largest_mean_logprob(client):

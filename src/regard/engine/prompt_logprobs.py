@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from regard.engine.request import Request, Token
-from regard.engine.sampling import log_softmax, top_logprobs
+from regard.engine.sampling import log_softmax, rank_of, top_logprobs
 
 CHUNK = 256
 
@@ -27,6 +27,8 @@ def record_prompt_logprobs(model: Any, hidden: Tensor, batch: list[tuple[Request
             end = min(start + CHUNK, stop)
             logprobs = log_softmax(model.logits(states[start:end]))  # (n, V)
             ids = request.ids[request.cached + start + 1 : request.cached + end + 1]
-            chosen = logprobs[range(len(ids)), ids].tolist()
+            chosen = logprobs[range(len(ids)), ids]  # (n,)
             tops = top_logprobs(logprobs, [count] * len(ids))
-            request.prompt_logprobs += [Token(*fields, None) for fields in zip(ids, chosen, tops, strict=True)]
+            ranks = rank_of(chosen, logprobs).tolist() if count else [None] * len(ids)
+            rows = zip(ids, chosen.tolist(), tops, ranks, strict=True)
+            request.prompt_logprobs += [Token(id, logprob, top, None, rank) for id, logprob, top, rank in rows]

@@ -176,6 +176,7 @@ class Token(NamedTuple):
     logprob: float
     top_logprobs: tuple[tuple[int, float], ...]  # the most likely (id, logprob), in descending order
     finish: str | None  # with the last token: "stop" or "length"
+    rank: int | None = None  # 1 is the most likely token of the vocabulary; with top_logprobs
 
 
 @dataclass(frozen=True, eq=False)

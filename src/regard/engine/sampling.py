@@ -30,10 +30,16 @@ class Sampled:
         best: tuple[Tensor, Tensor] | None = None,
         counts: Sequence[int] = (),
         errors: Mapping[int, str] | None = None,
+        ranks: Tensor | None = None,
     ):
-        """ids, logprobs: (B,). best: (B, n) the most likely ids and their logprobs, of which `counts` are returned."""
+        """ids, logprobs: (B,). best: (B, n) the most likely ids and their logprobs, of which `counts` are returned.
+
+        ranks: (B,) of the ids, with `best`.
+        """
         self.ids, self.logprobs, self.best, self.counts, self.errors = ids, logprobs, best, counts, errors or {}
-        self.copies = [tensor.to("cpu", non_blocking=True) for tensor in (ids, logprobs, *(best or ()))]
+        self.ranks = ranks
+        tensors = (ids, logprobs) if best is None or ranks is None else (ids, logprobs, ranks, *best)
+        self.copies = [tensor.to("cpu", non_blocking=True) for tensor in tensors]
         self.copied = torch.cuda.Event() if ids.is_cuda else None
         if self.copied is not None:
             self.copied.record()
@@ -42,12 +48,13 @@ class Sampled:
         """The token of each request, or the reason why the request has none."""
         if self.copied is not None:
             self.copied.synchronize()
-        ids, logprobs, *best = (copy.tolist() for copy in self.copies)
+        ids, logprobs, *others = (copy.tolist() for copy in self.copies)
+        ranks, *best = others or [[None] * len(ids)]
         tops = pair_best(*best, self.counts) if best else [()] * len(ids)
         tokens: list[Token | str] = []
-        for i, (id, logprob, top) in enumerate(zip(ids, logprobs, tops, strict=True)):
+        for i, (id, logprob, top, rank) in enumerate(zip(ids, logprobs, tops, ranks, strict=True)):
             error = "the model's logits for this request are not finite" if math.isnan(logprob) else self.errors.get(i)
-            tokens.append(error or Token(id, logprob, top, None))
+            tokens.append(error or Token(id, logprob, top, None, rank if top else None))
         return tokens
 
 
@@ -73,7 +80,8 @@ def sample(logits: Tensor, requests: Sequence[Request], separately: bool = False
         ids, chosen = ids.index_copy(0, rows, plain_ids), chosen.index_copy(0, rows, plain_logprobs)
     counts = [r.sampling.top_logprobs for r in requests]
     best = logprobs.topk(min(max(counts), logprobs.shape[-1])) if any(counts) else None
-    return Sampled(ids, chosen, best and (best.indices, best.values), counts, errors)
+    ranks = best and rank_of(chosen, logprobs)
+    return Sampled(ids, chosen, best and (best.indices, best.values), counts, errors, ranks)
 
 
 def sample_separately(logits: Tensor, requests: Sequence[Request], plain: Sequence[int]) -> Sampled:
@@ -85,6 +93,7 @@ def sample_separately(logits: Tensor, requests: Sequence[Request], plain: Sequen
     # A request that asks for fewer than n of the best leaves the rest as they are: in the last places of the order.
     last = torch.iinfo(torch.int64).max
     best, errors = (ids.new_full((size, n), last), logprobs.new_full((size, n), -torch.inf)), dict[int, str]()
+    ranks = torch.ones_like(ids)
     if plain:
         rows = to_device(torch.tensor(plain), logits.device)
         ids[rows], logprobs[rows] = sample_by_kernel(logits[rows], [requests[i] for i in plain])
@@ -93,9 +102,10 @@ def sample_separately(logits: Tensor, requests: Sequence[Request], plain: Sequen
         ids[i], logprobs[i] = one.ids[0], one.logprobs[0]
         if 0 in one.errors:
             errors[i] = one.errors[0]
-        if one.best is not None:
+        if one.best is not None and one.ranks is not None:
+            ranks[i] = one.ranks[0]
             best[0][i, : counts[i]], best[1][i, : counts[i]] = one.best[0][0], one.best[1][0]
-    return Sampled(ids, logprobs, best if n else None, counts, errors)
+    return Sampled(ids, logprobs, best if n else None, counts, errors, ranks)
 
 
 def has_kernel(logits: Tensor) -> bool:
@@ -221,6 +231,11 @@ def log_softmax(logits: Tensor) -> Tensor:
 
         return log_softmax_rows(logits)
     return logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
+
+
+def rank_of(chosen: Tensor, logprobs: Tensor) -> Tensor:
+    """(B,) how many tokens are more likely than the chosen one, plus 1. chosen: (B,) of the logprobs (B, V)."""
+    return (logprobs > chosen.unsqueeze(-1)).sum(-1) + 1
 
 
 def top_logprobs(logprobs: Tensor, counts: Sequence[int]) -> list[tuple[tuple[int, float], ...]]:

@@ -25,7 +25,8 @@ def entry(id: int, logprob: float, tokenizer: Tokenizer, with_id: bool = False) 
 
 def entry_with_alternatives(token: Token, tokenizer: Tokenizer, with_ids: bool) -> dict:
     alternatives = [entry(id, logprob, tokenizer, with_ids) for id, logprob in token.top_logprobs]
-    return entry(token.id, token.logprob, tokenizer, with_ids) | {"top_logprobs": alternatives}
+    rank = {"rank": token.rank} if with_ids and token.rank is not None else {}
+    return entry(token.id, token.logprob, tokenizer, with_ids) | rank | {"top_logprobs": alternatives}
 
 
 def part_of_character(token: str, tokenizer: Tokenizer) -> bytes | None:

@@ -46,6 +46,7 @@ class TokenLogprob(ResponseBody):
 
 
 class TokenLogprobs(TokenLogprob):
+    rank: int | None = None  # in the vocabulary, 1 for the most likely token; with return_token_ids and alternatives
     top_logprobs: list[TokenLogprob]
 
 
