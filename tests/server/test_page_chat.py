@@ -97,6 +97,7 @@ def test_prompt_tokens_have_cards(start_server, visit):
     page.keyboard.press("Escape")
     page.click(".chat-prompt summary")
     prompt = page.locator(".chat-prompt .chat-token")
+    prompt.first.wait_for()
     assert prompt.count() == len(server.engine.submitted[0].ids)
     prompt.first.hover()
     assert "no probability" in page.inner_text("#card")
@@ -256,7 +257,7 @@ def test_a_comparison_in_which_one_model_fails_is_kept(tokenizer, visit):
         page = visit(f"http://127.0.0.1:{port}")
         page.click("text=Compare")
         page.get_by_label("Model", exact=True).last.select_option("box")
-        lamp.poison = tokenizer.encode("Mira")[0]
+        lamp.poison = tokenizer.encode(" Mira")[0]  # the template puts a space before a message
         box.may_step.clear()
         send_prompt(page, "Mira")
         page.wait_for_selector(".chat-notice")  # the first column has no message, the second is generating
