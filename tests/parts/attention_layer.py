@@ -9,7 +9,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from regard.engine.stores.contiguous import Contiguous
 from regard.kernels.attention.mask import Full
 from regard.layout import TokenLayout
-from regard.lens.maps import attention_weights
 from regard.parts.attention import Attention, AttentionModule
 
 WIDTH, LENGTH = 16, 7
@@ -38,7 +37,7 @@ def record(module: AttentionModule, x: Tensor) -> dict[str, Tensor]:
     module(x, layout)
     for hook in hooks:
         hook.remove()
-    return taps | {"weights": attention_weights(module, taps["q"], taps["k"], layout)}
+    return taps | {"weights": module.attention_map({"q": taps["q"], "k": taps["k"]}, layout, slice(None))}
 
 
 def flops(module: nn.Module, x: Tensor) -> int:
