@@ -57,15 +57,21 @@ def test_every_view_of_a_model(url: str, visit, screenshots: Path, model: str):
         assert count_colours(page, ".attention-map") > 10
 
 
+@pytest.fixture(scope="module")
+def smollm2_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    runs = tmp_path_factory.mktemp("runs")
+    with serve_process(Path("smollm2"), "--context", "512", "--runs", str(runs)) as (_, url):
+        yield url
+
+
 @pytest.mark.slow
-def test_every_view_of_smollm2(visit, screenshots: Path, tmp_path: Path):
-    with serve_process(Path("smollm2"), "--context", "512", "--runs", str(tmp_path)) as (_, url):
-        page = visit(url)
-        page.set_default_timeout(60_000)
-        answer(page)
-        for view in VIEWS:
-            open_view(page, view)
-            check(page, screenshots / f"smollm2-{view}")
+def test_every_view_of_smollm2(smollm2_url: str, visit, screenshots: Path):
+    page = visit(smollm2_url)
+    page.set_default_timeout(60_000)
+    answer(page)
+    for view in VIEWS:
+        open_view(page, view)
+        check(page, screenshots / f"smollm2-{view}")
 
 
 def test_the_first_view_is_usable_within_a_second(url: str, visit):
