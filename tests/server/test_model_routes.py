@@ -142,7 +142,7 @@ def test_one_model_is_loaded_at_a_time_and_failures_are_told(connect, monkeypatc
 
     monkeypatch.setattr(model_library, "free_memory", lambda device: None)
     monkeypatch.setattr(model_library, "open_served", no_memory)
-    assert "the memory does not suffice" in load(client, "models/second")["error"]
+    assert "there is not enough memory" in load(client, "models/second")["error"]
     assert names(client) == ["first", "second"] and complete(client, "first").is_success
 
 

@@ -39,6 +39,7 @@ from regard.server.middleware import (
     SecurityHeaders,
 )
 from regard.server.model_registry import ModelRegistry
+from regard.server.model_work import Library
 from regard.server.network_options import LOCAL, MEDIA_BODY, TEXT_BODY, NetworkOptions
 from regard.server.request_id import HEADER, RequestId
 from regard.server.served_model import ServedModel
@@ -55,7 +56,7 @@ def create_app(
     *,
     adapters: Path | None = None,
     runs: run_routes.Runs | None = None,
-    library: model_routes.Library | None = None,
+    library: Library | None = None,
 ) -> FastAPI:
     """The page shows the first of the models until another is chosen. `adapters` is a folder from which clients may
     load adapters; None: they may not. `runs` is a folder of training runs, `library` the models that can

@@ -1,27 +1,19 @@
-"""The /regard/models routes: models that are served and those at hand, loaded and removed while the server runs.
+"""The /regard/models routes: list the served and the stored models, load and remove them, plan and verify them.
 
-They also have the tables of plan and verify.
-
-The server gets an object that finds and opens models (`Library`). Loading and verifying take long, so they run in
-threads of their own, one at a time, and their state is read by later requests.
+The server gets an object that finds and opens models (`Library`). For the long work see model_work.py.
 """
 
-import asyncio
-import logging
-from collections.abc import AsyncGenerator, Callable, Collection, Generator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from fastapi import APIRouter
 
-from regard.engine.async_engine import SHUTTING_DOWN
 from regard.engine.memory import bytes_of
-from regard.server.adapter_routes import FOLDERS
-from regard.server.errors import ApiError, shutting_down
+from regard.server.errors import ApiError
 from regard.server.model_registry import ModelRegistry
 from regard.server.model_schema import (
-    LawTable,
     LoadModelBody,
     ModelsList,
     PlanBody,
@@ -31,40 +23,14 @@ from regard.server.model_schema import (
     UnloadModelBody,
     Verification,
     VerifyBody,
-    Work,
 )
+from regard.server.model_work import Library, Loader, Verifier, public_text, without_folders
 from regard.server.response_bodies import Status
 from regard.server.run_routes import check_allowed
 from regard.server.served_model import ServedModel
 from regard.server.worker_thread import WorkerThread, stop_all
 
-log = logging.getLogger(__name__)
 MAX_ADAPTERS = 1000  # that are listed
-NO_MEMORY = "the memory does not suffice; unload a model first, or choose a smaller one"
-OUT_OF_MEMORY = ("out of memory", "allocate memory")  # torch's RuntimeErrors
-
-
-class Library(Protocol):
-    """Models at hand, as the fields of the responses below. Methods raise LookupError for a model that is not listed,
-    ValueError for what cannot be done."""
-
-    def available(self, served: Collection[str]) -> list[dict[str, Any]]: ...
-
-    def choices(self) -> dict[str, list[str]]: ...
-
-    def find(self, model: str) -> object: ...
-
-    def open(self, model: str, taken: Collection[str]) -> ServedModel: ...
-
-    def plan(
-        self, model: str, context: int | None, batch: int, dtype: str, weights: str | None, device: str | None
-    ) -> dict[str, Any]: ...
-
-    def verify(self, model: str, on_law: Callable[[str, str, int], None]) -> dict[str, Any]: ...
-
-
-class Stopped(Exception):
-    """Work that a client has stopped, or that ends because the server does."""
 
 
 def router(models: ModelRegistry, library: Library | None, adapters: Path | None, may_manage: bool) -> APIRouter:
@@ -73,68 +39,40 @@ def router(models: ModelRegistry, library: Library | None, adapters: Path | None
     routes = APIRouter(prefix="/regard/models")
     if library is None:
         return routes
-    thread, loading_thread, verify_thread = WorkerThread("models", 32), WorkerThread("loading"), WorkerThread("verify")
+    thread, loader, verifier = WorkerThread("models", 32), Loader(models, library), Verifier(models, library)
 
     @asynccontextmanager
     async def lifespan(app: Any) -> AsyncGenerator[None, None]:
         yield
         models.draining = True  # ends a verification with its next law
-        await stop_all(thread, loading_thread, verify_thread)
+        await stop_all(thread, loader.thread, verifier.thread)
 
     routes.lifespan_context = lifespan
-    loading: Work | None = None
-    verification = Verification(work=None, table=None)
-    tasks: set[asyncio.Task] = set()
-    stops = 0  # of verifications, ever
-
-    def start_task(work: Any) -> None:
-        task = asyncio.create_task(work)
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
-
-    async def call(function: Callable, *args: Any) -> Any:
-        with thread.request():
-            try:
-                return await thread.run(function, *args)
-            except LookupError as error:
-                raise ApiError(404, str(error.args[0]), code="model_not_found", param="model") from error
-            except (ValueError, RuntimeError, OverflowError) as error:
-                raise ApiError(400, public_text(error), code="invalid_value") from error
 
     @routes.get("")
     async def list_models() -> ModelsList:
         cards = [describe(model) for model in models]
-        available = await call(library.available, [card.model for card in cards])
+        available = await call(thread, library.available, [card.model for card in cards])
         return ModelsList(
             served=cards,
             available=[entry | {"problem": without_folders(entry["problem"] or "") or None} for entry in available],
-            loading=loading,
-            adapters=None if adapters is None else await call(adapter_names, adapters),
-            choices=PlanChoices(**await call(library.choices)),
+            loading=loader.work,
+            adapters=None if adapters is None else await call(thread, adapter_names, adapters),
+            choices=PlanChoices(**await call(thread, library.choices)),
             may_load=may_manage,
         )
 
+    @routes.post("/plan")
+    async def plan(body: PlanBody) -> PlanTable:
+        device = body.device or None
+        options = body.model, body.context, body.batch, body.dtype, body.weights, device
+        return PlanTable(**await call(thread, library.plan, *options))
+
     @routes.post("/load")
     async def load(body: LoadModelBody) -> Status:
-        nonlocal loading
         check_allowed(may_manage)
-        await call(library.find, body.model)
-        if models.draining:
-            raise shutting_down(SHUTTING_DOWN)
-        if loading is not None and loading.state == "running":
-            raise ApiError(409, f"{loading.model} is being loaded; wait for it", code="busy", param="model")
-        loading = work = Work(model=body.model, state="running")
-
-        async def run() -> None:
-            with failures(work):
-                served = await loading_thread.run(library.open, body.model, models.names)
-                if models.draining:
-                    raise Stopped(SHUTTING_DOWN)
-                models.add(served)
-                work.name = served.name
-                work.state = "done"
-
-        start_task(run())
+        await call(thread, library.find, body.model)
+        loader.start(body.model)
         return Status(status="ok")
 
     @routes.post("/unload")
@@ -143,71 +81,37 @@ def router(models: ModelRegistry, library: Library | None, adapters: Path | None
         await models.remove(body.model)
         return Status(status="ok")
 
-    @routes.post("/plan")
-    async def plan(body: PlanBody) -> PlanTable:
-        table = await call(
-            library.plan, body.model, body.context, body.batch, body.dtype, body.weights, body.device or None
-        )
-        return PlanTable(**table)
+    add_verification(routes, verifier, may_manage)
+    return routes
 
+
+def add_verification(routes: APIRouter, verifier: Verifier, may_manage: bool) -> None:
     @routes.get("/verify")
     async def verified() -> Verification:
-        return verification
+        return verifier.current
 
     @routes.post("/verify")
     async def verify(body: VerifyBody) -> Status:
-        nonlocal verification
         check_allowed(may_manage)
-        if verification.work is not None and verification.work.state == "running":
-            raise ApiError(409, f"{verification.work.model} is being verified; wait for it, or stop it", code="busy")
-        work, started = Work(model=body.model, state="running"), stops
-        verification = current = Verification(work=work, table=None)
-
-        def on_law(law: str, dtype: str, total: int) -> None:
-            if models.draining or stops != started:
-                raise Stopped("it was stopped")
-            work.done, work.total, work.now = work.done + (work.total is not None), total, f"{law} ({dtype})"
-
-        async def run() -> None:
-            with failures(work):
-                current.table = LawTable(**await verify_thread.run(library.verify, body.model, on_law))
-                work.done, work.state = work.total or 0, "done"
-
-        start_task(run())
+        verifier.start(body.model)
         return Status(status="ok")
 
     @routes.post("/verify/stop")
     async def stop_verifying() -> Status:
-        nonlocal stops
         check_allowed(may_manage)
-        stops += 1
+        verifier.stop()
         return Status(status="ok")
 
-    return routes
 
-
-@contextmanager
-def failures(work: Work) -> Generator[None]:
-    """Record why work fails."""
-    try:
-        yield
-    except (ApiError, ValueError, LookupError, OSError, Stopped) as error:
-        work.error, work.state = public_text(error), "failed"
-    except Exception as error:
-        if isinstance(error, MemoryError) or any(text in str(error) for text in OUT_OF_MEMORY):
-            work.error, work.state = NO_MEMORY, "failed"
-        else:
-            log.exception("%s: loading or verifying failed", work.model)
-            work.error, work.state = "it failed; the server's log has the details", "failed"
-
-
-def public_text(error: Exception) -> str:
-    """The message of an error without the folders of files: clients do not learn where they are."""
-    return without_folders(str(error.args[0] if isinstance(error, LookupError) and error.args else error))
-
-
-def without_folders(text: str) -> str:
-    return FOLDERS.sub("", text)
+async def call(thread: WorkerThread, function: Callable, *args: Any) -> Any:
+    """The result of a function of the library: 404 for a model that is not listed, 400 for what cannot be done."""
+    with thread.request():
+        try:
+            return await thread.run(function, *args)
+        except LookupError as error:
+            raise ApiError(404, str(error.args[0]), code="model_not_found", param="model") from error
+        except (ValueError, RuntimeError, OverflowError) as error:
+            raise ApiError(400, public_text(error), code="invalid_value") from error
 
 
 def describe(served: ServedModel) -> ServedModelCard:

@@ -29,7 +29,7 @@ from regard.server.connections import (
     default_max_connections,
 )
 from regard.server.errors import shutting_down
-from regard.server.model_routes import Library
+from regard.server.model_work import Library
 from regard.server.network_options import NetworkOptions
 from regard.server.request_id import on_start
 from regard.server.run_routes import Runs
