@@ -24,7 +24,7 @@ from regard.server.model_schema import (
     Verification,
     VerifyBody,
 )
-from regard.server.model_work import Library, Loader, Verifier, public_text, without_folders
+from regard.server.model_work import Library, ModelLoader, ModelVerifier, public_text, without_folders
 from regard.server.response_bodies import Status
 from regard.server.run_routes import check_allowed
 from regard.server.served_model import ServedModel
@@ -39,7 +39,7 @@ def router(models: ModelRegistry, library: Library | None, adapters: Path | None
     routes = APIRouter(prefix="/regard/models")
     if library is None:
         return routes
-    thread, loader, verifier = WorkerThread("models", 32), Loader(models, library), Verifier(models, library)
+    thread, loader, verifier = WorkerThread("models", 32), ModelLoader(models, library), ModelVerifier(models, library)
 
     @asynccontextmanager
     async def lifespan(app: Any) -> AsyncGenerator[None, None]:
@@ -85,7 +85,7 @@ def router(models: ModelRegistry, library: Library | None, adapters: Path | None
     return routes
 
 
-def add_verification(routes: APIRouter, verifier: Verifier, may_manage: bool) -> None:
+def add_verification(routes: APIRouter, verifier: ModelVerifier, may_manage: bool) -> None:
     @routes.get("/verify")
     async def verified() -> Verification:
         return verifier.current

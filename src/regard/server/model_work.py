@@ -46,7 +46,7 @@ class Stopped(Exception):
     """The work was stopped by a client, or because the server is shutting down."""
 
 
-class Loader:
+class ModelLoader:
     def __init__(self, models: ModelRegistry, library: Library):
         self.models, self.library, self.thread = models, library, WorkerThread("loading")
         self.work: Work | None = None  # the current one, or the last
@@ -69,7 +69,7 @@ class Loader:
             work.name, work.state = served.name, "done"
 
 
-class Verifier:
+class ModelVerifier:
     def __init__(self, models: ModelRegistry, library: Library):
         self.models, self.library, self.thread = models, library, WorkerThread("verify")
         self.current = Verification(work=None, table=None)  # or the last
