@@ -50,6 +50,7 @@ _MODULE_OF = {name: module for module, _, name in _SPECS} | {
     "unmerge_lora": "regard.adapt",
     "adapter_names": "regard.adapt",
     "set_adapter": "regard.adapt",
+    "disable_adapters": "regard.adapt",
     "save_adapter": "regard.adapt",
     "load_adapter": "regard.adapt",
     # generate

@@ -8,6 +8,7 @@ from regard.adapt import (
     LoRA,
     adapter_names,
     add_lora,
+    disable_adapters,
     load_adapter,
     merge_lora,
     save_adapter,
@@ -67,6 +68,35 @@ def test_only_the_active_adapter_is_trainable(adapted_model):
         set_adapter(adapted_model, name)
         trained = {n for n, p in adapted_model.named_parameters() if p.requires_grad}
         assert trained == {n for n, _ in adapted_model.named_parameters() if f".{name}.weight" in n}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_disabled_adapters_leave_exactly_the_base_model(adapted_model, make_model, ids, dtype):
+    adapted_model.to(dtype)
+    base = make_model().eval().to(dtype)(ids)
+    adapted = adapted_model(ids)
+    trained = [name for name, p in adapted_model.named_parameters() if p.requires_grad]
+    with disable_adapters(adapted_model):
+        assert torch.equal(adapted_model(ids), base)
+        with disable_adapters(adapted_model):
+            assert torch.equal(adapted_model(ids), base)
+        assert torch.equal(adapted_model(ids), base)
+        assert [name for name, p in adapted_model.named_parameters() if p.requires_grad] == trained
+    assert torch.equal(adapted_model(ids), adapted) and not torch.equal(adapted, base)
+    with pytest.raises(RuntimeError, match="inside"), disable_adapters(adapted_model):
+        raise RuntimeError("inside")
+    assert torch.equal(adapted_model(ids), adapted)
+
+
+def test_disabling_adapters_of_stacked_weights(make_stacked, randomize_adapter, ids):
+    model, base = make_stacked(), make_stacked()
+    add_lora(model, LoRA(targets="all-linear"), seed=0)
+    randomize_adapter(model)
+    with disable_adapters(model):
+        assert torch.equal(model(ids), base(ids))
+    assert not torch.equal(model(ids), base(ids))
+    with pytest.raises(AdapterError, match="has no LoRA adapters; add or load some"), disable_adapters(base):
+        pass
 
 
 @pytest.mark.parametrize("name", LORAS)

@@ -1,6 +1,6 @@
 """Changing a built model: replacing modules, weights in eight bits, and LoRA: adding, merging, saving, loading."""
 
-from regard.adapt.adapters import adapter_names, add_lora, merge_lora, set_adapter, unmerge_lora
+from regard.adapt.adapters import adapter_names, add_lora, disable_adapters, merge_lora, set_adapter, unmerge_lora
 from regard.adapt.int8 import quantize_int8
 from regard.adapt.lora import LoRA
 from regard.adapt.peft import load_adapter, save_adapter
@@ -12,6 +12,7 @@ __all__ = [
     "LoRA",
     "adapter_names",
     "add_lora",
+    "disable_adapters",
     "load_adapter",
     "merge_lora",
     "quantize_int8",

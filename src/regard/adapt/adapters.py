@@ -5,6 +5,8 @@ Merging computes W + (α / r) B A once; the merged model is as fast as the origi
 """
 
 import re
+from collections.abc import Generator
+from contextlib import contextmanager
 
 import torch
 from torch import nn
@@ -108,6 +110,26 @@ def set_adapter(model: nn.Module, name: str | None) -> None:
         for matrices in (layer.lora_A, layer.lora_B):
             for key, matrix in matrices.items():
                 matrix.requires_grad_(key == name)
+
+
+@contextmanager
+def disable_adapters(model: nn.Module) -> Generator[None]:
+    """Compute without adapters inside the block, for example the log-probabilities of the reference model.
+
+    The logits are bitwise those of the model before `add_lora`. Which parameters are trainable does not change, and
+    the end of the block activates the same adapters again, also after an exception.
+    """
+    layers = adapters(model)
+    if not layers:
+        raise AdapterError("disable_adapters: this model has no LoRA adapters; add or load some first")
+    active = {layer: layer.active for layer in layers.values()}
+    try:
+        for layer in active:
+            layer.active = None
+        yield
+    finally:
+        for layer, name in active.items():
+            layer.active = name
 
 
 def check_adapter(model: nn.Module, name: str) -> None:
