@@ -114,6 +114,10 @@ OBJECTIVES = {
     "embeddings": "regard.objectives.embeddings:SentenceEmbeddings",
     "contrastive": "regard.objectives.contrastive:Contrastive",
     "image_text": "regard.objectives.image_text:ImageText",
+    "dpo": "regard.objectives.preference:DPO",
+    "simpo": "regard.objectives.preference:SimPO",
+    "orpo": "regard.objectives.preference:ORPO",
+    "kto": "regard.objectives.kto:KTO",
 }
 
 SOURCES = {

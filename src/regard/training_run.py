@@ -5,8 +5,9 @@ regard.train(start="smollm2", data="chats.jsonl", overrides={"adapter.rank": 16}
 regard.train(resume="runs/mine")
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +42,12 @@ from regard.training.parallel.mesh import (
 from regard.training.parallel.shared_run import SharedRun
 from regard.training.progress import Listener, progress_listener
 from regard.training.recipe import Recipe, ResolvedRecipe, find_recipe, read_recipe, resolve
+from regard.training.reference import AdapterReference, ReferenceLoader, ReferenceTable
 from regard.training.resume_settings import resumed_config
 from regard.training.run import Run
 from regard.training.run_identity import TOKENIZER, RunIdentity
 from regard.training.start import ModelFiles, build_model, start_files
+from regard.training.step import autocast
 
 FINE_TUNE = "finetune"  # the recipe for a start without one
 FEW_EXAMPLES, FEW_TOKENS = 32, 1000  # in an evaluation
@@ -260,7 +263,7 @@ def build_trainer(
         return Loader(examples, objective, tokenizer, data.rows, data.length, data.seed, *ranks, warmup)
 
     can_sample = isinstance(model, DecoderModule) and isinstance(objective, NextToken) and held_out is not None
-    return Trainer(
+    trainer = Trainer(
         model,
         loader(splits.train, data.batch_warmup),
         objective,
@@ -274,6 +277,33 @@ def build_trainer(
         listener=listener,
         prefetch=data.prefetch,
         processes=processes,
+    )
+    if not objective.needs_reference:
+        return trainer
+    if recipe.adapter is not None:
+        return replace(trainer, objective=AdapterReference(objective))
+    batches = islice(loader(splits.train, data.batch_warmup), recipe.train.steps)
+    return with_reference_table(trainer, recipe, batches)
+
+
+def with_reference_table(trainer: Trainer, recipe: Recipe, batches: Iterable[Batch]) -> Trainer:
+    """The trainer with the log-probabilities under the initial weights in all `batches` and held-out batches."""
+    run, listener, held_out = trainer.run, trainer.listener, list(trainer.held_out)
+    device = next(trainer.model.parameters()).device
+    total = recipe.train.steps + len(held_out)
+
+    def initial_model() -> nn.Module:
+        return build_model(recipe).to(device) if run.checkpoints else trainer.model
+
+    table = ReferenceTable(run.path, trainer.processes.row_rank)
+    table.complete(
+        chain(held_out, batches),
+        initial_model,
+        autocast(recipe.train.precision, device),
+        lambda done: listener.prepared("log-probabilities of the reference", done, total),
+    )
+    return replace(
+        trainer, loader=ReferenceLoader(trainer.loader, table), held_out=[table.add_to(batch) for batch in held_out]
     )
 
 

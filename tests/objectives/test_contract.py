@@ -19,8 +19,10 @@ from regard.objectives.contrastive import Contrastive
 from regard.objectives.denoising import Denoising
 from regard.objectives.embeddings import SentenceEmbeddings
 from regard.objectives.image_text import image_text
+from regard.objectives.kto import KTO
 from regard.objectives.masked import MaskedTokens
 from regard.objectives.next_token import NextToken, next_token
+from regard.objectives.preference import DPO, ORPO, SimPO
 from regard.objectives.prefix_lm import PrefixLanguageModel
 from regard.objectives.scores import regression, relevance
 from regard.objectives.span_corruption import SpanCorruption
@@ -43,6 +45,13 @@ OBJECTIVES = {
     "embeddings": SentenceEmbeddings(symmetric=True),
     "contrastive": Contrastive("softmax"),
     "sigmoid_contrastive": Contrastive("sigmoid"),
+    "dpo": DPO(label_smoothing=0.1),
+    "dpo_robust": DPO(loss="robust", label_smoothing=0.1, reference_free=True, length_normalized=True),
+    "dpo_hinge": DPO(loss="hinge"),
+    "ipo": DPO(loss="ipo"),
+    "simpo": SimPO(),
+    "orpo": ORPO(),
+    "kto": KTO(good_weight=2.0),
 }
 VOCAB, ROWS, LENGTH, WIDTH = 23, 4, 6, 16
 
@@ -105,6 +114,17 @@ ONE_IMAGE = {  # of four patches, at the start of each row
     "tokens": torch.cat([torch.full((ROWS, 4), 5), FIELDS["tokens"][:, 4:]], 1),
     "images": FIELDS["images"].unsqueeze(1),
 }
+# The loss is one of sequences: targets, weights and the number of pairs do not count tokens.
+PAIRS = Case(
+    lambda: decoder().build(seed=0),
+    ("tokens", "positions", "segments"),
+    {
+        "targets": FIELDS["targets"],
+        "weights": FIELDS["weights"] * (FIELDS["positions"] > 0),
+        "labels": torch.tensor([True, False, False, True]),
+        "reference": -torch.arange(2.0 * ROWS, dtype=torch.float64).view(ROWS, 2),
+    },
+)
 CASES = {
     "next_token": Case(lambda: decoder().build(seed=0), TOKENS),
     "image_text": Case(interleaved_model, TOKENS, ONE_IMAGE),
@@ -153,6 +173,7 @@ CASES = {
     ),
     "contrastive": Case(dual_encoder_model, ("tokens", "images")),
     "sigmoid_contrastive": Case(dual_encoder_model, ("tokens", "images")),
+    **dict.fromkeys(("dpo", "dpo_robust", "dpo_hinge", "ipo", "simpo", "orpo", "kto"), PAIRS),
 }
 
 

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.kernels.linear_cross_entropy import linear_cross_entropy
+from regard.kernels.linear_logprobs import linear_logprobs, logprobs_of
 from regard.parts.block import Losses
 
 
@@ -45,6 +46,13 @@ class LazyLogits(NamedTuple):
             self.bias, self.scale, self.softcap, label_smoothing=label_smoothing, z_loss=z_loss,
         )  # fmt: skip
 
+    def logprobs(self, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Targets (…) -> log p(target), and the entropies, which have no gradient."""
+        values, entropies = linear_logprobs(
+            self.hidden.flatten(0, -2), self.weight, targets.flatten(), self.bias, self.scale, self.softcap
+        )
+        return values.view(targets.shape), entropies.view(targets.shape)
+
 
 class Outputs(NamedTuple):
     logits: Tensor | LazyLogits  # (B, L, V)
@@ -55,6 +63,11 @@ class Outputs(NamedTuple):
 
 def materialize(logits: Tensor | LazyLogits) -> Tensor:
     return logits.materialize() if isinstance(logits, LazyLogits) else logits
+
+
+def token_logprobs(logits: Tensor | LazyLogits, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """log p(target) of every token (…), and the entropies of the predictions, which have no gradient."""
+    return logits.logprobs(targets) if isinstance(logits, LazyLogits) else logprobs_of(logits, targets)
 
 
 def scale_and_cap(logits: Tensor, scale: float, softcap: float | None) -> Tensor:

@@ -54,6 +54,12 @@ class Objective(Spec):
         return False
 
     @property
+    def needs_reference(self) -> bool:
+        """Whether batches have the field `reference` (B, 2): the log-probabilities of both sequences of a row under the
+        model before training (objectives/sequence_logprobs.py)."""
+        return False
+
+    @property
     def special_tokens(self) -> tuple[str, ...]:
         """The special tokens that a tokenizer needs beyond those of text/train.py; one that is trained gets them."""
         return ()

@@ -24,6 +24,7 @@ from regard.models.base import Model
 from regard.models.decoder import Decoder
 from regard.objectives.base import Columns, LossResult, Objective, layout_of, require_model, token_loss
 from regard.objectives.chat import tokenize_chat
+from regard.objectives.completion import tokenize_completion
 from regard.objectives.text import end_id, text_of
 from regard.spec import require
 from regard.text.tokenizer import Tokenizer
@@ -73,10 +74,7 @@ def tokenize_document(example: Example, tokenizer: Tokenizer) -> dict[str, np.nd
     if "messages" in example:
         return tokenize_chat(example["messages"], tokenizer)
     if "completion" in example:
-        prompt = [*tokenizer.prefix_ids, *tokenizer.encode(text_of(example, "prompt"))]
-        completion = [*tokenizer.encode(text_of(example, "completion")), end_id(tokenizer)]
-        weights = np.repeat(np.array([0, 1], np.float32), [len(prompt), len(completion)])
-        return {"ids": np.array(prompt + completion, np.int64), "weights": weights}
+        return tokenize_completion(example.get("prompt"), example["completion"], tokenizer)
     if "text" not in example:
         raise ValueError(
             f"an example needs `text`, `messages`, or `prompt` and `completion`; this one has {', '.join(example)}; "

@@ -24,6 +24,9 @@ class Listener:
     def summary(self, lines: Sequence[str]) -> None:
         """The sizes of the model, the data and the run, before training starts."""
 
+    def prepared(self, work: str, done: int, total: int) -> None:
+        """A part of the work before training is done; `work` says which."""
+
     def started(self, step: int, steps: int) -> None:
         """Training starts after `step` (0: a new run)."""
 
@@ -71,6 +74,15 @@ class Bar(Listener):
     def summary(self, lines: Sequence[str]) -> None:
         self.note("\n".join(lines))
 
+    def prepared(self, work: str, done: int, total: int) -> None:
+        tasks = [task.id for task in self.bar.tasks if task.description == work]
+        task = tasks[0] if tasks else self.bar.add_task(work, status="")
+        self.bar.start()
+        self.bar.update(task, completed=done, total=total)
+        if done == total:
+            self.bar.remove_task(task)
+            self.bar.stop()
+
     def started(self, step: int, steps: int) -> None:
         self.task = self.bar.add_task("training", total=steps, completed=step, status="")
         self.bar.start()
@@ -98,6 +110,12 @@ class Lines(Listener):
 
     def summary(self, lines: Sequence[str]) -> None:
         self.note("\n".join(lines))
+
+    def prepared(self, work: str, done: int, total: int) -> None:
+        now = time.monotonic()
+        if now - self.last >= self.every or done == total:
+            self.last = now
+            self.note(f"{work}: {done} of {total}")
 
     def started(self, step: int, steps: int) -> None:
         self.steps = steps

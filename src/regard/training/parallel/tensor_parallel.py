@@ -55,9 +55,15 @@ class ShardedLogits(LazyLogits):
     """Lazy logits of a head whose weight and bias are DTensors, sharded by rows: one process has those of V / tensor
     tokens. The loss combines sums over these, so no process computes all logits (kernels/linear_cross_entropy.py)."""
 
-    def materialize(self) -> Tensor:
+    def gather(self) -> LazyLogits:
         bias = None if self.bias is None else whole_tensor(self.bias)
-        return LazyLogits(*self._replace(weight=whole_tensor(self.weight), bias=bias)).materialize()
+        return LazyLogits(*self._replace(weight=whole_tensor(self.weight), bias=bias))
+
+    def materialize(self) -> Tensor:
+        return self.gather().materialize()
+
+    def logprobs(self, targets: Tensor) -> tuple[Tensor, Tensor]:
+        return self.gather().logprobs(targets)
 
     def cross_entropy(
         self, targets: Tensor, weights: Tensor, label_smoothing: float = 0.0, z_loss: float = 0.0

@@ -1,0 +1,46 @@
+"""The log-probabilities of whole sequences, several of which may share a row of a batch as its segments.
+
+log π(y | x) = Σ_t w_t log p(y_t | x, y_<t)
+"""
+
+import torch
+from torch import Tensor, nn
+
+from regard.data.batch import Batch
+from regard.models.outputs import LazyLogits, token_logprobs
+from regard.objectives.base import layout_of
+from regard.parts.block import Losses
+
+
+def counted_logprobs(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor, Losses]:
+    """log p(target) (B, L) and the entropy (B, L, without gradient) of the tokens that count, 0 for all others; and the
+    auxiliary losses of the model.
+
+    Needs tokens, targets, weights, positions and segments, all (B, L). Only the logits of tokens that count are
+    computed.
+    """
+    outputs = model(batch.tokens, layout_of(batch), outputs=True)
+    counted, logits = batch.weights > 0, outputs.logits
+    logits = logits.select(counted) if isinstance(logits, LazyLogits) else logits[counted]
+    values, entropies = (spread(part, counted) for part in token_logprobs(logits, batch.targets[counted]))
+    return values, entropies, outputs.losses
+
+
+def spread(values: Tensor, chosen: Tensor) -> Tensor:
+    """The values at the chosen places of a tensor of zeros."""
+    return values.new_zeros(chosen.shape).masked_scatter(chosen, values)
+
+
+def sum_segments(values: Tensor, segments: Tensor, count: int) -> Tensor:
+    """Values and segments (B, L) -> the sum of each of the first `count` segments (B, count); padding is left out."""
+    inside = segments >= 0
+    sums = values.new_zeros(len(values), count)
+    return sums.scatter_add(1, segments.clamp_min(0), torch.where(inside, values, 0))
+
+
+def sequence_logprobs(model: nn.Module, batch: Batch, count: int) -> tuple[Tensor, Tensor, Losses]:
+    """log π of the first `count` segments of every row, their numbers of tokens that count, both (B, count), and the
+    auxiliary losses of the model."""
+    values, _, losses = counted_logprobs(model, batch)
+    lengths = sum_segments((batch.weights > 0).to(values.dtype), batch.segments, count)
+    return sum_segments(values * batch.weights, batch.segments, count), lengths, losses
