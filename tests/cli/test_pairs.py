@@ -17,6 +17,7 @@ from regard.models.heads import Head
 from regard.parts.input import Input
 from regard.spec import Spec, class_of, toml_lines
 from regard.training.recipe import Recipe
+from regard.training.reference import ReferenceTable
 from regard.training.run import Run
 from regard.training.step import evaluate
 from regard.verification.length import nested_specs
@@ -44,7 +45,11 @@ def held_out_loss(model: torch.nn.Module, run: Path) -> float:
     examples, tokenizer = data.open().held_out, regard.Tokenizer.load(run / "tokenizer")
     assert examples is not None
     loader = Loader(examples, objective, tokenizer, data.rows, data.length, data.seed)
-    return evaluate(model, objective, loader.without_repetition(data.held_out))["loss"]
+    batches = loader.without_repetition(data.held_out)
+    if objective.needs_reference:
+        table = ReferenceTable(run)
+        batches = map(table.add_to, batches)
+    return evaluate(model, objective, batches)["loss"]
 
 
 def last_checkpoint(run: Path) -> dict[str, bytes]:

@@ -16,7 +16,8 @@ from regard.cli.open_model import AdapterOption, DataOption, DeviceOption, Model
 from regard.find_model import find_model
 
 if TYPE_CHECKING:
-    from regard.data.batch import Batch
+    from torch import nn
+
     from regard.data.sources.base import Examples
     from regard.evals.generation import GradedOutput
     from regard.language_model import LanguageModel
@@ -78,7 +79,8 @@ def evaluate(
         raise ValueError(f"{recipe or model} has no held-out examples; give some with --data FILE")
     objective = objective_for(tables, examples, llm)
     if objective is not None and not (generates(llm) and has_target(examples.example(0))):
-        evaluate_objective(llm, objective, examples, settings, count, as_json)
+        reference = load_reference(tables, objective, device)
+        evaluate_objective(llm, objective, examples, settings, count, as_json, reference)
         return
     number = min(count or GENERATED_OUTPUTS, examples.count or count or GENERATED_OUTPUTS)
     with Progress(console=Console(stderr=True), transient=True) as bar:
@@ -147,6 +149,21 @@ def objective_for(tables: dict[str, Any], examples: "Examples", llm: "LanguageMo
     return objective.fit(Splits(examples, None), spec)
 
 
+def load_reference(tables: dict[str, Any], objective: "Objective", device: str) -> "nn.Module | None":
+    """The model that the run started from, if the objective compares with it."""
+    from regard.load_model import load
+
+    if not objective.needs_reference:
+        return None
+    start = tables.get("from", tables.get("start"))
+    if start is None:
+        raise ValueError(
+            f"objective {objective.kind} compares with the model before training, and the recipe does not name it; "
+            "give it with --from=MODEL, or use --objective.reference_free=true"
+        )
+    return load(start, device).model
+
+
 def generates(llm: "LanguageModel") -> bool:
     from regard.engine.inputs import decoder_of
 
@@ -164,9 +181,12 @@ def evaluate_objective(
     settings: "Data",
     count: int | None,
     as_json: bool,
+    reference: "nn.Module | None" = None,
 ) -> None:
     """Print the loss and the metrics of the objective, over one epoch of finite examples at most."""
+    from regard.data.batch import Batch
     from regard.data.loader import Loader
+    from regard.training.reference import reference_logprobs
     from regard.training.step import evaluate as mean_values
 
     batches = settings.held_out if examples.count is None else sys.maxsize
@@ -181,6 +201,9 @@ def evaluate_objective(
             batch = batch if count is None else batch.rows(slice(count - rows))
             rows += batch.size
             size += batch.token_count if objective.packed else batch.size
+            if reference is not None:
+                batch = batch.to(next(reference.parameters()).device)
+                batch = Batch(**batch, reference=reference_logprobs(reference, batch))
             yield batch
 
     values = mean_values(llm.model, objective, counted())

@@ -3,7 +3,8 @@
     z_t = cap(scale · (W x_t + b))        log p_t = z_t,target - log Σ_v exp z_tv        H_t = -Σ_v p_tv log p_tv
 
 The losses of alignment are functions of whole sequences, so the gradient of a token is not known while its logits exist
-(unlike that of linear_cross_entropy.py). The logits of a chunk of tokens are computed again in the backward.
+(unlike that of linear_cross_entropy.py). So the logits of a chunk of tokens are computed again in the backward: the
+memory is that of one chunk, for one more product with W. A single chunk is kept and not computed again.
 """
 
 import torch
@@ -23,7 +24,10 @@ def linear_logprobs(
     softcap: float | None = None,
     chunk_size: int | None = None,  # tokens per chunk
 ) -> tuple[Tensor, Tensor]:
-    """log p(target) (T,), and the entropy of each distribution (T,), which has no gradient."""
+    """log p(target) (T,), and the entropy of each distribution (T,), which has no gradient.
+
+    Sums over V run in at least float32.
+    """
     if chunk_size is None:
         chunk_size = max(1, (GPU_CHUNK if x.is_cuda else CHUNK) // len(weight))
 

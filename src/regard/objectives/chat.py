@@ -1,14 +1,20 @@
-"""Conversations as tokens, with weight 1 for the assistant's tokens and 0 for all others.
+"""Conversations, and prompts with their completions, as tokens with weights.
 
-The ids are those that the model's own chat template produces. The tokens of an assistant message are those between the
-conversation before it, with the generation prompt, and the conversation up to its end. A template that rewrites earlier
-messages when later ones are added cannot be trained on in this way and is refused.
+The ids are those that the model's own chat template produces. In a conversation all tokens of the assistant have weight
+1, and all others 0: those between the conversation before a message of the assistant, with the generation prompt, and
+the conversation up to its end. A template that rewrites earlier messages when later ones are added cannot be trained on
+in this way and is refused.
+
+Of a prompt with its completion only the tokens of the completion have weight 1. The prompt is a string, which a string
+follows directly, or a list of messages; its completion is then the answer of the assistant: a string, or messages.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from regard.objectives.text import end_id
 from regard.text.chat import encode_chat
 from regard.text.tokenizer import Tokenizer
 
@@ -47,3 +53,42 @@ def checked_messages(messages: Any) -> list[dict[str, Any]]:
                 f"a message needs `role` (user, assistant, system …) and `content` (a string); found {message!r:.80}"
             )
     return list(messages)
+
+
+def tokenize_completion(prompt: Any, completion: Any, tokenizer: Tokenizer) -> dict[str, np.ndarray]:
+    """`ids` of both, and `weights`: 1 for the tokens of the completion with its end, 0 for those of the prompt."""
+    before = prompt_ids(prompt, tokenizer)
+    if isinstance(prompt, str):
+        if not isinstance(completion, str):
+            raise ValueError(f"the prompt is a string, so its completion must be one; found {completion!r:.60}")
+        after = [*tokenizer.encode(completion), end_id(tokenizer)]
+    else:
+        after = answer_ids(before, checked_messages(prompt), completion, tokenizer)
+    weights = np.repeat(np.array([0, 1], np.float32), [len(before), len(after)])
+    return {"ids": np.array(before + after, np.int64), "weights": weights}
+
+
+def prompt_ids(prompt: Any, tokenizer: Tokenizer) -> list[int]:
+    """The tokens of a prompt, as those of a request for generation."""
+    if isinstance(prompt, str):
+        return [*tokenizer.prefix_ids, *tokenizer.encode(prompt)]
+    if not isinstance(prompt, list | tuple):
+        raise ValueError(f"`prompt` must be a string or a list of messages, found {prompt!r:.60}")
+    return encode_chat(tokenizer, checked_messages(prompt), add_generation_prompt=True)
+
+
+def answer_ids(before: Sequence[int], prompt: list[dict[str, Any]], answer: Any, tokenizer: Tokenizer) -> list[int]:
+    """The tokens that the chat template writes after the prompt, with its generation prompt, for the answer."""
+    answer = [{"role": "assistant", "content": answer}] if isinstance(answer, str) else checked_messages(answer)
+    ids = encode_chat(tokenizer, [*prompt, *answer], add_generation_prompt=False)
+    if ids[: len(before)] != list(before):
+        raise ValueError(
+            "the chat template writes the prompt differently when an answer follows, so the tokens of the answer "
+            "cannot be found; use prompts and completions that are strings"
+        )
+    if not set(tokenizer.stop_ids) & set(ids[len(before) :]):
+        raise ValueError(
+            "the chat template does not end the answer with a stop token, so the model would never learn to stop; use "
+            "a template that writes the eos token"
+        )
+    return ids[len(before) :]

@@ -23,7 +23,7 @@ from regard.data.sources.base import Example, Splits, shown
 from regard.models.base import Model
 from regard.models.decoder import Decoder
 from regard.objectives.base import Columns, LossResult, Objective, add_losses, require_keys, require_model
-from regard.objectives.completion import tokenize_completion
+from regard.objectives.chat import tokenize_completion
 from regard.objectives.inputs import stack_labels
 from regard.objectives.next_token import slice_columns
 from regard.objectives.preference_pairs import pack_together

@@ -23,8 +23,7 @@ from regard.data.spans import tokenize_spans
 from regard.models.base import Model
 from regard.models.decoder import Decoder
 from regard.objectives.base import Columns, LossResult, Objective, layout_of, require_model, token_loss
-from regard.objectives.chat import tokenize_chat
-from regard.objectives.completion import tokenize_completion
+from regard.objectives.chat import tokenize_chat, tokenize_completion
 from regard.objectives.text import end_id, text_of
 from regard.spec import require
 from regard.text.tokenizer import Tokenizer

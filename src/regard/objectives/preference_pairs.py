@@ -22,7 +22,7 @@ from regard.data.sources.base import Example, Splits, shown
 from regard.models.base import Model
 from regard.models.decoder import Decoder
 from regard.objectives.base import Columns, Objective, require_keys, require_model
-from regard.objectives.completion import tokenize_completion
+from regard.objectives.chat import tokenize_completion
 from regard.objectives.next_token import slice_columns
 from regard.text.tokenizer import Tokenizer
 

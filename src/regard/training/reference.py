@@ -31,7 +31,6 @@ from regard.training.step import Precision
 
 SEQUENCES = 2  # per row
 DIGEST = 16  # bytes
-OnProgress = Callable[[int], None]
 
 
 @torch.no_grad()
@@ -92,7 +91,7 @@ class ReferenceTable:
         batches: Iterable[Batch],
         reference: Callable[[], nn.Module],
         precision: Precision = nullcontext,
-        on_progress: OnProgress = lambda done: None,
+        on_progress: Callable[[int], None] = lambda done: None,
     ) -> None:
         """Compute the rows that are missing, and write the file. `reference` is called only if there are some."""
         model, known = None, len(self.values)
@@ -105,7 +104,7 @@ class ReferenceTable:
                 logprobs = reference_logprobs(model, batch.to(device), precision)
                 self.values |= zip(row_digests(batch), logprobs.tolist(), strict=True)
             on_progress(done)
-        if len(self.values) > known:
+        if len(self.values) > known and self.path.parent.is_dir():  # the learning rate finder has no directory
             self.write()
 
     def add_to(self, batch: Batch) -> Batch:
