@@ -4,9 +4,19 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from regard import load, save
+from regard.models.decoder import Decoder
 from regard.models.presets import transformer_2017
+from regard.models.stack import Repeat
+from regard.parts.attention import Attention
+from regard.parts.block import Block, Sublayer
+from regard.parts.norm import LayerNorm
+from regard.parts.position.learned import Learned
+from regard.parts.recurrent import LSTM
+from regard.report.page import Page
+from regard.text.train import character
 from tests.cli.conftest import regard
 
 
@@ -91,6 +101,8 @@ def test_lens_ablates_heads_and_layers(demo_run: Path, tmp_path: Path) -> None:
     head = f"{first['layer']}.{first['head']}"
     found = json.loads(regard("lens", "ablate", demo_run, *text, "--heads", head, "--json").stdout)
     assert found["divergence"] == pytest.approx(first["divergence"], abs=1e-4)
+    everything = regard("lens", "ablate", demo_run, *text, "--heads", head, "--top", 10**6, "--json")
+    assert len(json.loads(everything.stdout)["tokens"]) > 100  # the whole vocabulary
     assert found["tokens"] and "nats" in regard("lens", "ablate", demo_run, *text, "--layers", "0,1").stdout
     assert "KL(whole" in regard("lens", "ablate", demo_run, *text, "--mean-over", "Ben is in the park.").stdout
     picture = tmp_path / "heads.png"
@@ -113,6 +125,39 @@ def test_lens_report_is_one_file_without_requests(demo_run: Path, tmp_path: Path
         assert heading in html
     long = regard("lens", "report", demo_run, "-t", "Anna is in the barn. " * 60, "-o", page)
     assert "at most 200, so shorten it" in str(long.exception)
+
+
+def test_a_report_says_which_parts_a_model_does_not_have(demo_run: Path, tmp_path: Path) -> None:
+    """A post-norm stream is no sum, an LSTM has no maps, and the scores of heads fit few learned positions."""
+    tokenizer, page = load(demo_run).tokenizer, tmp_path / "report.html"
+    attention, norm = Block((Sublayer(Attention(2), LayerNorm()),), style="post"), LayerNorm()
+    post = Decoder(tokenizer.vocab_size, 8, (Repeat((attention,)),), Learned(16), norm=norm)
+    recurrent = Decoder(tokenizer.vocab_size, 8, (Repeat((Block((Sublayer(LSTM()),)),)),))
+    for name, spec, reason in (("post", post, "is no sum of outputs"), ("lstm", recurrent, "No layer has a map")):
+        save(spec.build(seed=0), tmp_path / name, tokenizer)
+        found = regard("lens", "report", tmp_path / name, "-t", "Anna", "-o", page)
+        assert found.exit_code == 0, found.exception
+        assert reason in page.read_text("utf-8")
+
+
+def test_a_report_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = tmp_path / "report.html"
+    page.write_text("old")
+    monkeypatch.setattr("os.fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(OSError, match="No space left"):
+        Page("new").write(page)
+    assert page.read_text() == "old" and list(tmp_path.iterdir()) == [page]
+
+
+def test_numbers_of_broken_weights_are_null_in_json(tmp_path: Path) -> None:
+    tokenizer = character(["ab"])
+    model = Decoder(tokenizer.vocab_size, 8, (Repeat((Block((Sublayer(Attention(2)),)),)),)).build(seed=0)
+    with torch.no_grad():
+        model.embedding.weight.fill_(torch.nan)
+    save(model, tmp_path / "nan", tokenizer)
+    for command in ((), ("logits",), ("attribute", "--token", "a"), ("ablate",), ("ablate", "--layers", "0")):
+        output = regard("lens", *command[:1], tmp_path / "nan", *command[1:], "-t", "ab", "--json").stdout
+        assert "null" in output and json.loads(output, parse_constant=pytest.fail)
 
 
 def test_lens_prints_and_draws_norms_of_recurrent_states(demo_run: Path, tmp_path: Path) -> None:

@@ -84,6 +84,22 @@ def test_the_logit_lens_of_a_pair_ends_with_its_own_prediction(folders: dict[str
     assert "leave --target out" in refusal("logits", folders["decoder"], *SOURCE, "--target", "an")
 
 
+def test_the_logit_of_a_pair_is_split_into_the_terms_of_its_decoder(folders: dict[str, Path]) -> None:
+    llm = load(folders["pair"], "cpu")
+    arguments = ("--target", "an old", "--token", "a", "--json")
+    terms = json.loads(regard("lens", "attribute", folders["pair"], *SOURCE, *arguments).stdout)
+    source = llm.tokenizer.encode_with_special_tokens("a red lamp", special=True)
+    with torch.no_grad():
+        logits = llm.model(torch.tensor([source]), torch.tensor([[7, *llm.tokenizer.encode("an old")]]))
+    assert sum(terms.values()) == pytest.approx(float(logits[0, -1, llm.tokenizer.single_id("a")]), abs=1e-4)
+    assert "stack.blocks.1.sublayers.1.body.head 1" in terms  # of attention to the source
+
+
+def test_the_heads_of_an_encoder_are_scored(folders: dict[str, Path]) -> None:
+    found = json.loads(regard("lens", "heads", folders["encoder"], "--length", 8, "--sequences", 1, "--json").stdout)
+    assert len(found["scores"]["induction"]) == 2
+
+
 def test_heads_of_all_three_attentions_are_ablated(folders: dict[str, Path]) -> None:
     llm = load(folders["pair"], "cpu")
     each = json.loads(regard("lens", "ablate", folders["pair"], *SOURCE, "--json").stdout)
@@ -120,7 +136,6 @@ def test_the_source_of_a_pair_is_patched(folders: dict[str, Path], tmp_path: Pat
 def test_commands_that_do_not_show_a_pair_name_others(folders: dict[str, Path], tmp_path: Path) -> None:
     pair = folders["pair"]
     assert "score_heads(model.source, vocab)" in refusal("heads", pair)
-    assert "use `regard lens logits`" in refusal("attribute", pair, *SOURCE, "--token", "a")
     assert "`regard lens ablate`" in refusal("report", pair, *SOURCE, "-o", tmp_path / "report.html")
 
 

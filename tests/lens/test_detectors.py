@@ -5,12 +5,16 @@ import math
 import pytest
 import torch
 
+from regard.kernels.attention.mask import Full
 from regard.lens import score_heads
-from regard.lens.detectors import KINDS
+from regard.lens.detectors import KINDS, longest_length
 from regard.models.decoder import Decoder, DecoderModule
+from regard.models.encoder import Encoder
+from regard.models.presets import transformer_2017
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
+from regard.parts.input import Tokens
 from regard.parts.linear_attention import LinearAttention
 from regard.parts.norm import NoNorm
 from regard.parts.position.learned import Learned
@@ -89,7 +93,30 @@ def test_the_baseline_of_the_first_token_is_that_of_late_queries() -> None:
     assert math.isclose(scores.uniform["first token"], sum(late) / len(late), rel_tol=1e-5)
 
 
+def test_the_baseline_of_an_encoder_is_attention_to_all_keys() -> None:
+    block = Block((Sublayer(Attention(heads=2, mask=Full())),))
+    model = Encoder(Tokens(50), width=16, layers=(Repeat((block,), 1),)).build(seed=0)
+    with torch.no_grad():
+        model.stack.blocks[0].sublayers[0].body.q_proj.weight.zero_()
+    scores = score_heads(model, 50, length=20, start=[1])
+    for kind in KINDS:
+        assert scores.uniform[kind] == pytest.approx(1 / 41)
+        assert torch.allclose(scores.scores[kind][0], torch.tensor(1 / 41), rtol=1e-4)
+
+
+def test_the_longest_length_fits_the_positions_and_the_vocabulary(planted: DecoderModule) -> None:
+    length = longest_length(planted, VOCAB, start=[0])
+    assert length == 16 and score_heads(planted, VOCAB, length, 1, start=[0])
+    with pytest.raises(ValueError, match="learned positions"):
+        score_heads(planted, VOCAB, length + 1, 1, start=[0])
+    assert longest_length(planted, 5) == 5
+
+
 def test_bad_arguments_are_refused(planted: DecoderModule) -> None:
+    with pytest.raises(ValueError, match=r"give its encoder, model\.source"):
+        score_heads(transformer_2017(20, 8, 2, 8, 1).build(), 20, length=4)
+    with pytest.raises(ValueError, match="sequences=0 must be at least 1"):
+        score_heads(planted, VOCAB, length=4, sequences=0)
     with pytest.raises(ValueError, match="choose fewer"):
         score_heads(planted, 3, length=16)
     with pytest.raises(ValueError, match="kind='sink' is unknown"):

@@ -6,13 +6,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.lens import logit_attribution, logit_lens
+from regard.kernels.attention.mask import Full
+from regard.lens import activation_patching, attention_maps, logit_attribution, logit_difference, logit_lens
 from regard.models.decoder import Decoder
 from regard.models.encoder import Encoder
+from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.heads import MaskedLM, Pooled
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
+from regard.parts.cross_attention import CrossAttention
 from regard.parts.feedforward import FeedForward, SwiGLU
 from regard.parts.input import Tokens
 from regard.parts.norm import LayerNorm, RMSNorm
@@ -98,9 +101,40 @@ def test_terms_sum_to_the_logit(by: str, style: str, norm) -> None:
     assert len(found.names) == len(set(found.names)) == 2 * terms + 2
 
 
+@torch.no_grad()
+def test_terms_of_an_encoder_decoder_sum_to_the_logit() -> None:
+    encoder = Encoder(Tokens(97), 16, (Repeat((Block((Sublayer(Attention(4, mask=Full())),)),)),))
+    block = Block((Sublayer(Attention(4)), Sublayer(CrossAttention(4)), Sublayer(FeedForward(20))))
+    model = EncoderDecoder(encoder, Decoder(97, 16, (Repeat((block,), 2),))).build(seed=0).double().eval()
+    randomize_weights(model)
+    found = logit_attribution(model, (IDS[:, :5], IDS), 5, minus=6, by="head")
+    logits = model(IDS[:, :5], IDS)[:, -1]
+    assert (found.total - (logits[:, 5] - logits[:, 6])).abs().max() <= 1e-9
+    assert len(found.names) == 2 * (4 + 4 + 1) + 2
+    with pytest.raises(ValueError, match="EncoderDecoderModule needs a pair"):
+        logit_attribution(model, IDS, 5)
+
+
+def test_places_outside_the_model_are_refused() -> None:
+    model = Decoder(97, 16, (Repeat((Block((Sublayer(Attention(2)),)),)),)).build(seed=0)
+    with pytest.raises(ValueError, match="no position 30; choose 0 to 2"):
+        logit_attribution(model, [1, 2, 3], 4, position=30)
+    with pytest.raises(ValueError, match="no token 97; choose 0 to 96"):
+        logit_attribution(model, [1, 2, 3], 4, minus=97)
+    with pytest.raises(ValueError, match="by='heads' is unknown"):
+        logit_attribution(model, [1, 2, 3], 4, by="heads")
+    with pytest.raises(ValueError, match="no position -9"):
+        activation_patching(model, [1, 2], [3, 4], logit_difference(1, 2, position=-11))
+    with pytest.raises(ValueError, match="no layer 1; choose 0 to 0"):
+        attention_maps(model, [1, 2], layer=1)
+    for function in (attention_maps, logit_lens):
+        with pytest.raises(ValueError, match="there are no ids"):
+            function(model, [])
+
+
 def test_models_whose_stream_is_no_sum_are_refused() -> None:
     block = Block((Sublayer(Attention(2)),), "post")
     with pytest.raises(ValueError, match="no sum of outputs"):
         logit_attribution(Decoder(97, 16, (Repeat((block,)),)).build(seed=0), IDS, 1)
-    with pytest.raises(ValueError, match="needs a decoder"):
+    with pytest.raises(ValueError, match="which predicts no next token"):
         logit_attribution(Encoder(Tokens(97), 16, (Repeat((block,)),)).build(seed=0), IDS, 1)

@@ -1,12 +1,12 @@
 """`regard lens`: the attention weights, or the states of recurrent layers, on a text."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from regard.cli.lens_pair import entropy_of, largest_keys, show_pair
+from regard.cli.json_output import print_json
+from regard.cli.lens_pair import chosen, entropy_of, largest_keys, show_pair
 from regard.cli.open_inspected import encode, open_inspected
 from regard.cli.open_model import DeviceOption, ModelArgument
 
@@ -80,7 +80,7 @@ def lens(
         if layer in (None, i) and head in (None, h)
     }
     if not selected:
-        raise ValueError(f"there is no layer {layer}, head {head}; attention layers: {', '.join(map(str, maps))}")
+        raise ValueError(f"there is no {chosen(layer, head)}; attention layers: {', '.join(map(str, maps))}")
     kinds = [
         [mixer.kind for mixer in mixers if mixer.kind for _ in range(mixer.heads)] for mixers in map_kinds(network)
     ]
@@ -112,7 +112,7 @@ def show_attention(
             }
             for (layer, head), weights in maps.items()
         ]
-        print(json.dumps({"tokens": tokens, "maps": entries}))
+        print_json({"tokens": tokens, "maps": entries})
     elif out is not None:
         from regard.report.plots import attention_grid
 
@@ -139,7 +139,7 @@ def show_states(states: "dict[str, Tensor]", tokens: list[str], out: Path | None
         raise ValueError("there is no recurrent layer to show; omit --states to show the attention")
     norms = {name: array.flatten(1).norm(dim=1).tolist() for name, array in states.items()}
     if as_json:
-        print(json.dumps({"tokens": tokens, "norms": norms}))
+        print_json({"tokens": tokens, "norms": norms})
     elif out is not None:
         from regard.report.plots import state_grid
 

@@ -1,12 +1,12 @@
 """`regard lens ablate`: what a model predicts without some of its heads, neurons or layers."""
 
-import json
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
 
+from regard.cli.json_output import print_json
 from regard.cli.open_inspected import TargetOption, encode_inputs, open_inspected
 from regard.cli.open_model import DeviceOption, ModelArgument
 
@@ -160,12 +160,13 @@ def show_predictions(llm: "LanguageModel", whole: "Tensor", ablated: "Tensor", t
     from rich.table import Table
     from rich.text import Text
 
-    shown = dict.fromkeys([*whole.topk(top).indices.tolist(), *ablated.topk(top).indices.tolist()])
+    count = min(top, len(whole))
+    shown = dict.fromkeys([*whole.topk(count).indices.tolist(), *ablated.topk(count).indices.tolist()])
     rows = [(llm.tokenizer.decode_token(id), float(whole[id].exp()), float(ablated[id].exp())) for id in shown]
     effect = divergence(whole, ablated)
     if as_json:
         entries = [{"token": token, "whole": before, "ablated": after} for token, before, after in rows]
-        print(json.dumps({"divergence": effect, "tokens": entries}))
+        print_json({"divergence": effect, "tokens": entries})
         return
     table = Table("next token", "whole", "ablated", caption=f"KL(whole || ablated) = {effect:.3f} nats")
     for token, before, after in rows:
@@ -179,7 +180,7 @@ def show_heads(effects: dict[AblatedHead, float], top: int, out: Path | None, as
 
     if as_json:
         entries = [head._asdict() | {"divergence": value} for head, value in effects.items()]
-        print(json.dumps([{key: x for key, x in entry.items() if x != "layers"} for entry in entries]))
+        print_json([{key: x for key, x in entry.items() if x != "layers"} for entry in entries])
     elif out is not None:
         import torch
 

@@ -1,10 +1,10 @@
 """`regard lens heads`: what the heads of a model attend to."""
 
-import json
 from typing import Annotated
 
 import typer
 
+from regard.cli.json_output import print_json
 from regard.cli.open_inspected import open_inspected
 from regard.cli.open_model import DeviceOption, ModelArgument
 
@@ -38,15 +38,16 @@ def heads(
     from rich.table import Table
 
     from regard.lens import score_heads
+    from regard.lens.inputs import vocab_of
 
-    vocab = min(llm.tokenizer.vocab_size, llm.model.spec.vocab)
+    vocab = min(llm.tokenizer.vocab_size, vocab_of(llm.model.spec))
     found = score_heads(llm.model, vocab, length, sequences, start=llm.tokenizer.prefix_ids)
     if as_json:
         scores = {
             kind: [None if layer is None else layer.tolist() for layer in layers]
             for kind, layers in found.scores.items()
         }
-        print(json.dumps({"scores": scores, "uniform": found.uniform}))
+        print_json({"scores": scores, "uniform": found.uniform})
         return
     table = Table("kind", "uniform", "layer.head score", caption=f"bold: more than {threshold}")
     for kind, uniform in found.uniform.items():

@@ -1,15 +1,14 @@
 """`regard lens logits` and `regard lens attribute`: where in the model a prediction arises."""
 
-import json
 from typing import Annotated, Literal
 
 import typer
 
-from regard.cli.open_inspected import TargetOption, encode, encode_inputs, open_inspected
+from regard.cli.json_output import print_json
+from regard.cli.open_inspected import TargetOption, encode_inputs, open_inspected
 from regard.cli.open_model import DeviceOption, ModelArgument
 
 TextOption = Annotated[str, typer.Option("--text", "-t", help="The text that the model reads.")]
-INSTEAD = "use `regard lens logits`, `regard lens ablate` or `regard lens patch`"
 
 
 def logits(
@@ -46,7 +45,7 @@ def logits(
         pairs = zip(tokens, found.probabilities[0].tolist(), strict=True)
         layers[name] = [{"token": token, "probability": p} for token, p in pairs]
     if as_json:
-        print(json.dumps(layers))
+        print_json(layers)
         return
     table = Table("after", "next token, by the head of the model")
     for name, tokens in layers.items():
@@ -60,6 +59,7 @@ def attribute(
     text: TextOption,
     token: Annotated[str, typer.Option(help="The next token whose logit is split into terms.")],
     minus: Annotated[str | None, typer.Option(help="Split the difference to the logit of this token.")] = None,
+    target: TargetOption = None,
     by: Annotated[
         Literal["sublayer", "head", "neuron"], typer.Option(help="One term per sublayer, head or neuron.")
     ] = "head",
@@ -69,24 +69,26 @@ def attribute(
 ) -> None:
     """Split the logit of the next token into the terms that each part of a decoder adds directly.
 
-    The terms sum to the logit. Effects through later layers are not part of them.
+    The terms sum to the logit. Effects through later layers are not part of them. Of an encoder-decoder the text is the
+    source, and the terms are those of its decoder.
 
     \b
     Examples:
       regard lens attribute runs/demo --text "Anna is in the" --token " barn" --minus " garden"
       regard lens attribute runs/demo --text "Anna is in the" --token " barn" --by neuron --top 10
+      regard lens attribute models/t5 --text "translate English to German: a cat" --target "eine" --token " Katze"
     """
-    llm = open_inspected(model, device, instead=INSTEAD)
+    llm = open_inspected(model, device)
     from rich.console import Console
     from rich.table import Table
 
     from regard.lens import logit_attribution
 
-    target, other = llm.tokenizer.single_id(token), None if minus is None else llm.tokenizer.single_id(minus)
-    found = logit_attribution(llm.model, encode(model, llm, text), target, other, by=by)
+    answer, other = llm.tokenizer.single_id(token), None if minus is None else llm.tokenizer.single_id(minus)
+    found = logit_attribution(llm.model, encode_inputs(model, llm, text, target), answer, other, by=by)
     terms = dict(zip(found.names, found.values[:, 0].tolist(), strict=True))
     if as_json:
-        print(json.dumps(terms))
+        print_json(terms)
         return
     table = Table("term", "value", caption=f"sum of all {len(terms)} terms: {found.total.item():.3f}")
     for name in sorted(terms, key=lambda name: -abs(terms[name]))[:top]:

@@ -1,11 +1,11 @@
 """`regard lens names`: the activations of a model that can be recorded and patched."""
 
-import json
 import re
 from typing import Annotated
 
 import typer
 
+from regard.cli.json_output import print_json
 from regard.cli.open_inspected import encode, open_inspected
 from regard.cli.open_model import DeviceOption, ModelArgument
 
@@ -42,7 +42,7 @@ def names(
     matching = set(names_of(llm.model, pattern))
     found = {name: shape for name, shape in shapes(llm.model, *rows_of(llm.model, inputs)).items() if name in matching}
     if as_json:
-        print(json.dumps(found))
+        print_json(found)
         return
     show(found if every else merge_layers(found))
 

@@ -1,9 +1,9 @@
 """The attention of an encoder-decoder for `regard lens`: of the encoder, the decoder, and the decoder to the source."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from regard.cli.json_output import print_json
 from regard.cli.open_inspected import encode_pair
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def show_pair(
     }
     found = [one for one in head_maps(llm, source, ids) if layer in (None, one.layer) and head in (None, one.head)]
     if not found:
-        raise ValueError(f"there is no layer {layer}, head {head} with a map")
+        raise ValueError(f"there is no {chosen(layer, head)} with a map")
     if as_json:
         maps = [
             one._asdict()
@@ -49,11 +49,17 @@ def show_pair(
             }
             for one in found
         ]
-        print(json.dumps(tokens | {"maps": maps}))
+        print_json(tokens | {"maps": maps})
     elif out is not None:
         draw(found, tokens, out)
     else:
         show_table(found, tokens, text)
+
+
+def chosen(layer: int | None, head: int | None) -> str:
+    """ "layer 3, head 1", or the one that was chosen"""
+    named = {"layer": layer, "head": head}
+    return ", ".join(f"{name} {index}" for name, index in named.items() if index is not None)
 
 
 def head_maps(llm: "LanguageModel", source: list[int], ids: list[int]) -> list[HeadMap]:

@@ -1,11 +1,11 @@
 """`regard lens patch`: which layer and position carries the difference between two texts."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from regard.cli.json_output import print_json
 from regard.cli.open_inspected import TargetOption, encode_inputs, open_inspected
 from regard.cli.open_model import DeviceOption, ModelArgument
 
@@ -68,7 +68,7 @@ def patch(
     if as_json:
         effects = {name: values.tolist() for name, values in found.effects.items()}
         values = {"clean": found.clean, "corrupted": found.corrupted, "effects": effects}
-        print(json.dumps({"tokens": tokens["source"]} | values))
+        print_json({"tokens": tokens["source"]} | values)
     elif out is not None:
         from regard.report.plots import heat_map
 

@@ -60,7 +60,9 @@ def encode(name: Path, llm: "LanguageModel", text: str) -> list[int]:
 
 
 def check_length(what: str, ids: list[int], spec: Any, name: Path) -> None:
-    limit = spec.context or spec.position.max_positions
+    from regard.lens.inputs import length_limit
+
+    limit = length_limit(spec)
     if len(ids) > (limit or len(ids)):
         raise ValueError(f"the {what} has {len(ids)} tokens, but {name} reads {limit}; shorten it")
 

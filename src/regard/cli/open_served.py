@@ -161,6 +161,7 @@ def open_lens(llm: "LanguageModel") -> "Lens":
     from functools import partial
 
     from regard.lens import RecordedAttention, attention_layers, score_heads
+    from regard.lens.detectors import longest_length
     from regard.lens.inputs import vocab_of
     from regard.lens.recorded_attention import copy_with_shared_tensors
     from regard.models.encoder_decoder import EncoderDecoderModule
@@ -173,7 +174,7 @@ def open_lens(llm: "LanguageModel") -> "Lens":
 
     def score() -> "HeadScores":
         model, start = copy_with_shared_tensors(llm.model), llm.tokenizer.prefix_ids
-        return score_heads(model, vocab, min(32, vocab), start=start)
+        return score_heads(model, vocab, min(32, longest_length(model, vocab, start)), start=start)
 
     return Lens(record, layers, vocab, score if any(layer.heads for layer in layers) else None)
 

@@ -6,24 +6,28 @@
     induction         weight on the token after that occurrence                     A[i, i-n+1]  (Olsson et al. 2022)
 
 Random tokens have no other structure, so a head that follows meaning scores near the uniform baseline. For the first
-token that baseline is large in short texts: uniform causal attention has a mean of H_n / n over all n queries. An
-implied matrix (linear attention, state spaces) counts by the size of its entries, relative to the sum of their row.
+token that baseline is large in short texts: uniform causal attention has a mean of H_n / n over all n queries; in an
+encoder, whose queries attend to all n keys, it is 1 / n for every kind. An implied matrix (linear attention, state
+spaces) counts by the size of its entries, relative to the sum of their row.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from regard.lens.attention_layers import attention_layers
+from regard.lens.inputs import length_limit
 from regard.lens.maps import attention_maps, map_kinds, relative_weights
+from regard.models.encoder import EncoderModule
 
 KINDS = ("previous token", "first token", "duplicate token", "induction")
 
 
 class HeadScores(NamedTuple):
     """Mean weights of the heads (H,) of each layer, None for a layer without a map, by kind; and those of uniform
-    causal attention."""
+    attention, which is causal in a decoder and to all keys in an encoder."""
 
     scores: dict[str, list[Tensor | None]]
     uniform: dict[str, float]
@@ -45,10 +49,18 @@ class HeadScores(NamedTuple):
 def score_heads(
     model: nn.Module, vocab: int, length: int = 32, sequences: int = 4, seed: int = 0, start: Sequence[int] = ()
 ) -> HeadScores:
-    """Scores of all heads over sequences of twice `length` random tokens.
+    """Scores of all heads of a decoder or encoder over sequences of twice `length` random tokens.
 
     vocab: tokens are drawn below this number. start: ids before them, such as the first token that a tokenizer adds.
+    ValueError for an encoder-decoder: score the heads of its encoder, `model.source`.
     """
+    if not hasattr(model, "stack"):
+        raise ValueError(
+            f"score_heads needs a decoder or an encoder, not {type(model).__name__}; of an encoder-decoder give its "
+            "encoder, model.source"
+        )
+    if length < 1 or sequences < 1:
+        raise ValueError(f"length={length} and sequences={sequences} must be at least 1")
     generator = torch.Generator().manual_seed(seed)
     totals: dict[str, list[Tensor | None]] = {}
     for _ in range(sequences):
@@ -61,10 +73,24 @@ def score_heads(
             scores = [None if weights is None else weights[:, *positions].mean(-1) for weights in maps]
             totals[kind] = [add(a, b) for a, b in zip(totals.get(kind, [None] * len(maps)), scores, strict=True)]
     means = {kind: [None if s is None else s / sequences for s in scores] for kind, scores in totals.items()}
+    total, causal = len(start) + 2 * length, is_causal(model)
     uniform = {
-        kind: float((1.0 / (queries + 1)).mean()) for kind, (queries, _) in kind_positions(len(start), length).items()
+        kind: float((1.0 / (queries + 1)).mean()) if causal else 1.0 / total
+        for kind, (queries, _) in kind_positions(len(start), length).items()
     }
     return HeadScores(means, uniform)
+
+
+def longest_length(model: Any, vocab: int, start: Sequence[int] = ()) -> int:
+    """The largest `length` with which `score_heads` can score this decoder or encoder."""
+    limit = length_limit(model.spec)
+    return vocab if limit is None else min(vocab, (limit - len(start)) // 2)
+
+
+def is_causal(model: nn.Module) -> bool:
+    """Whether no query attends to later keys, by the masks of its attention, or by the kind of model if it has none."""
+    masks = {mixer.causal for layer in attention_layers(model) for mixer in layer.mixers if mixer.heads}
+    return False not in masks if masks - {None} else not isinstance(model, EncoderModule)
 
 
 def weight_maps(model: nn.Module, ids: Tensor) -> list[Tensor | None]:

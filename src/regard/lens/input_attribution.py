@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.lens.hooks import patch, record
-from regard.lens.inputs import Metric, measure
+from regard.lens.inputs import IdSequence, Metric, measure, rows_of
 
 POINTS, WEIGHTS = np.polynomial.legendre.leggauss(8)  # on [-1, 1]
 
@@ -30,16 +30,17 @@ class IntegratedGradients(NamedTuple):
         return (self.tokens.sum(-1) - self.difference).abs()
 
 
-def gradient_times_input(model: nn.Module, ids: Tensor, metric: Metric, name: str = "stack.input") -> Tensor:
-    """(B, L) for ids (B, L). name: the activation that counts as the input."""
-    x = activation(model, ids, name)
-    _, gradient = metric_gradient(model, ids, metric, name, x)
+def gradient_times_input(model: nn.Module, ids: IdSequence, metric: Metric, name: str = "stack.input") -> Tensor:
+    """(B, L) for ids (L,) or (B, L). name: the activation that counts as the input."""
+    (rows,) = rows_of(model, ids)
+    x = activation(model, rows, name)
+    _, gradient = metric_gradient(model, rows, metric, name, x)
     return (x * gradient).sum(-1)
 
 
 def integrated_gradients(
     model: nn.Module,
-    ids: Tensor,
+    ids: IdSequence,
     metric: Metric,
     baseline: Tensor | None = None,
     tolerance: float = 1e-3,
@@ -54,11 +55,12 @@ def integrated_gradients(
 
     baseline: of the shape of x, or of a token; None: zeros. A warning tells if `max_intervals` were not enough.
     """
-    x = activation(model, ids, name)
+    (rows,) = rows_of(model, ids)
+    x = activation(model, rows, name)
     start = torch.zeros_like(x) if baseline is None else baseline.to(x).expand_as(x)
 
     def gradient_at(alpha: float) -> tuple[Tensor, Tensor]:
-        return metric_gradient(model, ids, metric, name, torch.lerp(start, x, alpha))
+        return metric_gradient(model, rows, metric, name, torch.lerp(start, x, alpha))
 
     def integrate(low: End, high: End) -> Interval:
         half, middle = (high.alpha - low.alpha) / 2, (high.alpha + low.alpha) / 2

@@ -23,7 +23,14 @@ Metric = Callable[[Tensor], Tensor]
 
 def logit_difference(answer: int, wrong: int, position: int = -1) -> Metric:
     """The metric logit(answer) - logit(wrong) at a position, by default the last."""
-    return lambda logits: logits[:, position, answer] - logits[:, position, wrong]
+
+    def metric(logits: Tensor) -> Tensor:
+        _, length, vocab = logits.shape
+        at = check_index("position", position + length if position < 0 else position, length)
+        check_index("token", answer, vocab)
+        return logits[:, at, answer] - logits[:, at, check_index("token", wrong, vocab)]
+
+    return metric
 
 
 def rows_of(model: nn.Module, inputs: ModelInputs) -> Rows:
@@ -37,6 +44,8 @@ def rows_of(model: nn.Module, inputs: ModelInputs) -> Rows:
     for ids in tensors:
         if ids.dim() not in (1, 2):
             raise ValueError(f"ids of shape {tuple(ids.shape)} are neither a sequence (L,) nor a batch (B, L)")
+        if ids.numel() == 0:
+            raise ValueError("there are no ids; give at least one")
     return tuple(ids if ids.dim() == 2 else ids.unsqueeze(0) for ids in tensors)
 
 
@@ -105,3 +114,8 @@ def check_predicts_next(model: nn.Module) -> None:
 def vocab_of(spec: Any) -> int:
     """The number of ids that a decoder, or an encoder of text, reads."""
     return spec.input.vocab if isinstance(spec, Encoder) else spec.vocab
+
+
+def length_limit(spec: Any) -> int | None:
+    """Tokens of a sequence that a decoder or encoder reads; None: any number."""
+    return spec.context or spec.position.max_positions

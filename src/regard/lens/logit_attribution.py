@@ -8,18 +8,21 @@ leave out all effects through later layers. Elhage et al. 2021.
 
     found = logit_attribution(model, ids, answer, minus=wrong, by="head")
     found.names[i], found.values[i]                                       # (B,) each; the sum is the logit difference
+    logit_attribution(t5, (source, ids), answer)                          # of the decoder of an encoder-decoder
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from regard.lens.hooks import eager_hooks, record
+from regard.lens.inputs import ModelInputs, check_index, is_encoder_decoder, rows_of
 from regard.models.decoder import DecoderModule
 from regard.parts.norm import RMSNormModule
+
+By = Literal["sublayer", "head", "neuron"]
 
 
 @dataclass(frozen=True)
@@ -36,35 +39,43 @@ class Attribution:
 @torch.no_grad()
 def logit_attribution(
     model: nn.Module,
-    ids: Sequence[int] | Tensor,
+    ids: ModelInputs,
     token: int,
     minus: int | None = None,
     position: int = -1,
-    by: Literal["sublayer", "head", "neuron"] = "sublayer",
+    by: By = "sublayer",
 ) -> Attribution:
     """The terms of the logit of `token`, or of its difference to that of the token `minus`, at a position.
 
     The names are those of the input of the stack and of each sublayer's body; with by="head" those of attention end in
     `.head 3` and with by="neuron" those of feed-forward layers in `.neuron 3`. `bias` are the terms that do not depend
-    on the input: biases of the final norm and of the head.
+    on the input: biases of the final norm and of the head. Of an encoder-decoder, for a pair of source ids and ids, the
+    terms are those of its decoder; attention to the source is one of its sublayers.
     """
-    if not isinstance(model, DecoderModule):
+    decoder = model.get_submodule("target") if is_encoder_decoder(model) else model
+    if not isinstance(decoder, DecoderModule):
         raise ValueError(
-            f"logit attribution needs a decoder, not {type(model).__name__}; give one, such as model.target"
+            f"logit attribution needs a decoder or an encoder-decoder, not {type(model).__name__}, which predicts no "
+            "next token"
         )
-    tokens = torch.as_tensor(ids, device=model.embedding.weight.device)
-    tokens = tokens if tokens.dim() == 2 else tokens.unsqueeze(0)
-    sublayers, last = sublayers_of(model), f"stack.blocks.{len(model.stack.blocks) - 1}"
+    rows = rows_of(model, ids)
+    length, vocab = rows[-1].shape[1], decoder.spec.vocab
+    check_index("position", position + length if position < 0 else position, length)
+    for id in (token,) if minus is None else (token, minus):
+        check_index("token", id, vocab)
+    if by not in get_args(By):
+        raise ValueError(f"by={by!r} is unknown; choose one of {', '.join(map(repr, get_args(By)))}")
+    sublayers, last = sublayers_of(decoder), f"stack.blocks.{len(decoder.stack.blocks) - 1}"
     outputs = ["stack.input", last, *(f"{name}.{part}" for name in sublayers for part in ("body", "after"))]
     matrices = {name: matrix for name, sublayer in sublayers.items() if (matrix := split_matrix(sublayer.body, by))}
     inputs: dict[str, Tensor] = {}
-    with record(model, outputs) as recorded, eager_hooks(model) as stack:
+    with record(decoder, outputs) as recorded, eager_hooks(decoder) as stack:
         for name, (matrix, _) in matrices.items():
             hook = matrix.register_forward_pre_hook(lambda _, x, name=name: inputs.update({name: x[0]}))
             stack.callback(hook.remove)
-        model(tokens)
+        model(*rows)
     at = {name: x[:, position] for name, x in (recorded | inputs).items()}  # (B, …)
-    read, constant = head_direction(model, at[last], token, minus)
+    read, constant = head_direction(decoder, at[last], token, minus)
     terms = {"stack.input": (at["stack.input"] * read).sum(-1)}
     for name, sublayer in sublayers.items():
         of_after = read * (sublayer.share if sublayer.scale is None else sublayer.share * sublayer.scale)
@@ -78,7 +89,7 @@ def logit_attribution(
         terms |= {f"{name}.body.{by} {i}": part for i, part in enumerate(parts.unbind(-1))}
         if matrix.bias is not None or bias is not None:
             terms[f"{name}.body.bias"] = whole - parts.sum(-1)
-    terms["bias"] = constant.expand(len(tokens))
+    terms["bias"] = constant.expand(len(rows[-1]))
     return Attribution(list(terms), torch.stack(list(terms.values())))
 
 

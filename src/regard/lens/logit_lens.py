@@ -6,13 +6,11 @@ It shows after which layer the model's prediction is there. Early layers write i
 read, so their logits say little.
 """
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, nn
 
 from regard.lens.hooks import record
-from regard.lens.inputs import single_stream
+from regard.lens.inputs import IdSequence, rows_of, single_stream
 from regard.models.decoder import DecoderModule
 from regard.models.encoder import EncoderModule
 from regard.models.heads import MaskedLMModule
@@ -20,14 +18,13 @@ from regard.parts.input import whole_layout
 
 
 @torch.no_grad()
-def logit_lens(model: nn.Module, ids: Sequence[int] | Tensor, positions: slice = slice(None)) -> dict[str, Tensor]:
+def logit_lens(model: nn.Module, ids: IdSequence, positions: slice = slice(None)) -> dict[str, Tensor]:
     """Logits (B, L, V) at the input of the stack and after each block, by name; the last are the model's own.
 
     `ids` is (L,) or (B, L). positions: only these; all logits of a large model need much memory.
     """
-    tokens = torch.as_tensor(ids, device=next(model.parameters()).device)
-    tokens = tokens if tokens.dim() == 2 else tokens.unsqueeze(0)
     names = single_stream(model)
+    (tokens,) = rows_of(model, ids)
     with record(model, names) as recorded:
         model(tokens)
     return {name: unembed(model, recorded[name][:, positions], tokens[:, positions]) for name in names}

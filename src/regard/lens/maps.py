@@ -45,6 +45,8 @@ def attention_maps(
         )
     inputs = torch.as_tensor(ids, device=next(model.parameters()).device)
     batched = False
+    if inputs.numel() == 0:
+        raise ValueError("there are no ids; give at least one")
     if not inputs.is_floating_point():
         if inputs.dim() not in (1, 2):
             raise ValueError(f"ids of shape {tuple(inputs.shape)} are neither a sequence (L,) nor a batch (B, L)")
@@ -52,7 +54,11 @@ def attention_maps(
     rows = inputs if batched else inputs.unsqueeze(0)
     if layout is None and not inputs.is_floating_point():
         layout = TokenLayout.whole(*rows.shape, rows.device)
-    layers = layers_of(model) if layer is None else [layers_of(model)[layer]]
+    layers = layers_of(model)
+    if layer is not None:
+        if not -len(layers) <= layer < len(layers):
+            raise ValueError(f"there is no layer {layer}; choose 0 to {len(layers) - 1}")
+        layers = [layers[layer]]
     maps = compute_maps(
         {name: module for modules in layers for name, module in modules.items()},
         lambda: getattr(model, "hidden", model)(rows, layout),

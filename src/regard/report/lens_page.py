@@ -16,6 +16,7 @@ from torch import Tensor
 
 from regard.lens import (
     HeadScores,
+    attention_heads,
     attention_maps,
     entropy,
     gradient_times_input,
@@ -27,6 +28,8 @@ from regard.lens import (
     relative_weights,
     score_heads,
 )
+from regard.lens.detectors import longest_length
+from regard.lens.inputs import vocab_of
 from regard.models.decoder import DecoderModule
 from regard.report.lens_plots import head_mosaic, layer_lines, signed_bars
 from regard.report.page import Page
@@ -49,7 +52,10 @@ LONGEST = 200  # tokens whose maps are drawn
 
 
 def lens_report(model: Any, tokenizer: Tokenizer, ids: Sequence[int], name: str, out: Path) -> None:
-    """Write the report of a decoder or an encoder that reads `ids`. Parts that the model does not have are left out."""
+    """Write the report of a decoder or an encoder that reads `ids`. For parts that the model does not have, the report
+    says why."""
+    if not hasattr(model, "stack"):
+        raise ValueError(f"a report shows a decoder or an encoder, not {type(model).__name__}; use regard.lens instead")
     if len(ids) > LONGEST:
         raise ValueError(f"the text has {len(ids)} tokens; a report shows at most {LONGEST}, so shorten it")
     tokens = [tokenizer.decode_token(id) for id in ids]
@@ -62,7 +68,10 @@ def lens_report(model: Any, tokenizer: Tokenizer, ids: Sequence[int], name: str,
         picture = Path(folder) / "figure.png"
         if isinstance(model, DecoderModule):
             add_predictions(page, model, tokenizer, rows, tokens)
-        add_attention(page, model, tokenizer, ids, tokens, picture)
+        if any(attention_heads(model)):
+            add_attention(page, model, tokenizer, ids, tokens, picture)
+        else:
+            add_reasons(page, model)
         if isinstance(model, DecoderModule):
             add_logit_lens(page, model, tokenizer, rows)
             add_attribution(page, model, tokenizer, rows, picture)
@@ -122,6 +131,13 @@ def add_predictions(
     token_line(page, tokens, (found / found.abs().max().clamp_min(1e-30)).tolist())
 
 
+def add_reasons(page: Page, model: Any) -> None:
+    """Why no layer has a map of attention."""
+    page.heading("Attention")
+    reasons = dict.fromkeys(mixer.reason for layer in map_kinds(model) for mixer in layer if mixer.reason)
+    page.text(f"No layer has a map of attention: {'; '.join(reasons) or 'none mixes tokens'}.")
+
+
 def add_attention(
     page: Page, model: Any, tokenizer: Tokenizer, ids: Sequence[int], tokens: Sequence[str], picture: Path
 ) -> None:
@@ -131,8 +147,8 @@ def add_attention(
         token_line(page, tokens)
     head_mosaic(maps, picture)
     page.picture(picture, "Every head: queries down, keys to the right. Each square has its own scale.")
-    vocab = min(tokenizer.vocab_size, getattr(model.spec, "vocab", tokenizer.vocab_size))
-    scores = score_heads(model, vocab, length=min(24, vocab), start=tokenizer.prefix_ids)
+    vocab, start = min(tokenizer.vocab_size, vocab_of(model.spec)), tokenizer.prefix_ids
+    scores = score_heads(model, vocab, length=min(24, longest_length(model, vocab, start)), start=start)
     strongest = add_kinds(page, scores)
     page.parts.append('<div class="heads">')
     for kind, (layer, head) in strongest.items():
@@ -188,7 +204,7 @@ def add_logit_lens(page: Page, model: DecoderModule, tokenizer: Tokenizer, rows:
     page.text("The logit lens: what the model's head would predict after each layer, for the token after the text.")
     lines = []
     for name, logits in logit_lens(model, rows, slice(-1, None)).items():
-        best = logits[0, -1].float().softmax(-1).topk(4)
+        best = logits[0, -1].float().softmax(-1).topk(min(4, logits.shape[-1]))
         pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
         words = [f"{tokenizer.decode_token(id)!r} {p:.2f}" for id, p in pairs]
         lines.append(((name.removeprefix("stack."), *words), ""))
@@ -198,7 +214,11 @@ def add_logit_lens(page: Page, model: DecoderModule, tokenizer: Tokenizer, rows:
 def add_attribution(page: Page, model: DecoderModule, tokenizer: Tokenizer, rows: Tensor, picture: Path) -> None:
     with torch.no_grad():
         first, second = model(rows)[0, -1].topk(2).indices.tolist()
-    found = logit_attribution(model, rows[0], token=first, minus=second)
+    try:
+        found = logit_attribution(model, rows[0], token=first, minus=second)
+    except ValueError as error:  # norms after the sum, for instance
+        page.text(f"There is no direct logit attribution of this model: {error}.")
+        return
     values = dict(zip(found.names, found.values[:, 0].tolist(), strict=True))
     largest = sorted(values, key=lambda name: -abs(values[name]))[:24]
     kept = {name.removeprefix("stack."): values[name] for name in values if name in largest}

@@ -9,6 +9,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from regard.checkpoint.atomic_folder import write_file
 from regard.evals.world import GradedAnswer, counts_by_kind
 from regard.lens import attention_maps
 from regard.models.decoder import DecoderModule
@@ -53,9 +54,8 @@ class Page:
 
     def write(self, path: Path) -> None:
         head = f'<meta charset="utf-8"><title>{escape(self.title)}</title><style>{STYLE}</style>'
-        path.write_text(
-            f"<!doctype html><html lang=en><head>{head}</head><body>{''.join(self.parts)}</body></html>", "utf-8"
-        )
+        text = f"<!doctype html><html lang=en><head>{head}</head><body>{''.join(self.parts)}</body></html>"
+        write_file(path, text.encode())
 
 
 def write_report(
