@@ -58,7 +58,9 @@ def page() -> str:
 
 def latex_by_view() -> dict[str, dict[str, str]]:
     parts = runpy.run_path(str(Path(__file__).parent / "part_equations.py"))["EQUATIONS"]
-    return {"instruments": {id: instrument.equation for id, instrument in INSTRUMENTS.items()}, "inside": parts}
+    main = {id: instrument.equation for id, instrument in INSTRUMENTS.items()}
+    more = {f"{id}/{name}": latex for id, i in INSTRUMENTS.items() for name, latex in i.equations.items()}
+    return {"instruments": main | more, "inside": parts}
 
 
 def write_equations(view: str, latex: dict[str, str], temml: str) -> None:

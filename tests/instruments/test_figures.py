@@ -43,14 +43,28 @@ def test_a_recurrence_uses_the_same_weights_and_its_gradient_vanishes() -> None:
     shorter = shown("recurrence", text="the boat left")
     assert shorter["weights, however long the text"] == weak["weights, however long the text"]
     assert weak["all steps in one call differ by"] < 1e-6
+    drawn = panel("recurrence", "diagram", text="the boat left")
+    assert [node["label"] for node in drawn["nodes"]] == ["h1", "h2", "h3", "the", "boat", "left"]
+    assert len(drawn["edges"]) == 3 + 2  # one W_x per word, one W_h between two states
 
 
 @pytest.mark.ledger("fig.5.3")
 def test_an_open_lstm_cell_carries_its_memory() -> None:
     open_cell = shown("lstm", forget=1.0, write=0.0, steps=60, start=1.5)
-    assert open_cell["C at the end"] == 1.5 and open_cell["∂C_T/∂C_0 by autograd"] == 1
+    assert open_cell["c at the end"] == 1.5 and open_cell["∂c_T/∂c_0 by autograd"] == 1
     closing = shown("lstm", forget=0.5, steps=10)
-    assert closing["∂C_T/∂C_0 by autograd"] == closing["Π f"] == pytest.approx(0.5**10, rel=1e-5)
+    assert closing["∂c_T/∂c_0 by autograd"] == closing["Π f"] == pytest.approx(0.5**10, rel=1e-5)
+
+
+@pytest.mark.ledger("fig.5.3")
+def test_a_click_on_a_part_of_the_cell_opens_its_equation() -> None:
+    drawn, equations = panel("lstm", "diagram"), INSTRUMENTS["lstm"].equations
+    assert drawn["sets"] == "part" and len(drawn["nodes"]) == len(equations) == 7
+    for i, node in enumerate(drawn["nodes"], 1):
+        opened = panel("lstm", "equation", part=i)
+        assert opened["title"] == f"equation of {node['label']}" and opened["name"] == node["id"]
+    c, f, i, g, now, o, h = (node["value"] for node in drawn["nodes"])
+    assert now == pytest.approx(f * c + i * g, rel=1e-4) and h == pytest.approx(o * math.tanh(now), rel=1e-4)
 
 
 @pytest.mark.ledger("fig.000.sweep")
@@ -72,6 +86,9 @@ def test_scores_are_divided_by_8_and_rows_sum_to_1() -> None:
     assert hot[deviation] == pytest.approx(scaled[deviation] / 4, rel=1e-4)
     weights = panel("self-attention", "heatmap")["values"]
     assert len(weights) == 4 and all(sum(row) == pytest.approx(1, abs=1e-5) for row in weights)
+    values = [panel("self-attention", "heatmap", 1, query=i)["values"] for i in range(1, 5)]
+    mixed = sum(w * torch.tensor(v) for w, (_, _, _, v, _) in zip(weights[1], values, strict=True))
+    assert values[1][4] == pytest.approx(mixed.tolist(), abs=1e-4)  # the output is the weighted sum of the values
 
 
 @pytest.mark.ledger("fig.001.heatmap")
@@ -128,6 +145,22 @@ def test_without_the_residual_path_gradients_vanish() -> None:
         assert len(gradients) == 7 and gradients[-2] > 0.05 * gradients[-1]  # the norm at the output does not hide it
 
 
+@pytest.mark.ledger("fig.5.15")
+def test_the_block_is_drawn_from_its_spec() -> None:
+    def into(style: str, label: str) -> set[str]:
+        """What leads to the first part of this kind."""
+        drawn = panel("residual", "diagram", style=style)
+        labels = {node["id"]: node["label"] for node in drawn["nodes"]}
+        first = next(id for id in labels if labels[id] == label)
+        return {labels[edge["from"]] for edge in drawn["edges"] if edge["to"] == first}
+
+    assert into("pre", "attention") == into("parallel", "attention") == {"layernorm"}
+    assert into("post", "attention") == {"x"} and into("post", "layernorm") == {"+"}
+    assert into("pre", "feedforward") == {"layernorm"} and into("post", "feedforward") == {"layernorm"}
+    skip = [edge["weight"] for edge in panel("residual", "diagram", skip=0.5)["edges"]]
+    assert skip.count(0.5) == 2  # one residual path per sublayer
+
+
 @pytest.mark.ledger("fig.5.21")
 def test_a_gated_unit_has_as_many_weights_and_swish_a_minimum() -> None:
     (_, _, plain, a), (_, _, gated, b) = panel("gated-unit", "table")["rows"]
@@ -141,6 +174,7 @@ def test_a_gated_unit_has_as_many_weights_and_swish_a_minimum() -> None:
 def test_sinusoids_have_a_dot_product_of_half_the_width_with_themselves() -> None:
     for position in (0, 7, 40):
         assert shown("sinusoids", width=32, position=position)["dot product with itself"] == pytest.approx(16)
+    assert panel("sinusoids", "heatmap", 1, position=7)["values"] == [panel("sinusoids", "heatmap")["values"][7]]
     row = panel("sinusoids", "heatmap", width=4)["values"][3]
     assert row == pytest.approx([math.sin(3), math.cos(3), math.sin(0.03), math.cos(0.03)], abs=1e-5)
 

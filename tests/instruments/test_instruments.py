@@ -38,6 +38,7 @@ def check(instrument: Instrument, panels: list[Panel]) -> None:
     assert panels and json.loads(json.dumps(panels, allow_nan=False)) == panels
     for panel in panels:
         CHECKS[panel["kind"]](panel)
+        assert panel["kind"] != "equation" or panel["name"] in instrument.equations
         if panel.get("sets") is not None:
             assert isinstance(controls[panel["sets"]], Slider), "a click sets a number"
 
@@ -82,6 +83,7 @@ CHECKS = {
     "diagram": check_diagram,
     "numbers": lambda panel: panel["items"][0]["label"],
     "scatter": lambda panel: panel["points"][0]["label"],
+    "equation": lambda panel: panel["title"],
 }
 
 

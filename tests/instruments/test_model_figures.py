@@ -1,5 +1,6 @@
 """The figures that show a model: the small trained ones of the package, or the one that is served."""
 
+import json
 import math
 from dataclasses import replace
 from random import Random
@@ -8,7 +9,7 @@ import pytest
 import torch
 
 from regard.instruments import INSTRUMENTS, subject_of
-from regard.instruments.examples import pair, sentence, specs, trained
+from regard.instruments.examples import SHAPES, pair, sentence, specs, trained
 from regard.instruments.train_examples import EXAMPLES, accuracy
 from regard.instruments.translation import PRINTED
 from regard.instruments.vocabulary import SERVED
@@ -17,6 +18,8 @@ from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
+from regard.parts.experts import Experts
+from regard.parts.feedforward import SwiGLU
 from regard.text.train import byte
 from tests.instruments.test_figures import panel, shown
 from tests.laws import MODELS
@@ -165,9 +168,10 @@ def test_the_encoder_decoder_of_2017_is_counted_by_part() -> None:
     assert halves["its weights in all layers"] == numbers["its weights in all layers"] / 2
     drawn = panel("encoder-decoder", "diagram")
     labels = ["tokens", "sinusoidal", "attention", "feedforward"]
-    labels += ["embedding", "sinusoidal", "causal attention", "cross_attention", "feedforward", "unembedding"]
+    labels += ["embedding", "sinusoidal", "causal attention", "cross attention", "feedforward", "unembedding"]
     assert [node["label"] for node in drawn["nodes"]] == labels
     assert {"from": "3", "to": "7", "weight": 2.0} in drawn["edges"]
+    assert [panel("encoder-decoder", "equation", part=i)["name"] for i in range(1, 11)] == labels
     assert [shown("encoder-decoder", part=i)["its weights in all layers"] for i in (1, 2, 8)] == [
         37000 * 512,
         0,
@@ -189,12 +193,45 @@ def test_an_image_becomes_patches_and_a_cls_token() -> None:
     numbers = shown("patches")
     assert (numbers["patches"], numbers["tokens with [CLS]"], numbers["numbers per patch"]) == (36, 37, 48)
     assert numbers["tokens of ViT-B/16 at 224 pixels"] == 197
-    means = panel("patches", "heatmap", 1, picture="corner", patch="12")["values"]
-    assert means[0][0] > 0.5 and means[1][1] == 0
+    means = panel("patches", "heatmap", 1, x=6, y=6, patch="12")["values"]
+    assert means[0][0] > 2 * max(means[0][1], means[1][0], means[1][1])
+
+
+@pytest.mark.ledger("fig.000.vit")
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_class_token_attends_to_the_shape_and_names_it(shape: str) -> None:
+    for x, y in ((6, 6), (12, 9), (18, 17)):
+        controls = {"shape": shape, "x": x, "y": y}
+        found = panel("patches", "bars", **controls)
+        assert found["labels"][max(range(4), key=found["values"].__getitem__)] == shape and max(found["values"]) > 0.9
+        weights = panel("patches", "heatmap", 2, **controls)["values"]
+        near = sum(
+            weights[i][j] for i in range(6) for j in range(6) if abs(4 * j + 2 - x) < 7 and abs(4 * i + 2 - y) < 7
+        )
+        assert near > (0.55 if shape == "cross" else 0.9)  # in and around the shape, which is 9 pixels wide
+    assert "trained" in panel("patches", "heatmap", 2)["title"]
+    assert "random weights" in panel("patches", "heatmap", 2, patch="8")["title"]
+
+
+@pytest.mark.ledger("fig.5.21", "fig.5.27")
+def test_gates_and_routing_of_the_served_model_are_shown() -> None:
+    subject = subject_of("tiny", served_decoder(), byte())
+    given = {"of": SERVED, "text": "lamp", "layer": 2}
+    gates = next(p for p in INSTRUMENTS["gated-unit"].panels(given, subject) if p["kind"] == "heatmap")
+    assert gates["title"] == "gated unit 2 of 3 of tiny, the first twelve channels at “p”"
+    gate, up, product = torch.tensor(gates["values"])
+    assert torch.allclose(gate * up, product, atol=1e-5) and gate.abs().max() > 0
+    routed = next(p for p in INSTRUMENTS["experts"].panels(given, subject) if p["kind"] == "heatmap")
+    assert routed["rows"] == list("lamp") and routed["title"].endswith("layer 2 of 3 of tiny")
+    assert all(len(row) == 6 and sum(w > 0 for w in row) == 2 for row in routed["values"])
+    plain = Decoder(byte().vocab_size, 16, (Repeat((Block((Sublayer(Attention(2)),)),)),)).build(seed=0)
+    for id, missing in (("gated-unit", "no gated units"), ("experts", "no experts")):
+        with pytest.raises(ValueError, match=missing):
+            INSTRUMENTS[id].panels(given, subject_of("plain", plain, byte()))
 
 
 def served_decoder():
-    block = Block((Sublayer(Attention(2)),))
+    block = Block((Sublayer(Attention(2)), Sublayer(SwiGLU(24)), Sublayer(Experts(6, 2, SwiGLU(24)))))
     return Decoder(byte().vocab_size, 16, (Repeat((block,), 3),)).build(seed=0)
 
 
@@ -208,7 +245,7 @@ def test_instruments_read_the_served_model(id: str) -> None:
     given = {name: value for name, value in {"of": SERVED, "text": "a lamp", "word": "a"}.items() if name in names}
     panels = INSTRUMENTS[id].panels(given, subject)
     if "of" in names:
-        assert {"label": "model", "value": "tiny"} in panels[-1]["items"]
+        assert "tiny" in json.dumps(panels)
         with pytest.raises(ValueError, match="no decoder is served"):
             INSTRUMENTS[id].panels(given)
     assert not any(module._forward_hooks for module in model.modules())

@@ -33,7 +33,7 @@ def vanishing(panels: list[Panel]) -> None:
 
 
 def open_cell(panels: list[Panel]) -> None:
-    assert numbers(panels)["C at the end"] == 1.0 and numbers(panels)["∂C_T/∂C_0 by autograd"] == 1
+    assert numbers(panels)["c at the end"] == 1.0 and numbers(panels)["∂c_T/∂c_0 by autograd"] == 1
 
 
 def one_state(panels: list[Panel]) -> None:

@@ -11,10 +11,12 @@ from regard.instruments import (
     attention,
     blocks,
     efficient,
+    feedforward,
     language,
     positions,
     serving,
     translation,
+    vision,
     vocabulary,
 )
 from regard.instruments.instrument import Instrument, Panel, Subject, subject_of
@@ -30,7 +32,8 @@ COURSE: dict[str, tuple[str, ...]] = {  # chapter: ids, in order
     "Serving and adapting": ("kv-cache", "prefill-decode", "sharing", "lora"),
 }
 MODULES = (
-    ancestors, translation, vocabulary, attention, blocks, positions, architecture, language, efficient, serving,
+    ancestors, translation, vocabulary, attention, feedforward, blocks, positions, architecture, language, vision,
+    efficient, serving,
 )  # fmt: skip
 DEFINED = {instrument.id: instrument for module in MODULES for instrument in module.INSTRUMENTS}
 INSTRUMENTS: dict[str, Instrument] = {id: DEFINED[id] for ids in COURSE.values() for id in ids}

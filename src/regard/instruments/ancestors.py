@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.instruments.instrument import Instrument, Panel, Quiz, Selection, Slider, TextField
-from regard.instruments.panels import bars, diagram, heatmap, lines, numbers, table
+from regard.instruments.panels import bars, diagram, equation, heatmap, lines, numbers, table
 from regard.instruments.words import seeded, split_words, whole, word_vectors
 from regard.kernels.recurrent.cells import lstm_step
 from regard.models.base import initialize
@@ -97,6 +97,7 @@ def rnn(text: str, gain: float, width: int, activation: Literal["tanh", "relu"])
     with torch.no_grad():
         fused = module(word_vectors(words, width), whole(words))[0, -1]
     return [
+        unrolled(words, [float(state.detach().norm()) for state in states]),
         heatmap(
             "hidden state after each word",
             torch.cat(states),
@@ -117,6 +118,22 @@ def rnn(text: str, gain: float, width: int, activation: Literal["tanh", "relu"])
     ]
 
 
+def unrolled(words: list[str], sizes: list[float]) -> Panel:
+    """Words below, states with their norms above: W_x goes up and W_h to the right, the same ones at every step."""
+    places = [(t + 0.5) / len(words) for t in range(len(words))]
+    nodes = [
+        {"id": f"h{t}", "label": f"h{t}", "x": x, "y": 0.0, "value": size}
+        for t, (x, size) in enumerate(zip(places, sizes, strict=True), 1)
+    ]
+    nodes += [
+        {"id": f"x{t}", "label": word, "x": x, "y": 1.0}
+        for t, (x, word) in enumerate(zip(places, words, strict=True), 1)
+    ]
+    edges = [(f"x{t}", f"h{t}", 1.0) for t in range(1, len(words) + 1)]
+    edges += [(f"h{t}", f"h{t + 1}", 1.0) for t in range(1, len(words))]
+    return diagram("unrolled: the same W_x up and W_h to the right; size of each state", nodes, edges)
+
+
 def generator(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
@@ -125,7 +142,20 @@ def logit(p: float) -> float:
     return math.inf if p == 1 else -math.inf if p == 0 else math.log(p / (1 - p))
 
 
-def lstm(forget: float, write: float, output: float, candidate: float, steps: int, start: float) -> list[Panel]:
+CELL = {  # the parts of the drawing: label, x, y, equation
+    "previous": ("c_{t−1}", 0.0, 0.0, r"c_{t-1} = f_{t-1} \odot c_{t-2} + i_{t-1} \odot \tilde c_{t-1}"),
+    "forget": ("forget f", 0.12, 1.0, r"f_t = \sigma(W_f x_t + U_f h_{t-1} + b_f)"),
+    "input": ("input i", 0.39, 1.0, r"i_t = \sigma(W_i x_t + U_i h_{t-1} + b_i)"),
+    "candidate": ("candidate", 0.67, 1.0, r"\tilde c_t = \tanh(W_c x_t + U_c h_{t-1} + b_c)"),
+    "cell": ("c_t", 0.5, 0.0, r"c_t = f_t \odot c_{t-1} + i_t \odot \tilde c_t"),
+    "output": ("output o", 0.94, 1.0, r"o_t = \sigma(W_o x_t + U_o h_{t-1} + b_o)"),
+    "hidden": ("h_t", 1.0, 0.0, r"h_t = o_t \odot \tanh(c_t)"),
+}
+
+
+def lstm(
+    forget: float, write: float, output: float, candidate: float, steps: int, start: float, part: int
+) -> list[Panel]:
     gates = torch.tensor([[logit(write), logit(forget), math.atanh(candidate), logit(output)]], dtype=torch.float64)
     c = first = torch.full((1, 1), start, dtype=torch.float64, requires_grad=True)
     h = torch.zeros_like(c)
@@ -135,13 +165,22 @@ def lstm(forget: float, write: float, output: float, candidate: float, steps: in
         cells.append((t, c.item()))
         outputs.append((t, h.item()))
     (gradient,) = torch.autograd.grad(c.sum(), first)
+    values = (cells[-2][1], forget, write, candidate, c.item(), output, h.item())
+    nodes = [
+        {"id": id, "label": label, "x": x, "y": y, "value": value}
+        for (id, (label, x, y, _)), value in zip(CELL.items(), values, strict=True)
+    ]
+    factors = {"previous": forget, "forget": forget, "input": write, "candidate": write}
+    edges = [(id, "cell", factor) for id, factor in factors.items()]
+    edges += [("cell", "hidden", output), ("output", "hidden", output)]
     return [
-        lines("memory over time", {"cell C": cells, "output h": outputs}, "step", "value"),
-        bars("gates", {"forget f": forget, "input i": write, "output o": output, "candidate": candidate}),
+        diagram("the last step; width of a line: its gate. Click for equations", nodes, edges, "part", part - 1),
+        equation(f"equation of {nodes[part - 1]['label']}", list(CELL)[part - 1]),
+        lines("memory over time", {"cell c": cells, "output h": outputs}, "step", "value"),
         numbers(
             {
-                "C at the end": c.item(),
-                "∂C_T/∂C_0 by autograd": float(gradient),
+                "c at the end": c.item(),
+                "∂c_T/∂c_0 by autograd": float(gradient),
                 "Π f": forget**steps,
                 "h at the end": h.item(),
             }
@@ -199,12 +238,13 @@ INSTRUMENTS = (
             Slider("candidate", "candidate", -0.99, 0.99, 0.5, 0.01),
             Slider("steps", "steps", 1, 60, 20),
             Slider("start", "memory at the start", -2.0, 2.0, 1.0, 0.1),
+            Slider("part", "part of the cell", 1, len(CELL), 2),
         ),
         Quiz(
             "Which gates carry the memory unchanged over any number of steps?",
             "f = 1 and i = 0: the cell stays at its first value, and the gradient is exactly 1.",
             {"forget": 1.0, "write": 0.0, "steps": 60},
         ),
-        lstm, ("kernels/recurrent/cells/__init__.py",),
+        lstm, ("kernels/recurrent/cells/__init__.py",), equations={id: latex for id, (*_, latex) in CELL.items()},
     ),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Whole models drawn from their specs: the encoder-decoder of 2017, shapes along a forward, and a vision encoder."""
+"""Whole models drawn from their specs: the encoder-decoder of 2017, and shapes along a forward."""
 
 from functools import cache
 from typing import NamedTuple
@@ -6,26 +6,25 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regard.instruments.instrument import Instrument, Panel, Quiz, Selection, Slider
-from regard.instruments.panels import bars, diagram, heatmap, numbers, table
+from regard.instruments.instrument import Instrument, Panel, Quiz, Slider
+from regard.instruments.panels import bars, diagram, equation, numbers, table
 from regard.lens.hooks import record
-from regard.lens.maps import attention_maps
-from regard.models.encoder import EncoderModule
-from regard.models.presets import transformer_2017, vit
+from regard.models.presets import transformer_2017
 from regard.planning.groups import format_number
 from regard.planning.parameters import Parameters, count_parameters
 from regard.planning.part_tree import part_tree
 
 PARTS = 10  # of the drawing
-FORMULAS = {
-    "tokens": "x = √d E[ids]",
-    "embedding": "y = √d E[ids], the same table",
-    "sinusoidal": "x + P",
-    "attention": "softmax(QKᵀ/√d_k) V, all tokens",
-    "causal attention": "softmax(QKᵀ/√d_k) V, earlier tokens and itself",
-    "cross_attention": "softmax(QKᵀ/√d_k) V, Q from the decoder, K and V from the encoder",
-    "feedforward": "W_down relu(W_up x)",
-    "unembedding": "softmax(E y), the same table",
+SOFTMAX = r"\mathrm{softmax}\!\left(\frac{QK^\top}{\sqrt{d_k}}\right) V"
+EQUATIONS = {  # by the label of the part
+    "tokens": r"x = \sqrt{d}\,E[\mathrm{ids}]",
+    "embedding": r"y = \sqrt{d}\,E[\mathrm{ids}], \quad \text{the same table}",
+    "sinusoidal": r"x + P",
+    "attention": SOFTMAX + r", \quad \text{all tokens}",
+    "causal attention": SOFTMAX + r", \quad \text{earlier tokens and itself}",
+    "cross attention": SOFTMAX + r", \quad Q \text{ of the decoder, } K, V \text{ of the encoder}",
+    "feedforward": r"W_{\mathrm{down}}\,\mathrm{relu}(W_{\mathrm{up}}\,x)",
+    "unembedding": r"\mathrm{softmax}(E\,y), \quad \text{the same table}",
 }
 
 
@@ -49,7 +48,7 @@ def drawn_parts() -> list[Drawn]:
         column = [*stack["before"], *bodies, *stack["after"]]
         for i, part in enumerate(column):
             causal = any(inner["kind"] == "causal" for inner in part["inner"])
-            label = f"causal {part['kind']}" if causal else part["kind"]
+            label = f"causal {part['kind']}" if causal else part["kind"].replace("_", " ")
             parts.append(Drawn(stack["name"], part["kind"], label, x, 1 - i / (len(column) - 1)))
     assert len(parts) == PARTS
     return parts
@@ -70,16 +69,18 @@ def counted(layers: int, width: int) -> Parameters:
 
 def encoder_decoder(layers: int, width: int, part: int) -> list[Panel]:
     counts, parts = counted(layers, width), drawn_parts()
-    chosen, nodes = parts[part - 1], [{"id": str(i), "label": p.label, "x": p.x, "y": p.y} for i, p in enumerate(parts)]
+    chosen, nodes = (
+        parts[part - 1],
+        [{"id": str(i), "label": p.label, "x": p.x, "y": p.y} for i, p in enumerate(parts)],
+    )
     table_of_words = chosen.kind in ("tokens", "embedding", "unembedding")
     weights = counts.parts.get("embedding" if table_of_words else f"{chosen.stack} {chosen.kind}", 0)
     return [
         diagram(f"{layers} layers on each side; K and V cross over", nodes, drawn_edges(), "part", part - 1),
+        equation(f"{chosen.stack}: {chosen.label}", chosen.label),
         bars("weights by part", counts.parts),
         numbers(
             {
-                "part": f"{chosen.stack}: {chosen.label}",
-                "computes": FORMULAS[chosen.label],
                 "its weights in all layers": weights,
                 "all weights": format_number(counts.total),
             }
@@ -126,65 +127,6 @@ def trace(source: int, target: int, width: int, heads: int) -> list[Panel]:
     ]
 
 
-SIDE = 24
-
-
-def image_of(kind: str) -> Tensor:
-    """(1, 3, SIDE, SIDE), values from 0 to 1"""
-    axis = torch.linspace(-1, 1, SIDE)
-    y, x = axis[:, None], axis[None]
-    pictures = {
-        "disc": ((x - 0.2) ** 2 + (y + 0.1) ** 2 < 0.35).float(),
-        "stripes": (torch.sin(9 * (x + 0.6 * y)) > 0).float(),
-        "gradient": (x + y) / 4 + 0.5,
-        "corner": ((x < -0.1) & (y < -0.1)).float(),
-    }
-    return pictures[kind].expand(1, 3, SIDE, SIDE)
-
-
-@cache
-def vision_encoder(patch: int) -> EncoderModule:
-    return vit(SIDE, patch, 32, 2, 64, 2, 4).build(seed=0).eval()
-
-
-def patches(picture: str, patch: str, layer: int) -> list[Panel]:
-    size = int(patch)
-    model = vision_encoder(size)
-    image, grid = image_of(picture), SIDE // size
-    weights = attention_maps(model, image[0])[layer - 1]
-    assert weights is not None
-    on_patches = weights[:, 0, 1:].mean(0).view(grid, grid)  # of [CLS]
-    with torch.no_grad():
-        x, _ = model.embed(image)
-    side, places = [str(i + 1) for i in range(SIDE)], [str(i + 1) for i in range(grid)]
-    return [
-        heatmap("image", image[0, 0], side, side, "unit", shows_numbers=False),
-        heatmap(
-            "mean of each patch",
-            image[0, 0].unfold(0, size, size).unfold(1, size, size).mean((-1, -2)),
-            places,
-            places,
-            shows_numbers=grid <= 6,
-        ),
-        heatmap(
-            "attention of [CLS] to the patches; random weights",
-            on_patches,
-            places,
-            places,
-            "positive",
-            shows_numbers=grid <= 6,
-        ),
-        numbers(
-            {
-                "patches": grid * grid,
-                "tokens with [CLS]": x.shape[1],
-                "numbers per patch": 3 * size * size,
-                "tokens of ViT-B/16 at 224 pixels": vit().input.length or 0,
-            }
-        ),
-    ]
-
-
 INSTRUMENTS = (
     Instrument(
         "encoder-decoder", "The encoder-decoder of 2017",
@@ -201,7 +143,7 @@ INSTRUMENTS = (
             "The feed-forward layers: 12.6 million on each side, twice as many as one attention.",
             {"layers": 6, "width": 512, "part": 4},
         ),
-        encoder_decoder, ("models/presets.py", "planning/parameters.py"),
+        encoder_decoder, ("models/presets.py", "planning/parameters.py"), equations=EQUATIONS,
     ),
     Instrument(
         "trace", "Shapes along a forward",
@@ -219,22 +161,5 @@ INSTRUMENTS = (
             {"source": 6, "target": 4, "heads": 4},
         ),
         trace, ("models/presets.py", "lens/hooks.py"),
-    ),
-    Instrument(
-        "patches", "An image as tokens",
-        "The image is cut into patches; each is projected to a vector, and an encoder takes them like words.",
-        r"x_p = W\,\mathrm{flatten}(\text{patch}_p) + b, \qquad n = "
-        r"\left(\tfrac{\text{side}}{\text{patch}}\right)^2 + 1",
-        (
-            Selection("picture", "image", ("disc", "stripes", "gradient", "corner"), "disc"),
-            Selection("patch", "side of a patch", ("2", "4", "6", "8", "12"), "4"),
-            Slider("layer", "layer", 1, 2, 1),
-        ),
-        Quiz(
-            "How many tokens has an image of 24 pixels with patches of 4?",
-            "37: 6 × 6 patches and [CLS]. Halving the patch makes it 145.",
-            {"patch": "4"},
-        ),
-        patches, ("parts/patches.py", "models/presets.py"),
     ),
 )  # fmt: skip

@@ -17,7 +17,7 @@ from regard.lens.maps import row_entropy
 from regard.parts.attention import Attention
 from regard.parts.position.sinusoidal import Sinusoidal
 
-HEAD_DIM = 64
+HEAD_DIM, COORDINATES = 64, 8
 KEYS, VALUES = ((1.0, 0.0), (0.0, 1.0), (1.0, 1.0)), (10.0, 20.0, 30.0)
 # Five tokens of width 4, then W_Q, W_K and W_V: drawn in R from N(0, 1) with seed 2017.
 TOY_WORDS = ("the", "lamp", "stood", "by", "doors")
@@ -71,6 +71,7 @@ def self_attention(text: str, query: int, scaled: bool, temperature: float, caus
     weights, scores = recorded["pattern"][0, 0].double(), recorded["scores"][0, 0].double()
     blocked = [[None if math.isinf(s) else s for s in row] for row in scores.tolist()]
     shapes = [("X", tuple(x.shape[1:])), *((n, tuple(recorded[n].shape[-2:])) for n in ("q", "k", "v", "pattern", "z"))]
+    vectors = torch.stack([x[0, query], *(recorded[n][0, 0, query] for n in ("q", "k", "v", "z"))])[:, :COORDINATES]
     return [
         heatmap(
             "weights: queries down, keys across; random projections",
@@ -81,6 +82,13 @@ def self_attention(text: str, query: int, scaled: bool, temperature: float, caus
             selected=query,
         ),
         bars(f"“{words[query]}” attends to", list(zip(words, weights[query].tolist(), strict=True))),
+        heatmap(
+            f"vectors of “{words[query]}”, the first {COORDINATES} of {HEAD_DIM} coordinates",
+            vectors,
+            ("x", "q", "k", "v", "output"),
+            range(1, COORDINATES + 1),
+            "signed",
+        ),
         heatmap(
             "scores before the softmax; random projections",
             blocked,

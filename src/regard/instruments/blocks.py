@@ -1,95 +1,25 @@
-"""The other half of a block: feed-forward layers, gates, norms and the residual stream."""
+"""Norms, and the residual stream with the place of the norm."""
 
-from typing import Literal
+from functools import cache
+from itertools import pairwise
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.instruments.instrument import Instrument, Panel, Quiz, Selection, Slider, TextField
-from regard.instruments.panels import bars, heatmap, lines, numbers, table
-from regard.instruments.words import seeded
+from regard.instruments.panels import diagram, heatmap, lines, numbers, table
 from regard.layout import TokenLayout
-from regard.models.base import meta_device
+from regard.models.decoder import Decoder
 from regard.models.stack import Repeat, Stack
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
-from regard.parts.body import Body
-from regard.parts.feedforward import ACTIVATIONS, Activation, FeedForward, FeedForwardModule, Gated, GatedModule
+from regard.parts.feedforward import FeedForward
 from regard.parts.norm import LayerNorm, RMSNorm
+from regard.planning.part_tree import part_tree
 
-CURVE = torch.linspace(-4, 4, 81)
-
-
-def parameters(body: Body, width: int) -> int:
-    """The number of weights of a body, counted without allocating them."""
-    with meta_device():
-        return sum(parameter.numel() for parameter in body.build(width).parameters())
-
-
-def expand_contract(width: int, factor: int, activation: Activation) -> list[Panel]:
-    body = FeedForward(factor * width, activation, bias=False)
-    attention, feedforward = parameters(Attention(8, head_dim=width // 8), width), parameters(body, width)
-    small = seeded(FeedForward(8 * factor, activation, bias=False), 8, seed=2)
-    assert isinstance(small, FeedForwardModule)
-    x = torch.randn(1, 8, generator=torch.Generator().manual_seed(4))
-    with torch.no_grad():
-        hidden = small.activation(small.up_proj(x))
-        one_matrix = small.down_proj.get_parameter("weight") @ small.up_proj.get_parameter("weight")
-        difference = float((small(x) - x @ one_matrix.T).abs().max())
-    return [
-        bars("weights of one block", {"feed-forward": feedforward, "attention": attention}),
-        numbers(
-            {
-                "feed-forward": feedforward,
-                "attention": attention,
-                "ratio": feedforward / attention,
-                "one matrix W_down W_up instead differs by": difference,
-                "hidden channels that are 0": f"{int((hidden == 0).sum())} of {hidden.numel()}",
-            }
-        ),
-        heatmap(
-            "a token of width 8, expanded; random weights",
-            hidden.view(factor, 8),
-            [f"{8 * i + 1}–{8 * i + 8}" for i in range(factor)],
-            [str(i + 1) for i in range(8)],
-            "signed",
-            shows_numbers=False,
-        ),
-    ]
-
-
-def gated(activation: Activation, gate: float, up: float, width: int) -> list[Panel]:
-    sigma = ACTIVATIONS[activation]
-    body, plain = Gated(activation=activation, multiple_of=1), FeedForward(activation="relu", bias=False)
-    module = seeded(Gated(12, activation), 6, seed=3)
-    assert isinstance(module, GatedModule)
-    x = torch.randn(1, 6, generator=torch.Generator().manual_seed(8))
-    with torch.no_grad():
-        gates, ups = sigma(module.gate_proj(x))[0], module.up_proj(x)[0]
-    opened = sigma(torch.tensor(gate)).item()
-    names: list[str] = list(dict.fromkeys(("relu", activation)))
-    curves = {name: list(zip(CURVE.tolist(), ACTIVATIONS[name](CURVE).tolist(), strict=True)) for name in names}
-    channels = [str(i + 1) for i in range(12)]
-    return [
-        lines("the gate as a function of W_gate x", curves, "W_gate x", "σ", marks={"here": gate}),
-        heatmap(
-            "twelve channels of a unit; random weights",
-            torch.stack([gates, ups, gates * ups]),
-            ("σ(W_gate x)", "W_up x", "product"),
-            channels,
-            "signed",
-        ),
-        numbers({"gate": opened, "W_up x": up, "gate · W_up x": opened * up}),
-        table(
-            "equal numbers of weights",
-            ("layer", "matrices", "hidden width", "weights"),
-            [
-                ("feed-forward", 2, plain.hidden_dim(width), parameters(plain, width)),
-                ("gated", 3, body.hidden_dim(width), parameters(body, width)),
-            ],
-        ),
-    ]
+STREAM, BODY = 0.85, 0.3  # where the residual stream and the bodies are drawn
 
 
 def read_matrix(text: str) -> Tensor:
@@ -136,9 +66,50 @@ def norms(values: str, kind: str, index: int) -> list[Panel]:
     ]
 
 
-def residual(style: Literal["pre", "post", "parallel"], depth: int, skip: float, position: int) -> list[Panel]:
+NormPlacement = Literal["pre", "post", "parallel"]
+
+
+def block_of(style: NormPlacement, keep: float) -> Block:
     sublayers = tuple(Sublayer(body, LayerNorm()) for body in (Attention(4), FeedForward(64, "gelu")))
-    block = Block(sublayers, style=style, keep=skip)
+    return Block(sublayers, style=style, keep=keep)
+
+
+@cache
+def drawn_block(style: NormPlacement) -> dict[str, Any]:
+    spec = Decoder(1, 32, (Repeat((block_of(style, 1.0),)),))
+    return part_tree(spec, 1)["stacks"][0]["runs"][0]["blocks"][0]
+
+
+def block_diagram(style: NormPlacement, keep: float) -> Panel:
+    """The block of a spec from bottom to top: the residual stream at the right, the bodies at the left."""
+    column: list[tuple[str, str, float]] = [("x", "x", STREAM)]  # id, label, x; one per row
+    edges: list[tuple[str, str, float]] = []
+    stream, source = "x", "x"  # the end of the stream; what the next body gets
+    for i, sublayer in enumerate(drawn_block(style)["sublayers"]):
+        norm, body, added = (f"{name}{i}" for name in ("norm", "body", "added"))
+        branch = [body] if style == "post" else [norm, body]
+        labels = {norm: sublayer["norm"]["kind"], body: sublayer["body"]["kind"]}
+        column += [(id, labels[id].replace("_", " "), BODY) for id in branch]
+        column.append((added, "+", STREAM))
+        edges += [(source, branch[0], 1.0), *pairwise_edges(branch), (body, added, 1.0)]
+        edges.append((stream, added, keep if i == 0 or style != "parallel" else 1.0))
+        stream = added
+        if style == "post":
+            column.append((norm, labels[norm].replace("_", " "), STREAM))
+            edges.append((added, norm, 1.0))
+            stream = norm
+        source = "x" if style == "parallel" else stream
+    rows = len(column) - 1
+    nodes = [{"id": id, "label": label, "x": x, "y": 1 - row / rows} for row, (id, label, x) in enumerate(column)]
+    return diagram(f"the {style} block of the spec, from bottom to top; thin: a small factor", nodes, edges)
+
+
+def pairwise_edges(ids: list[str]) -> list[tuple[str, str, float]]:
+    return [(a, b, 1.0) for a, b in pairwise(ids)]
+
+
+def residual(style: NormPlacement, depth: int, skip: float, position: int) -> list[Panel]:
+    block = block_of(style, skip)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         stack = Stack((Repeat((block,), depth),), 32)
@@ -157,6 +128,7 @@ def residual(style: Literal["pre", "post", "parallel"], depth: int, skip: float,
     gradients = [float(s.grad.norm()) if s.grad is not None else 0.0 for s in streams]
     sizes = [float(s.detach().square().mean().sqrt()) for s in streams]
     return [
+        block_diagram(style, skip),
         lines(
             "gradient of the output along a random direction, after each layer; random weights",
             {style: list(enumerate(gradients))},
@@ -175,24 +147,6 @@ def residual(style: Literal["pre", "post", "parallel"], depth: int, skip: float,
 
 
 INSTRUMENTS = (
-    Instrument(
-        "feed-forward-layer", "The feed-forward layer",
-        "It expands and contracts each token; at 4 times the width it has two thirds of a block's weights.",
-        r"\mathrm{FFN}(x) = W_{\mathrm{down}}\,\sigma(W_{\mathrm{up}}\,x), \qquad 2 \cdot d \cdot 4d = 8d^2 "
-        r"\text{ weights against "
-        r"} 4d^2 \text{ of attention}",
-        (
-            Slider("width", "width d", 64, 4096, 512, 64),
-            Slider("factor", "hidden width / d", 1, 8, 4),
-            Selection("activation", "activation σ", ("relu", "gelu", "silu", "identity"), "relu"),
-        ),
-        Quiz(
-            "What happens to the two matrices without the nonlinearity?",
-            "They merge: one matrix W_down W_up gives the same output, so the wide hidden layer adds nothing.",
-            {"activation": "identity"},
-        ),
-        expand_contract, ("parts/feedforward.py", "parts/attention.py"),
-    ),
     Instrument(
         "norms", "LayerNorm, RMSNorm and BatchNorm",
         "LayerNorm and RMSNorm use one token's features; BatchNorm uses one feature of all tokens.",
@@ -228,25 +182,5 @@ INSTRUMENTS = (
             {"skip": 0.0, "depth": 24},
         ),
         residual, ("parts/block.py", "models/stack.py"),
-    ),
-    Instrument(
-        "gated-unit", "A gated unit: SwiGLU",
-        "One projection gates the other; with 8/3 of the width it has as many weights as two matrices at 4.",
-        r"\mathrm{SwiGLU}(x) = W_{\mathrm{down}}\,(\mathrm{Swish}(W_{\mathrm{gate}}\,x) \odot "
-        r"W_{\mathrm{up}}\,x), \qquad \mathrm{Swish}(a) = "
-        r"\frac{a}{1+e^{-a}}",
-        (
-            Selection("activation", "σ of the gate", ("silu", "sigmoid", "gelu", "relu", "identity"), "silu"),
-            Slider("gate", "W_gate x", -4.0, 4.0, 1.0, 0.1),
-            Slider("up", "W_up x", -4.0, 4.0, 2.0, 0.1),
-            Slider("width", "width", 96, 4608, 768, 96),
-        ),
-        Quiz(
-            "Where is Swish negative, and how far does it go?",
-            "For all negative inputs; its minimum is about −0.28 at −1.28. Elsewhere below 0 its slope is not 0, "
-            "unlike ReLU's.",
-            {"activation": "silu", "gate": -1.3},
-        ),
-        gated, ("parts/feedforward.py",),
     ),
 )  # fmt: skip

@@ -1,20 +1,19 @@
-"""Long sequences: windows, tiles, memory, the order of products, state spaces, and experts."""
+"""Long sequences: windows, tiles, memory, the order of products, and state spaces."""
 
 import time
 from collections.abc import Callable
-from functools import cache
 
 import torch
 from torch import Tensor
 
-from regard.instruments.instrument import Instrument, Panel, Quiz, Selection, Slider, Switch, TextField
-from regard.instruments.panels import bars, diagram, heatmap, lines, numbers, table
-from regard.instruments.words import random_matrix, seeded, split_words, word_vectors
+from regard.instruments.instrument import Instrument, Panel, Quiz, Selection, Slider
+from regard.instruments.panels import bars, heatmap, lines, numbers, table
+from regard.instruments.words import random_matrix
 from regard.kernels.attention.arguments import ScoreOptions
 from regard.kernels.attention.mask import Full
 from regard.kernels.attention.online_softmax import empty_partial, partial_softmax
 from regard.kernels.attention.patterns.window import Window
-from regard.kernels.attention.reference import attend
+from regard.kernels.attention.reference import attend, attention_scores
 from regard.kernels.recurrent.linear_attention import bidirectional_linear_attention
 from regard.kernels.recurrent.state_space import state_space
 from regard.kernels.recurrent.state_space.kernel import System, kernel
@@ -24,13 +23,9 @@ from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
-from regard.parts.experts import Experts, ExpertsModule
-from regard.parts.feedforward import SwiGLU
 from regard.planning.flops import causal_pairs, linear_crossover, window_pairs, window_reach
-from regard.planning.groups import format_bytes, format_number
+from regard.planning.groups import format_bytes
 from regard.planning.memory import attention_bytes, standard_traffic, tiled_traffic
-from regard.planning.parameters import Parameters, count_parameters
-from regard.planning.published import mixtral
 
 
 def window(layers: int, size: int, tokens: int) -> list[Panel]:
@@ -66,14 +61,15 @@ def window(layers: int, size: int, tokens: int) -> list[Panel]:
 def flash(tiles: int, tile: int, done: int, head_dim: int) -> list[Panel]:
     keys, done = tiles * tile, min(done, tiles)
     q, k, v = (random_matrix(n, head_dim, seed).double()[None, None] for seed, n in enumerate((1, keys, keys)))
-    scores = (q @ k.mT * head_dim**-0.5)[0, 0]  # (1, S)
+    layout = TokenLayout(torch.tensor([[0]])).with_keys(torch.arange(keys)[None])
+    options = ScoreOptions(Full(), head_dim**-0.5)
+    scores = attention_scores(q, k, layout, options)[0, 0]  # (1, S)
     state, steps = empty_partial(q, head_dim), []
     for i in range(done):
         columns = slice(i * tile, (i + 1) * tile)
         state = state.merge(partial_softmax(scores[:, columns].clone()[None, None], v[:, :, columns]))
         steps.append((i + 1, state.m.item(), state.l.item(), state.out()[0, 0, 0, 0].item()))
-    layout = TokenLayout(torch.tensor([[0]])).with_keys(torch.arange(keys)[None])
-    plain = attend(q, k, v, layout, ScoreOptions(Full(), head_dim**-0.5))
+    plain = attend(q, k, v, layout, options)
     long = 8192
     cells = [[s if i // tile < done else None for i, s in enumerate(scores[0].tolist())]]
     return [
@@ -186,51 +182,6 @@ def state_space_duality(decay: float, turn: float, steps: int, signal: str) -> l
     ]
 
 
-def experts(text: str, count: int, top_k: int, token: int, shared: bool) -> list[Panel]:
-    words, top_k = split_words(text), min(top_k, count)
-    token, width = min(token, len(words)) - 1, 32
-    body = Experts(count, top_k, SwiGLU(64), SwiGLU(64) if shared else None)
-    module = seeded(body, width, seed=9)
-    assert isinstance(module, ExpertsModule)
-    with torch.no_grad():
-        routing = module.router.route(module.router(word_vectors(words, width)[0]))
-    weights = torch.zeros(len(words), count).scatter(1, routing.chosen, routing.weights)
-    load = (weights > 0).sum(0)
-    total = sum(p.numel() for p in module.parameters())
-    names = [f"expert {i + 1}" for i in range(count)]
-    nodes = [{"id": "token", "label": words[token], "x": 0.0, "y": 0.5}]
-    nodes += [
-        {"id": n, "label": n, "x": 1.0, "y": (i + 0.5) / count, "value": weights[token, i].item()}
-        for i, n in enumerate(names)
-    ]
-    edges = [("token", name, weights[token, i].item()) for i, name in enumerate(names) if weights[token, i] > 0]
-    return [
-        diagram("the router's choice; random weights", nodes, edges),
-        heatmap(
-            "weights: tokens down, experts across; random router",
-            weights,
-            words,
-            range(1, count + 1),
-            sets="token",
-            selected=token,
-        ),
-        bars("tokens per expert", list(zip(names, load.double().tolist(), strict=True))),
-        numbers(
-            {
-                "active share of this layer": 1 - body.inactive_params(width) / total,
-                "sum of the weights": float(weights[token].sum()),
-                "Mixtral 8x7B, all weights": format_number(mixtral_parameters().total),
-                "Mixtral 8x7B, active per token": format_number(mixtral_parameters().active),
-            }
-        ),
-    ]
-
-
-@cache
-def mixtral_parameters() -> Parameters:
-    return count_parameters(mixtral())
-
-
 INSTRUMENTS = (
     Instrument(
         "window", "Windows and depth",
@@ -316,24 +267,5 @@ INSTRUMENTS = (
             {"decay": 0.9, "turn": 0.5, "signal": "impulse"},
         ),
         state_space_duality, ("kernels/recurrent/state_space/__init__.py", "kernels/recurrent/state_space/kernel.py"),
-    ),
-    Instrument(
-        "experts", "Routing to experts",
-        "A router sends each token to a few experts; all weights exist, and only a share of them is used per token.",
-        r"y = \sum_{i \in \mathrm{top}_k(s)} \frac{s_i}{\sum_{j\in\mathrm{top}_k} s_j}\, E_i(x), \qquad "
-        r"s = \mathrm{softmax}(W_r x)",
-        (
-            TextField("text", "words", "rain fell on the old stone bridge"),
-            Slider("count", "experts", 1, 16, 8),
-            Slider("top_k", "experts per token", 1, 8, 2),
-            Slider("token", "token", 1, 12, 1),
-            Switch("shared", "a shared expert", False),
-        ),
-        Quiz(
-            "With 2 of 8 experts, why is the active share of Mixtral more than a quarter?",
-            "Attention and embeddings are used by every token: 12.9 of 46.7 billion weights are active, 28 %.",
-            {"count": 8, "top_k": 2},
-        ),
-        experts, ("parts/experts.py", "parts/router.py"),
     ),
 )  # fmt: skip

@@ -5,6 +5,7 @@
     translation     the old key opens the small box -> kivo sen bako tum lura       nouns first, adjectives after their
                                                                                     noun, the verb last, no articles
     reversal        random symbols in reverse order
+    vision          a picture of noise -> the bright shape in it
 
 The weights are stored in float16 beside this file. `python -m regard.instruments.train_examples` trains them again.
 """
@@ -17,6 +18,7 @@ import tokenizers
 import torch
 from safetensors.torch import load_file
 from tokenizers import decoders, models, pre_tokenizers
+from torch import Tensor
 
 from regard.instruments.instrument import Subject
 from regard.models.base import Model
@@ -24,6 +26,7 @@ from regard.models.decoder import Decoder, DecoderModule
 from regard.models.encoder import Encoder
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.heads import MaskedLM
+from regard.models.presets import vit
 from regard.models.seq2seq import seq2seq
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention
@@ -55,6 +58,10 @@ DICTIONARY = dict(zip((*ADJECTIVES, *FACTS, *VERBS, *OBJECTS), STEMS, strict=Tru
 TARGET_WORDS = (START, *DICTIONARY.values())
 SYMBOLS, MAX_REVERSED = 8, 12  # symbols 1 … 8; 0 starts the output
 WIDTH, LENGTH = 32, 24
+SIDE, PATCH = 24, 4  # pixels
+SHAPES = ("disc", "ring", "square", "cross")
+MARGIN = 5  # the centre of a shape has this distance from the border
+NOISE = 0.3  # the brightest pixel of the background; a shape has 1
 
 
 def sentence(rng: Random) -> list[str]:
@@ -76,6 +83,27 @@ def translation_of(words: list[str]) -> list[str]:
     return [subject, a, thing, b, verb]
 
 
+def picture(shape: str, x: float, y: float, seed: int = 0) -> Tensor:
+    """(3, SIDE, SIDE), grey, values from 0 to 1. x, y: centre of the shape in pixels; seed: of the background"""
+    axis = torch.arange(SIDE) + 0.5
+    across, down = (axis - x).abs()[None], (axis - y).abs()[:, None]
+    distance = (across**2 + down**2).sqrt()
+    inside = {
+        "disc": distance < 4.2,
+        "ring": (distance < 4.4) & (distance > 2.4),
+        "square": (across < 3.8) & (down < 3.8),
+        "cross": ((across < 1.2) & (down < 4.4)) | ((down < 1.2) & (across < 4.4)),
+    }[shape]
+    background = NOISE * torch.rand(SIDE, SIDE, generator=torch.Generator().manual_seed(seed))
+    return torch.where(inside, 1.0, background).expand(3, SIDE, SIDE)
+
+
+def random_picture(rng: Random) -> tuple[Tensor, int]:
+    """A picture and the index of its shape."""
+    label, x, y = rng.randrange(len(SHAPES)), *(rng.uniform(MARGIN, SIDE - MARGIN) for _ in range(2))
+    return picture(SHAPES[label], x, y, rng.getrandbits(32)), label
+
+
 def block(attention: Attention, *more: Sublayer) -> Block:
     return Block((Sublayer(attention), *more, Sublayer(FeedForward(2 * WIDTH))))
 
@@ -92,6 +120,10 @@ def encoder_decoder(source_vocab: int, vocab: int) -> EncoderDecoder:
     )
 
 
+def vision_encoder(patch: int) -> Encoder:
+    return vit(SIDE, patch, WIDTH, 2, 2 * WIDTH, 2, len(SHAPES))
+
+
 @cache
 def specs() -> dict[str, Model]:
     words, targets, symbols = len(WORDS), len(TARGET_WORDS), SYMBOLS + 1
@@ -103,6 +135,7 @@ def specs() -> dict[str, Model]:
         "additive": seq2seq(targets, WIDTH, GRU(), "additive", source_vocab=words),
         "reversal": seq2seq(symbols, 24),
         "reversal-attention": encoder_decoder(symbols, symbols),
+        "vision": vision_encoder(PATCH),
     }
 
 

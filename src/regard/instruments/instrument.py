@@ -8,7 +8,7 @@ instrument that reads a model has `subject` as its first argument: the served mo
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -22,11 +22,13 @@ Panel = dict[str, Any]
 
 
 class Subject(NamedTuple):
-    """A decoder that instruments read, and its tokenizer."""
+    """A decoder that instruments read, its tokenizer, and what a server tells about the engine that serves it."""
 
     name: str
     model: DecoderModule
     tokenizer: Tokenizer
+    metrics: Callable[[], Mapping[str, int]] | None = None  # `Engine.metrics`
+    arrivals: Callable[[list[int], int], list[float]] | None = None  # (ids, new) -> seconds until each new token
 
 
 COPIES: WeakKeyDictionary[DecoderModule, DecoderModule] = WeakKeyDictionary()  # they share the weights
@@ -134,6 +136,7 @@ class Instrument:
     compute: Callable[..., list[Panel]]
     files: tuple[str, ...]  # under src/regard, where the numbers come from
     reads_model: bool = False  # compute(subject, **controls)
+    equations: Mapping[str, str] = field(default_factory=dict)  # LaTeX by name, for panels that show one
 
     def values(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """The value of every control, with defaults for those that are not given; ValueError for invalid ones."""

@@ -4,6 +4,7 @@ numbers    labelled values                              table      columns and r
 heatmap    a matrix with labels of rows and columns     tokens     pieces of text with a value each
 lines      curves over a common axis                    diagram    nodes and edges, at positions from 0 to 1
 bars       one value per label                          scatter    points in the plane, or arrows from the origin
+equation   one of the instrument's `equations`
 
 `sets` names the control that a click on a row, a bar, a token or a node sets, to its index. Numbers other than
 integers are rounded to six significant digits: a panel is drawn, not computed with.
@@ -40,6 +41,11 @@ def numbers(items: Mapping[str, float | str], title: str = "") -> Panel:
         "title": title,
         "items": [{"label": label, "value": rounded(value)} for label, value in items.items()],
     }
+
+
+def equation(title: str, name: str) -> Panel:
+    """name: of one of the instrument's equations"""
+    return {"kind": "equation", "title": title, "name": name}
 
 
 def heatmap(

@@ -59,6 +59,14 @@ def sinusoids(width: int, position: int, base: float, tokens: int) -> list[Panel
             position,
             shows_numbers=False,
         ),
+        heatmap(
+            f"fingerprint of position {position}: its vector",
+            vectors[position][None],
+            [position],
+            range(width),
+            "signed",
+            shows_numbers=False,
+        ),
         lines("three coordinates", waves, "position", "value", marks={"position": position}),
         lines(
             "dot product with the chosen position",

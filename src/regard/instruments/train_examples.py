@@ -22,14 +22,15 @@ from regard.instruments.examples import (
     WORDS,
     ids,
     pair,
+    random_picture,
     sentence,
     specs,
 )
 
 STEPS = {"language-model": 700, "masked": 900, "translation": 1000, "additive": 700, "reversal": 2500,
-         "reversal-attention": 1500}  # fmt: skip
+         "reversal-attention": 1500, "vision": 1500}  # fmt: skip
 ROWS = 64
-TrainingRows = tuple[tuple[Tensor, ...], Tensor]  # arguments of the model, targets (B, L) with -100 for none
+TrainingRows = tuple[tuple[Tensor, ...], Tensor]  # arguments of the model, targets (B, L) or (B,) with -100 for none
 
 
 def next_words(rng: Random) -> TrainingRows:
@@ -57,8 +58,14 @@ def reversals(rng: Random, length: int | None = None) -> TrainingRows:
     return (source, F.pad(source.flip(1), (1, -1))), source.flip(1)
 
 
+def pictures(rng: Random) -> TrainingRows:
+    images, labels = zip(*(random_picture(rng) for _ in range(ROWS)), strict=True)
+    return (torch.stack(images),), torch.tensor(labels)
+
+
 EXAMPLES = {"language-model": next_words, "masked": masked_words, "translation": translations,
-            "additive": translations, "reversal": reversals, "reversal-attention": reversals}  # fmt: skip
+            "additive": translations, "reversal": reversals, "reversal-attention": reversals,
+            "vision": pictures}  # fmt: skip
 
 
 def train(name: str) -> nn.Module:
@@ -68,7 +75,7 @@ def train(name: str) -> nn.Module:
         rate = min(1.0, (step + 1) / 50) * (0.52 + 0.48 * math.cos(math.pi * step / steps))
         optimizer.param_groups[0]["lr"] = 5e-3 * rate
         inputs, targets = EXAMPLES[name](rng)
-        loss = F.cross_entropy(model(*inputs).flatten(0, 1), targets.flatten())
+        loss = F.cross_entropy(model(*inputs).flatten(0, -2), targets.flatten())
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -1,7 +1,7 @@
 // One part: its equation, costs, settings, the shapes of its activations and weights, and its source.
 
 import { html } from "../../html.js";
-import { Equation } from "./equation.js";
+import { Equation } from "../../equation.js";
 import { bytes, exact, kindTitle } from "./format.js";
 
 export function PartPanel({ part, tree }) {
@@ -12,7 +12,7 @@ export function PartPanel({ part, tree }) {
   return html`<section class="inside-panel panel" aria-labelledby="inside-part-title">
     <h2 id="inside-part-title">${kindTitle(part.kind)}</h2>
     <p class="muted"><code>${part.name}</code></p>
-    <${Equation} kind=${part.kind} />
+    <${Equation} view="inside" id=${part.kind} className="inside-equation" />
     <dl class="inside-costs">
       <${Cost} name="parameters" value=${exact(part.parameters)} />
       <${Cost} name=${`FLOPs per token at ${exact(tree.length)}`} value=${exact(part.flops)} />
@@ -39,7 +39,7 @@ function Settings({ settings }) {
 function Inner({ inner }) {
   return html`<div class="inside-inner">
     <h3>${kindTitle(inner.field)}: ${kindTitle(inner.kind)}</h3>
-    <${Equation} kind=${inner.kind} />
+    <${Equation} view="inside" id=${inner.kind} className="inside-equation" />
     <${Settings} settings=${inner.settings} />
     ${inner.inner.map((part) => html`<${Inner} key=${part.field + part.kind} inner=${part} />`)}
   </div>`;

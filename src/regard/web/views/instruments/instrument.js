@@ -4,7 +4,7 @@ import * as api from "../../api.js";
 import { Check, Choice, Slider } from "../../controls.js";
 import { html, useEffect, useId, useRef, useSignal, useState } from "../../html.js";
 import { model } from "../../state.js";
-import { Equation } from "./equation.js";
+import { Equation } from "../../equation.js";
 import { Panel } from "./panels.js";
 
 const DELAY = 40; // milliseconds between the last change and the request
@@ -25,7 +25,7 @@ export function Instrument({ instrument, number, count, previous, next, onDone }
       <p class="label">Instrument ${number} of ${count}</p>
       <h2 id="instrument-title">${instrument.title}</h2>
       <p class="instrument-explanation">${instrument.explanation}</p>
-      <${Equation} id=${instrument.id} />
+      <${Equation} view="instruments" id=${instrument.id} className="instrument-equation" reserved />
     </header>
     <section class="instrument-controls panel" aria-label="Controls">
       ${instrument.controls.map(
@@ -41,7 +41,10 @@ export function Instrument({ instrument, number, count, previous, next, onDone }
     </section>
     ${failure && html`<p class="problem instrument-problem" role="alert">${failure}</p>`}
     <div class="instrument-panels" aria-busy=${waiting}>
-      ${panels.map((panel, i) => html`<${Panel} key=${`${i} ${panel.kind}`} panel=${panel} onPick=${pick} />`)}
+      ${panels.map(
+        (panel, i) =>
+          html`<${Panel} key=${`${i} ${panel.kind}`} instrument=${instrument.id} panel=${panel} onPick=${pick} />`,
+      )}
     </div>
     <${Question}
       quiz=${instrument.quiz}

@@ -4,6 +4,7 @@ import { classes, html } from "../../html.js";
 import { visible } from "../../token_text.js";
 import { Bars } from "./bars.js";
 import { Diagram } from "./diagram.js";
+import { Equation } from "../../equation.js";
 import { format } from "./format.js";
 import { Heatmap } from "./heatmap.js";
 import { Lines } from "./lines.js";
@@ -18,16 +19,18 @@ const KINDS = {
   tokens: Tokens,
   diagram: Diagram,
   scatter: Scatter,
+  equation: PartEquation,
 };
 
-export function Panel({ panel, onPick }) {
+// instrument: its id
+export function Panel({ instrument, panel, onPick }) {
   const Drawing = KINDS[panel.kind];
   return html`<section
     class=${`panel instrument-panel instrument-${panel.kind}`}
     aria-label=${panel.title || "Numbers"}
   >
     ${panel.title && html`<h3>${panel.title}</h3>`}
-    <${Drawing} panel=${panel} onPick=${(index) => panel.sets && onPick(panel.sets, index)} />
+    <${Drawing} instrument=${instrument} panel=${panel} onPick=${(index) => panel.sets && onPick(panel.sets, index)} />
   </section>`;
 }
 
@@ -87,4 +90,9 @@ function Tokens({ panel, onPick }) {
       </li>`;
     })}
   </ul>`;
+}
+
+function PartEquation({ instrument, panel }) {
+  const id = `${instrument}/${panel.name}`;
+  return html`<${Equation} view="instruments" id=${id} className="instrument-equation" label=${panel.title} reserved />`;
 }
