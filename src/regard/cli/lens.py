@@ -5,9 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from regard.cli.json_output import print_json
 from regard.cli.lens_pair import chosen, entropy_of, largest_keys, show_pair
-from regard.cli.open_inspected import encode, open_inspected
+from regard.cli.open_inspected import encode, open_inspected, print_json
 from regard.cli.open_model import DeviceOption, ModelArgument
 
 if TYPE_CHECKING:

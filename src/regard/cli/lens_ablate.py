@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
 
-from regard.cli.json_output import print_json
-from regard.cli.open_inspected import TargetOption, encode_inputs, open_inspected
+from regard.cli.open_inspected import TargetOption, encode_inputs, open_inspected, print_json
 from regard.cli.open_model import DeviceOption, ModelArgument
 
 if TYPE_CHECKING:

@@ -4,8 +4,7 @@ from typing import Annotated
 
 import typer
 
-from regard.cli.json_output import print_json
-from regard.cli.open_inspected import open_inspected
+from regard.cli.open_inspected import open_inspected, print_json
 from regard.cli.open_model import DeviceOption, ModelArgument
 
 INSTEAD = (

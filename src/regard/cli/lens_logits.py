@@ -4,8 +4,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from regard.cli.json_output import print_json
-from regard.cli.open_inspected import TargetOption, encode_inputs, open_inspected
+from regard.cli.open_inspected import TargetOption, encode_inputs, open_inspected, print_json
 from regard.cli.open_model import DeviceOption, ModelArgument
 
 TextOption = Annotated[str, typer.Option("--text", "-t", help="The text that the model reads.")]

@@ -5,8 +5,7 @@ from typing import Annotated
 
 import typer
 
-from regard.cli.json_output import print_json
-from regard.cli.open_inspected import encode, open_inspected
+from regard.cli.open_inspected import encode, open_inspected, print_json
 from regard.cli.open_model import DeviceOption, ModelArgument
 
 LAYER = re.compile(r"\bblocks\.\d+")

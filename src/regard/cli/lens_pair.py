@@ -3,8 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from regard.cli.json_output import print_json
-from regard.cli.open_inspected import encode_pair
+from regard.cli.open_inspected import encode_pair, print_json
 
 if TYPE_CHECKING:
     from torch import Tensor

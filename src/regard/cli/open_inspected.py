@@ -1,5 +1,7 @@
-"""Open a model for the commands of `regard lens`, and encode a text for it."""
+"""Open a model for the commands of `regard lens`, encode a text for it, and print JSON."""
 
+import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -87,3 +89,20 @@ def encode_inputs(
     if target is not None:
         raise ValueError(f"{name} is no encoder-decoder; leave --target out")
     return encode(name, llm, text)
+
+
+def print_json(value: Any) -> None:
+    """JSON has neither NaN nor infinity: those of a model with broken weights become null."""
+    try:
+        print(json.dumps(value, allow_nan=False))
+    except ValueError:
+        print(json.dumps(finite(value)))
+
+
+def finite(value: Any) -> Any:
+    """Nested lists and dictionaries with None in place of numbers that are not finite."""
+    if isinstance(value, dict):
+        return {name: finite(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

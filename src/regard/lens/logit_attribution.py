@@ -22,7 +22,7 @@ from regard.lens.inputs import ModelInputs, check_index, is_encoder_decoder, row
 from regard.models.decoder import DecoderModule
 from regard.parts.norm import RMSNormModule
 
-By = Literal["sublayer", "head", "neuron"]
+TermKind = Literal["sublayer", "head", "neuron"]
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def logit_attribution(
     token: int,
     minus: int | None = None,
     position: int = -1,
-    by: By = "sublayer",
+    by: TermKind = "sublayer",
 ) -> Attribution:
     """The terms of the logit of `token`, or of its difference to that of the token `minus`, at a position.
 
@@ -63,8 +63,8 @@ def logit_attribution(
     check_index("position", position + length if position < 0 else position, length)
     for id in (token,) if minus is None else (token, minus):
         check_index("token", id, vocab)
-    if by not in get_args(By):
-        raise ValueError(f"by={by!r} is unknown; choose one of {', '.join(map(repr, get_args(By)))}")
+    if by not in get_args(TermKind):
+        raise ValueError(f"by={by!r} is unknown; choose one of {', '.join(map(repr, get_args(TermKind)))}")
     sublayers, last = sublayers_of(decoder), f"stack.blocks.{len(decoder.stack.blocks) - 1}"
     outputs = ["stack.input", last, *(f"{name}.{part}" for name in sublayers for part in ("body", "after"))]
     matrices = {name: matrix for name, sublayer in sublayers.items() if (matrix := split_matrix(sublayer.body, by))}
