@@ -1,11 +1,12 @@
 """Effects of patched cells equal plain hooks on `transformers`; patching everything is the clean run."""
 
-from typing import TYPE_CHECKING
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
-from regard.lens import activation_patching, logit_difference, path_patching
+from regard.lens import ablate, activation_patching, logit_difference, patching, path_patching
 from tests.laws import MODELS, OTHERS, VOCAB, build, random_ids
 from tests.lens.their_hooks import IDS, blocks, edited_input, head_projection, inputs_of
 
@@ -74,6 +75,42 @@ def test_more_cells_than_rows_of_a_forward_and_whole_activations(make_model) -> 
     assert found.effects["stack.blocks.0.sublayers.0.body.pattern"].shape == (40,)
     whole = activation_patching(model, clean, corrupted, METRIC, "stack.blocks.?", by="all")
     assert whole.effects["stack.blocks.0"].item() == pytest.approx(1)
+
+
+@pytest.mark.parametrize("name", ["tied layers", "shared block", "experts"])
+@torch.no_grad()
+def test_blocks_before_the_patched_one_need_not_be_computed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, clean, corrupted = build(MODELS[name]), random_ids(6, seed=3), random_ids(6, seed=4)
+    compare_with_whole_runs(model, clean, corrupted, monkeypatch)
+    calls = [0] * len(model.stack.blocks)
+    for i, block in enumerate(model.stack.blocks):
+        block.register_forward_hook(lambda *_, i=i: calls.__setitem__(i, calls[i] + 1))
+    activation_patching(model, clean, corrupted, METRIC, "stack.blocks.?")
+    assert calls == [3 + i for i in range(len(calls))]  # two runs of all, and those that are patched at or before it
+
+
+@torch.no_grad()
+def test_blocks_that_are_not_computed_may_have_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build(MODELS["hybrid"])
+    with ablate(model, layers=[0]):
+        compare_with_whole_runs(model, random_ids(6, seed=3), random_ids(6, seed=4), monkeypatch)
+
+
+@torch.no_grad()
+def test_the_encoder_need_not_be_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, ids = build(OTHERS["encoder-decoder"]), random_ids(5)
+    compare_with_whole_runs(model, (random_ids(7, seed=3), ids), (random_ids(7, seed=4), ids), monkeypatch)
+
+
+def compare_with_whole_runs(model: Any, clean: Any, corrupted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, patterns = list(model.named_modules()), ["*stack.input", "*stack.blocks.?", "*.sublayers.0.body"]
+    found = activation_patching(model, clean, corrupted, METRIC, patterns)
+    assert list(model.named_modules()) == before
+    with monkeypatch.context() as context:
+        context.setattr(patching, "known_blocks", lambda *_: nullcontext())
+        whole = activation_patching(model, clean, corrupted, METRIC, patterns)
+    for name, effects in whole.effects.items():
+        assert (found.effects[name] - effects).abs().max() <= 1e-6 * effects.abs().max().clamp_min(1), name
 
 
 def test_unsuitable_inputs_are_refused(make_model) -> None:

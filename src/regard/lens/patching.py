@@ -10,9 +10,12 @@ effect of 1 restores the metric of the clean run, and 0 changes nothing. Vig et 
     result.effects                                                  # {"stack.input": (L,), "stack.blocks.0": (L,) …}
 
 The inputs of an encoder-decoder are pairs of source ids and ids.
+
+Blocks before the patched one have the same outputs as in the corrupted run, so they are not computed again.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -20,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.lens.hooks import patch, record
-from regard.lens.inputs import Metric, ModelInputs, Rows, measure, residual_names, rows_of
+from regard.lens.inputs import Metric, ModelInputs, Rows, measure, residual_names, rows_of, stack_names
 
 OnProgress = Callable[[int, int], None]  # activations done, and all
 ROWS = 32  # cells per forward, which bounds memory
@@ -52,16 +55,15 @@ def activation_patching(
     """The effect of every cell of the named activations, by default of the residual stream at every position.
 
     `clean` and `corrupted` are ids (L,) of the same length, or pairs of source ids and ids; `metric` maps logits
-    (B, L, V) to (B,). by: "position"
-    patches one position at a time (of scores and patterns one query), "head" one head at all positions, of activations
-    (B, H, L, …), "all" a whole activation.
+    (B, L, V) to (B,). by: "position" patches one position at a time (of scores and patterns one query), "head" one head
+    at all positions, of activations (B, H, L, …), "all" a whole activation.
     """
     runs = run_both(model, clean, corrupted, metric, residual_names(model) if patterns is None else patterns)
     effects = {}
-    for done, (name, x) in enumerate(runs.recorded.items()):
+    for done, name in enumerate(runs.recorded):
         if progress is not None:
             progress(done, len(runs.recorded))
-        effects[name] = runs.effect(patched_values(model, runs.rows, name, x, metric, by))
+        effects[name] = runs.effect(patched_values(model, runs, name, metric, by))
     return Patching(effects, runs.clean, runs.corrupted)
 
 
@@ -70,6 +72,7 @@ class BothRuns(NamedTuple):
     recorded: Mapping[str, Tensor]  # activations of the clean run
     clean: float  # the metric of each run
     corrupted: float
+    blocks: Mapping[str, Tensor]  # outputs (1, L, D) of all blocks in the corrupted run
 
     def effect(self, values: Tensor) -> Tensor:
         return (values - self.corrupted) / (self.clean - self.corrupted)
@@ -90,22 +93,56 @@ def run_both(
             raise ValueError(f"the ids have shapes {shapes}; give two sequences of the same length")
     with record(model, patterns) as recorded:
         clean_value = measure(model, first, metric).item()
-    corrupted_value = measure(model, second, metric).item()
+    blocks = [name for name in residual_names(model) if ".blocks." in name] if stack_names(model) else []
+    with record(model, blocks) as outputs:
+        corrupted_value = measure(model, second, metric).item()
     if clean_value == corrupted_value:
         raise ValueError("the metric is the same for both inputs, so there is no difference to explain; choose others")
-    return BothRuns(second, recorded, clean_value, corrupted_value)
+    return BothRuns(second, recorded, clean_value, corrupted_value, outputs)
 
 
-def patched_values(model: nn.Module, rows: Rows, name: str, clean: Tensor, metric: Metric, by: str) -> Tensor:
-    """The metric with each cell of the clean activation (1, …) patched into a run of `rows` (1, L): (cells,) or ()"""
+def patched_values(model: nn.Module, runs: BothRuns, name: str, metric: Metric, by: str) -> Tensor:
+    """The metric with each cell of the clean activation (1, …) patched into the corrupted run: (cells,) or ()"""
+    clean = runs.recorded[name]
     if by == "all":
-        with patch(model, {name: clean}):
-            return measure(model, rows, metric)[0]
+        with patch(model, {name: clean}), known_blocks(model, name, runs.blocks):
+            return measure(model, runs.rows, metric)[0]
     values = []
     for cells, edit in cell_edits(name, clean, by):
-        with patch(model, {name: edit}):
-            values.append(measure(model, repeated(rows, cells), metric))
+        with patch(model, {name: edit}), known_blocks(model, name, runs.blocks):
+            values.append(measure(model, repeated(runs.rows, cells), metric))
     return torch.cat(values)
+
+
+class KnownBlock(nn.Module):
+    """A block whose output (1, L, D) is known."""
+
+    def __init__(self, output: Tensor):
+        super().__init__()
+        self.output = output
+
+    def forward(self, x: Tensor, *_: object) -> tuple[Tensor, dict[str, Tensor]]:
+        return self.output.expand_as(x), {}
+
+
+@contextmanager
+def known_blocks(model: nn.Module, name: str, outputs: Mapping[str, Tensor]) -> Generator[None]:
+    """Do not compute the blocks before the one that has the module `name`; none if it is outside of all blocks."""
+    patched, earlier = model.get_submodule(name), []
+    for block in outputs:  # in the order of computation
+        if any(module is patched for module in model.get_submodule(block).modules()):
+            break
+        earlier.append(block)
+    else:
+        earlier = []
+    originals = {block: model.get_submodule(block) for block in earlier}
+    try:
+        for block in earlier:
+            model.set_submodule(block, KnownBlock(outputs[block]))
+        yield
+    finally:
+        for block, module in originals.items():
+            model.set_submodule(block, module)
 
 
 def repeated(rows: Rows, count: int) -> Rows:

@@ -28,7 +28,7 @@ from regard.server.schema import Name
 from regard.server.served_model import Inspected, ServedModel
 
 MAX_LENS_TOKENS = 1024
-MAX_PATCH_TOKENS = 64  # the model runs once per token and layer
+MAX_PATCH_TOKENS = 64  # per token and layer, the later layers run once
 DEFAULT_POSITIONS = 32
 DEFAULT_LENGTH = 1024
 

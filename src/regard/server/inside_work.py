@@ -114,7 +114,7 @@ class PromptPair:
     @torch.no_grad()
     def effects(self, runs: BothRuns, name: str, metric: Metric) -> list[float]:
         """The effect of each position of one activation."""
-        values = patched_values(self.model, runs.rows, name, runs.recorded[name], metric, "position")
+        values = patched_values(self.model, runs, name, metric, "position")
         return rounded(runs.effect(values), 4)
 
     def patched_tokens(self, runs: BothRuns, layer: int, position: int, top: int) -> list[Candidate]:
