@@ -28,7 +28,7 @@ def test_a_feed_forward_network_has_four_inputs_two_hidden_layers_and_two_output
     layers = [[node for node in drawn["nodes"] if node["id"].startswith(letter)] for letter in "xhgy"]
     assert [len(layer) for layer in layers] == [4, 5, 3, 2] and len(drawn["edges"]) == 4 * 5 + 5 * 3 + 3 * 2
     terms = panel("feed-forward", "table")["rows"]  # of output y1, which has no activation and a bias of 0
-    titles = [panel("feed-forward", "table", node=node)["title"] for node in (5, 13)]
+    titles = [panel("feed-forward", "table", node=node)["title"] for node in ("h1", "y1")]
     assert titles == ["h1 = σ(sum of the last column + b)", "y1 = sum of the last column + b"]
     assert layers[3][0]["value"] == pytest.approx(sum(product for *_, product in terms), abs=1e-5)
     step, derivatives = 1e-2, panel("feed-forward", "bars", activation="tanh")["values"]

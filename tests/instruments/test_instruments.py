@@ -40,7 +40,9 @@ def check(instrument: Instrument, panels: list[Panel]) -> None:
         CHECKS[panel["kind"]](panel)
         assert panel["kind"] != "equation" or panel["name"] in instrument.equations
         if panel.get("sets") is not None:
-            assert isinstance(controls[panel["sets"]], Slider), "a click sets a number"
+            control = controls[panel["sets"]]  # a click sets a number, or the option of the node that was clicked
+            nodes = [node["label"] for node in panel.get("nodes", [])]
+            assert isinstance(control, Slider) or (isinstance(control, Selection) and nodes == list(control.options))
 
 
 def check_heatmap(panel: Panel) -> None:

@@ -74,7 +74,11 @@ def test_all_heads_and_the_selected_one_are_drawn(start_server, visit):
 
 def test_heads_are_filtered_by_label_and_sorted_by_entropy(start_server, visit):
     page = visit(start_server().url, VIEW)
+    page.wait_for_selector(".attention-passage-facts:has-text('an example')")
+    page.click(".attention-kind:has-text('first token')")  # selects a head with this label
+    page.wait_for_selector(".attention-readout:has-text('Layer 0, head 1')")
     page.click(".attention-kind:has-text('previous token')")
+    page.wait_for_selector(".attention-readout:has-text('Layer 0, head 0')")
     assert page.get_attribute(".attention-kind:has-text('previous token')", "aria-pressed") == "true"
     page.click(".attention-filters label:has-text('By entropy')")
     page.locator(".attention-heads").click(position={"x": 10, "y": 10})
@@ -94,6 +98,8 @@ def test_a_word_lights_its_row_and_arcs_show_the_same_head(start_server, visit):
     page.mouse.move(5, 5)
     page.wait_for_selector(".attention-readout:has-text('pinned')")
     assert before > 50 and count_colours(page, ".attention-map") > 20 and "at 5" in readout(page)
+    page.keyboard.press("Escape")
+    page.wait_for_selector(".attention-readout:has-text('arcs join a query')")
 
 
 def test_a_tapped_cell_keeps_its_value(start_server, visit):

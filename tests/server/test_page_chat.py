@@ -50,6 +50,7 @@ def test_an_answer_streams_and_its_tokens_show_their_alternatives(start_server, 
     assert card.locator(".chat-choice").count() == 8 and card.locator(".chat-chosen").count() == 1
     for fact in ("probability", "rank", "surprisal", "entropy", f"id {server.engine.script[2]}", "%", "bits"):
         assert fact in card.inner_text()
+    assert card.evaluate("card => card.scrollWidth === card.clientWidth")  # nothing is cut off
     page.mouse.move(5, 5)
     assert card.is_hidden()
 
@@ -81,6 +82,7 @@ def test_cards_work_by_keyboard_and_branch_from_an_alternative(start_server, vis
     kept = server.engine.script[:2]
     assert list(branch.ids[:-1]) == [*first.ids, *kept] and branch.ids[-1] != server.engine.script[2]
     assert page.locator(ANSWER).nth(1).text_content() == tokens.nth(1).text_content()
+    page.wait_for_selector(".chat-stats:has-text('of them new')")
     page.get_by_label("Previous version").click()
     assert page.locator(".chat-model .chat-content").inner_text().strip() == REPLY.strip()
 

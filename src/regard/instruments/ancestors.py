@@ -16,7 +16,7 @@ from regard.parts.recurrent import RNN, RecurrentMixerModule
 
 SIZES = (4, 5, 3, 2)
 LAYERS = ("x", "h", "g", "y")
-NODES = [f"{letter}{i + 1}" for letter, size in zip(LAYERS, SIZES, strict=True) for i in range(size)]
+NODES = tuple(f"{letter}{i + 1}" for letter, size in zip(LAYERS, SIZES, strict=True) for i in range(size))
 
 
 def network() -> list[nn.Linear]:
@@ -36,12 +36,11 @@ def run_network(linears: list[nn.Linear], x: Tensor, activation: str) -> list[Te
     return values
 
 
-def feedforward(x1: float, x2: float, x3: float, x4: float, activation: str, node: int) -> list[Panel]:
+def feedforward(x1: float, x2: float, x3: float, x4: float, activation: str, node: str) -> list[Panel]:
     linears = network()
     x = torch.tensor([x1, x2, x3, x4], requires_grad=True)
     values = run_network(linears, x, activation)
-    selected, depth = NODES[node - 1], LAYERS.index(NODES[node - 1][0])
-    row = int(selected[1:]) - 1
+    depth, row = LAYERS.index(node[0]), int(node[1:]) - 1
     (gradient,) = torch.autograd.grad(values[depth][row], x)
     nodes = [
         {
@@ -61,9 +60,9 @@ def feedforward(x1: float, x2: float, x3: float, x4: float, activation: str, nod
         for b in range(SIZES[i])
     ]
     panels = [
-        diagram("values flow to the right; line width is the weight", nodes, edges, "node", node - 1),
+        diagram("values flow to the right; line width is the weight", nodes, edges, "node", NODES.index(node)),
         bars(
-            f"derivative of {selected} with respect to each input",
+            f"derivative of {node} with respect to each input",
             [(f"x{i + 1}", g) for i, g in enumerate(gradient.tolist())],
         ),
     ]
@@ -75,7 +74,7 @@ def feedforward(x1: float, x2: float, x3: float, x4: float, activation: str, nod
         ]
         total = "sum of the last column + b"
         formula = total if depth == len(linears) else f"σ({total})"  # the output has no activation
-        panels.append(table(f"{selected} = {formula}", ("from", "weight", "value", "product"), terms))
+        panels.append(table(f"{node} = {formula}", ("from", "weight", "value", "product"), terms))
     return panels
 
 
@@ -199,12 +198,12 @@ INSTRUMENTS = (
         (
             *INPUTS,
             Selection("activation", "activation σ", ("relu", "tanh", "sigmoid", "gelu", "identity"), "relu"),
-            Slider("node", "node", 1, len(NODES), 13),
+            Selection("node", "node", NODES, "y1"),
         ),
         Quiz(
             "What does the network become if the activation is the identity?",
             "One linear map: the derivatives of an output no longer change when the inputs change.",
-            {"activation": "identity", "node": 13},
+            {"activation": "identity", "node": "y1"},
         ),
         feedforward, ("parts/feedforward.py",),
     ),

@@ -243,8 +243,8 @@ INSTRUMENTS = (
         (
             Selection("kind", "mask", MASKS, "causal"),
             Slider("tokens", "tokens", 1, 24, 4),
-            Slider("size", "window", 1, 12, 3),
-            Slider("first", "first tokens, globals or prefix", 1, 8, 1),
+            Slider("size", "window, if the mask has one", 1, 12, 3),
+            Slider("first", "prefix, first or global tokens, if any", 1, 8, 1),
             Slider("query", "query", 1, 24, 4),
         ),
         Quiz(

@@ -27,7 +27,7 @@ export function PassageBar({ action, draw }) {
     if (shown || editing) return;
     setRefusal("");
     tokenize(opened, exampleOf(opened)).then(
-      (found) => isOpen(opened) && (passage.value ??= found),
+      (found) => isOpen(opened) && (passage.value ??= { ...found, example: true }),
       (error) => isOpen(opened) && (setRefusal(error.message), setEditing(true)),
     );
   }, [shown, editing, opened]);

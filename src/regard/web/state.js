@@ -13,7 +13,7 @@ export const model = signal(null);
 export const problem = signal("");
 
 // The tokens that the attention and inside views show: {ids: [number], tokens: [text], generated: index of the first
-// generated token}, or null. The chat view sets it after every answer.
+// generated token, example: true if nobody has typed it}, or null. The chat view sets it after every answer.
 export const passage = signal(null);
 
 // A head of the model. `row` is a query, `column` a key, both indices into the passage's tokens, or null. Pointing

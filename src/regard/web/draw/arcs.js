@@ -8,6 +8,7 @@ import { ScrollCanvas, clip } from "./scroll_canvas.js";
 const MIN_SPACING = 17; // pixels between two words
 const MAX_SPACING = 78;
 const LABELS = 92; // height of the words
+const [RISE, SLOPE] = [20, 0.62]; // the control points of an arc are so high, in pixels and per pixel of its width
 const MAX_ARCS = 1500; // the strongest in view
 
 export class Arcs {
@@ -75,7 +76,8 @@ export class Arcs {
 
   draw(context, { width, height }) {
     if (!this.rows) return;
-    const [top, bottom] = [this.crossed ? LABELS : 8, height - LABELS];
+    const top = this.crossed ? LABELS : 8;
+    const bottom = this.baseline(top, height);
     const inView = (index) => this.x(index) > -40 && this.x(index) < width + 40;
     const faded = this.row !== null;
     const most = this.arcs.length ? Math.abs(this.arcs[0][2]) : 1;
@@ -95,6 +97,14 @@ export class Arcs {
     if (this.crossed) this.words(context, this.columns, top, inView, keys, true);
   }
 
+  // The height of the words: in the middle if the widest possible arc leaves room above it.
+  baseline(top, height) {
+    const lowest = height - LABELS;
+    if (this.crossed) return lowest;
+    const peak = 0.75 * (RISE + SLOPE * this.spacing * (this.rows.length - 1)); // of a Bezier curve: 3/4 of its rise
+    return Math.min(lowest, top + peak + Math.max(0, lowest - top - peak) / 2);
+  }
+
   arc(context, row, column, weight, top, bottom, alpha) {
     const [from, to] = [this.x(row), this.x(column)];
     const size = Math.abs(weight);
@@ -106,7 +116,7 @@ export class Arcs {
     if (this.crossed) context.bezierCurveTo(from, (top + bottom) / 2, to, (top + bottom) / 2, to, top);
     else if (row === column) context.ellipse(from, bottom - 7, 4, 7, 0, Math.PI / 2, Math.PI * 2.5);
     else {
-      const rise = Math.min((bottom - top) * 1.28, 20 + Math.abs(from - to) * 0.62);
+      const rise = Math.min((bottom - top) * 1.28, RISE + Math.abs(from - to) * SLOPE);
       context.bezierCurveTo(from, bottom - rise, to, bottom - rise, to, bottom);
     }
     context.stroke();

@@ -18,7 +18,7 @@ const MIN_ARC = 0.04;
 export function LargeMap({ label }) {
   const shown = useSignal(settings).view;
   return html`<div class="attention-large">
-    <${Readout} />
+    <${Readout} arcs=${shown === "arcs"} />
     ${shown === "arcs" ? html`<${ArcView} label=${label} />` : html`<${MapView} label=${label} />`}
   </div>`;
 }
@@ -210,7 +210,7 @@ function strongest(map, axes, { hideFirst, threshold }, filter) {
 }
 
 // The pointed cell in words. It stays after a tap or click.
-function Readout() {
+function Readout({ arcs }) {
   const { row, column, pinned } = useSignal(selection);
   const [map, axes] = useMap();
   useSignal(loadedRow);
@@ -220,7 +220,10 @@ function Readout() {
   const index = row === null ? -1 : row - axes.firstRow;
   if (index < 0 || index >= map.rows) {
     return html`<p class="attention-readout" aria-live="polite">
-      <b>${name}</b> <span class="muted">rows are queries, columns the keys that they attend to</span>
+      <b>${name}</b>${" "}
+      <span class="muted">
+        ${arcs ? "arcs join a query and the keys that it attends to" : "rows are queries, columns the keys that they attend to"}
+      </span>
     </p>`;
   }
   const key = column === null ? -1 : column - axes.firstColumn;

@@ -83,6 +83,11 @@ export function HeadFilters() {
   const refusal = useSignal(labelFailure);
   const chosen = useSignal(kindFilter);
   const { order } = useSignal(settings);
+  const choose = (kind) => {
+    kindFilter.value = kind;
+    const { layer, head } = selection.value;
+    if (kind && !labelsOf(found, layer, head).some(([name]) => name === kind)) select(strongest(found.scores[kind]));
+  };
   const counts = found ? Object.entries(found.scores).map(([kind, layers]) => [kind, count(layers, found.threshold)]) : [];
   return html`<div class="attention-filters">
     <${Segments}
@@ -96,15 +101,29 @@ export function HeadFilters() {
         key=${kind}
         class="attention-kind"
         aria-pressed=${chosen === kind}
+        title=${`Heads that attend to ${KINDS[kind]?.key ?? kind}: a mean weight over ${found.threshold} on random tokens`}
         disabled=${number === 0 && chosen !== kind}
-        onClick=${() => (kindFilter.value = chosen === kind ? null : kind)}
+        onClick=${() => choose(chosen === kind ? null : kind)}
       >
         <span class="attention-letter" data-kind=${kind} aria-hidden="true">${KINDS[kind]?.letter ?? "?"}</span>
         ${kind} <span class="muted">${number}</span>
       </button>`,
     )}
+    ${counts.length > 0 &&
+    counts.every(([, number]) => number === 0) &&
+    html`<p class="muted attention-hint">
+      On random tokens, no head gives more than ${Math.round(100 * found.threshold)} % of its weight to one of these keys.
+      Larger models have such heads, for instance smollm2: load it in${" "}<a href="#/models">Models</a>.
+    </p>`}
     ${refusal && html`<p class="muted" role="status">The heads have no labels: ${refusal}</p>`}
   </div>`;
+}
+
+// The head with the largest score; layers without a map have no scores.
+function strongest(layers) {
+  const heads = layers.flatMap((scores, layer) => (scores ?? []).map((score, head) => ({ layer, head, score })));
+  const { layer, head } = heads.reduce((best, other) => (other.score > best.score ? other : best));
+  return { layer, head };
 }
 
 const count = (layers, threshold) => layers.reduce((sum, scores) => sum + (scores ?? []).filter((s) => s > threshold).length, 0);

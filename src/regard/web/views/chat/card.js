@@ -119,11 +119,11 @@ function TokenFacts({ token, position, source, pinned }) {
               <dt>rank</dt>
               <dd>${rank?.toLocaleString("en") ?? (at >= 0 ? at + 1 : `over ${top.length}`)}</dd>
             </div>
-            <div>
+            <div class="chat-fact-wide">
               <dt>surprisal</dt>
               <dd>${(-logprob / Math.LN2).toFixed(1)} bits</dd>
             </div>
-            <div title="Of the most likely tokens, listed below, with their probabilities scaled to a sum of 1">
+            <div class="chat-fact-wide" title="Of the most likely tokens, listed below, with their probabilities scaled to a sum of 1">
               <dt>entropy of these ${top.length}</dt>
               <dd>${entropy(top).toFixed(1)} bits</dd>
             </div>

@@ -64,15 +64,16 @@ export function Composer({ conversation, model, onSend, onNew, canContinue }) {
           onChange=${(value) => (view.value = value)}
         />`
       }
-      <span class="spacer"></span>
-      <button type="button" class="quiet" id="clear" onClick=${onNew}>New</button>
-      ${
-        busy
-          ? html`<button type="button" id="stop" key="stop" onClick=${stop}>Stop</button>`
-          : html`<button type="submit" class="primary" id="send" key="send">
-              ${chat ? "Send" : model.source ? "Generate" : "Continue"}
-            </button>`
-      }
+      <span class="chat-buttons">
+        <button type="button" class="quiet" id="clear" onClick=${onNew}>New</button>
+        ${
+          busy
+            ? html`<button type="button" id="stop" key="stop" onClick=${stop}>Stop</button>`
+            : html`<button type="submit" class="primary" id="send" key="send">
+                ${chat ? "Send" : model.source ? "Generate" : "Continue"}
+              </button>`
+        }
+      </span>
     </div>
   </form>`;
 }

@@ -43,7 +43,7 @@ export function Welcome({ mode, model, onPick }) {
           : model.source
             ? "Write a source text; the model writes its output."
             : "Write the beginning of a text; the model continues it token by token."
-      }
+      }${" "}
       Tokens are tinted by their surprisal, −log₂ of their probability: the stronger, the less likely.
     </p>
     <ul class="chat-examples" aria-label="Examples">

@@ -50,7 +50,8 @@ function statistics(node) {
   const scored = [...tokensOf(node), ...(node.end ? [node.end] : [])];
   const mean = scored.reduce((sum, token) => sum + bits(token.logprob), 0) / scored.length;
   const reason = { stop: "ended", length: "token limit reached", stopped: "stopped", failed: "failed" }[finish];
-  const tokens = count === 1 ? "1 token" : `${count} tokens`;
+  const all = scored.length === 1 ? "1 token" : `${scored.length} tokens`;
+  const tokens = count < scored.length ? `${all}, ${count} of them new` : all; // after a branch
   return `${tokens} · ${(count / seconds).toFixed(0)} per second · ${mean.toFixed(2)} bits per token · ${reason}`;
 }
 

@@ -1,7 +1,8 @@
 // The drawing: one box per part, from the input to the output. Blocks that repeat are drawn once, with their number.
 
 import { classes, html, useRef } from "../../html.js";
-import { bytes, compact, kindTitle } from "./format.js";
+import { bytes } from "../../draw/numbers.js";
+import { compact, kindTitle } from "./format.js";
 
 const FORMATS = { parameters: compact, flops: compact, cache: bytes };
 const UNITS = { parameters: "parameters", flops: "FLOPs per token", cache: "of cache" };

@@ -3,14 +3,13 @@
 const UNITS = ["", "k", "M", "G", "T", "P"];
 
 // 134515008 -> "134.5 M"
-export function compact(value, units = UNITS, base = 1000) {
+export function compact(value) {
   let power = 0;
-  while (Math.abs(value) >= base && power < units.length - 1) [value, power] = [value / base, power + 1];
+  while (Math.abs(value) >= 1000 && power < UNITS.length - 1) [value, power] = [value / 1000, power + 1];
   const digits = power === 0 || Math.abs(value) >= 100 ? 0 : 1;
-  return `${value.toFixed(Number.isInteger(value) ? 0 : digits)}${units[power] ? ` ${units[power]}` : ""}`;
+  return `${value.toFixed(Number.isInteger(value) ? 0 : digits)}${UNITS[power] ? ` ${UNITS[power]}` : ""}`;
 }
 
-export const bytes = (value) => compact(value, ["B", "KiB", "MiB", "GiB", "TiB"], 1024);
 export const exact = (value) => value.toLocaleString("en");
 export const percent = (value) => `${(100 * (value ?? NaN)).toFixed(value > 0.0005 && value < 0.0995 ? 1 : 0)} %`;
 

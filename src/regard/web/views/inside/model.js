@@ -3,7 +3,8 @@
 import * as api from "../../api.js";
 import { html, useEffect, useState } from "../../html.js";
 import { Segments, Slider } from "../../controls.js";
-import { bytes, compact, exact } from "./format.js";
+import { bytes } from "../../draw/numbers.js";
+import { compact, exact } from "./format.js";
 import { Diagram, allParts } from "./diagram.js";
 import { PartPanel } from "./part.js";
 
@@ -12,7 +13,7 @@ const DELAY = 150; // milliseconds after the last move of the slider
 
 export function ModelTab({ model }) {
   const longest = Math.floor(Math.log2(Math.max(model.context ?? 0, 1024)));
-  const [power, setPower] = useState(Math.min(10, longest));
+  const [power, setPower] = useState(Math.min(10, Math.floor(Math.log2(model.context ?? 1024))));
   const [tree, setTree] = useState(null);
   const [refusal, setRefusal] = useState("");
   const [measure, setMeasure] = useState("parameters");

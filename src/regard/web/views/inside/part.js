@@ -2,7 +2,8 @@
 
 import { html } from "../../html.js";
 import { Equation } from "../../equation.js";
-import { bytes, exact, kindTitle } from "./format.js";
+import { bytes } from "../../draw/numbers.js";
+import { exact, kindTitle } from "./format.js";
 
 export function PartPanel({ part, tree }) {
   const source = tree.sources[part.class];

@@ -15,9 +15,10 @@ export function Instrument({ instrument, number, count, previous, next, onDone }
   const [controls, setControls] = useState(defaults);
   const { panels, failure, waiting } = usePanels(instrument, controls);
   const set = (name, value) => setControls((values) => ({ ...values, [name]: value }));
-  // A panel sets an index from 0; sliders that count from 1 are one larger.
+  // A panel sets an index from 0: of an option, or of a slider, which is one larger if it counts from 1.
   const pick = (name, index) => {
     const control = instrument.controls.find((control) => control.name === name);
+    if (control.options) return set(name, control.options[index]);
     set(name, Math.min(index + (control.low === 0 ? 0 : 1), control.high));
   };
   return html`<article class="instrument" aria-labelledby="instrument-title">

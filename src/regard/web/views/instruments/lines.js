@@ -58,6 +58,8 @@ export function Lines({ panel }) {
     points.map(([a, b], i) => `${i ? "L" : "M"}${x.at(a).toFixed(1)} ${y.at(b).toFixed(1)}`).join("");
   const found = near === null ? [] : series.map(({ points }) => nearest(points, near));
   const texts = series.map(({ name, points }) => `${name}: from ${format(points[0][1])} to ${format(points.at(-1)[1])}`);
+  const unit = series.length === 1 && series[0].name === panel.y ? "" : panel.y;
+  const place = found[0] ? `${panel.x} ${format(found[0][0])}` : "";
   const summary = `${panel.title}. ${texts.join("; ")}`;
   return html`<div class="instrument-plot" ref=${frame}>
     <svg
@@ -124,7 +126,7 @@ export function Lines({ panel }) {
             >${name}${found[i] ? html`<b class="number"> ${format(found[i][1])}</b>` : ""}
           </li>`,
       )}
-      <li class="muted">${panel.y}${found[0] ? `, ${panel.x} ${format(found[0][0])}` : ""}</li>
+      <li class="muted">${[unit, place].filter(Boolean).join(", ")}</li>
     </ul>
   </div>`;
 }
