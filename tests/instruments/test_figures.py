@@ -11,6 +11,8 @@ from regard.parts.position.base import Position
 from regard.parts.position.rope import Rope
 from regard.parts.position.rope_scaling import Yarn
 
+CACHED = "cached blocks, free to be taken"
+
 
 def shown(id: str, /, **controls) -> dict:
     """The labelled numbers of an instrument."""
@@ -271,13 +273,32 @@ def test_the_cache_of_8192_tokens_of_a_70b_model_takes_2_50_gib() -> None:
     assert with_cache == 8192 * 8193 / 2 and without > 2000 * with_cache
 
 
+@pytest.mark.ledger("fig.5.23")
+def test_blocks_are_those_of_the_engine() -> None:
+    """The tables that the instrument shows are those that a paged store gives to requests as they grow."""
+    lengths = [panel("blocks", "table", steps=n)["rows"][0][4] for n in range(1, 12)]
+    assert lengths == [8 + n for n in range(11)]  # one token per step, after the prompt
+    for steps in (1, 2, 6, 9):
+        tables, rows = panel("blocks", "heatmap", steps=steps)["values"], panel("blocks", "table", steps=steps)["rows"]
+        blocks = [[block for block in table if block is not None] for table in tables]
+        assert [len(of) for of in blocks] == [-(-row[4] // 4) for row in rows]
+        assert 0 not in {block for of in blocks for block in of}  # it belongs to no request
+    apart = panel("blocks", "heatmap", steps=4, shared=False)["values"]
+    assert not {*apart[0]} & {*apart[1]} - {None} and shown("blocks", steps=4)["prompt tokens found in the cache"] == 8
+    ended = panel("blocks", "tokens", steps=20)["notes"]
+    assert set(ended) == {"cached", "free"} and ended.count("cached") == shown("blocks", steps=20)[CACHED]
+
+
 @pytest.mark.ledger("fig.5.24")
 def test_prefill_is_limited_by_compute_and_decode_by_memory() -> None:
     (prefill, decode) = panel("prefill-decode", "table")["rows"]
     assert prefill[-1] == "compute" and decode[-1] == "memory bandwidth"
     assert shown("prefill-decode", batch=32)["tokens per second"] > 20 * shown("prefill-decode")["tokens per second"]
     measured = panel("prefill-decode", "bars", 1)
-    assert measured["labels"] == ["prefill of 8", *(f"token {i}" for i in range(1, 7))] and min(measured["values"]) > 0
+    assert measured["labels"] == ["prefill of 8 and token 1", *(f"token {i}" for i in range(2, 7))]
+    assert min(measured["values"]) > 0
+    numbers = shown("prefill-decode")
+    assert numbers["measured time to the first token, ms"] > 0 and numbers["time per later token, ms"] > 0
     with pytest.raises(ValueError, match="exceed the 1,024 of gpt2"):
         shown("prefill-decode", model="gpt2", prompt=1024)
     assert shown("prefill-decode")["weights and cache / memory of the device"] == pytest.approx(16.1 / 80, abs=2e-3)

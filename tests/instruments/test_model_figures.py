@@ -3,13 +3,16 @@
 import json
 import math
 from dataclasses import replace
+from functools import partial
 from random import Random
 
 import pytest
 import torch
 
+from regard.engine.engine import Engine
 from regard.instruments import INSTRUMENTS, subject_of
 from regard.instruments.examples import SHAPES, pair, sentence, specs, trained
+from regard.instruments.prefill import arrivals
 from regard.instruments.train_examples import EXAMPLES, accuracy
 from regard.instruments.translation import PRINTED
 from regard.instruments.vocabulary import SERVED
@@ -240,6 +243,7 @@ def test_instruments_read_the_served_model(id: str) -> None:
     model, tokenizer = served_decoder(), byte()
     subject = subject_of("tiny", model, tokenizer)
     assert subject is not None and subject.model is not model
+    subject = subject._replace(arrivals=partial(arrivals, Engine(served_decoder(), rows=1, capacity=32)))
     names = {control.name for control in INSTRUMENTS[id].controls}
     assert INSTRUMENTS[id].panels({}, subject), "defaults fit every served model"
     given = {name: value for name, value in {"of": SERVED, "text": "a lamp", "word": "a"}.items() if name in names}

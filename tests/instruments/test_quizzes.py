@@ -209,6 +209,14 @@ def cache(panels: list[Panel]) -> None:
     assert round(numbers(panels)["GB (10⁹)"], 2) == 2.68 and numbers(panels)["GiB (2³⁰)"] == 2.5
 
 
+def shared_blocks(panels: list[Panel]) -> None:
+    first, second = of(panels, "heatmap")["values"]
+    assert first[:2] == second[:2] == [1, 2] and first[2] != second[2]
+    assert of(panels, "table")["rows"][1][2] == 10 and numbers(panels)["prompt tokens found in the cache"] == 8
+    alone = panel("blocks", "heatmap", steps=4, shared=False)["values"]
+    assert not set(alone[0][:3]) & set(alone[1][:3])
+
+
 def more_sequences(panels: list[Panel]) -> None:
     rate = "tokens per second"
     assert numbers(panels)[rate] / shown("prefill-decode")[rate] == pytest.approx(50, rel=0.02)
@@ -258,6 +266,7 @@ ANSWERS: dict[str, Callable[[list[Panel]], None]] = {
     "convolution-recurrence": damped,
     "experts": active,
     "kv-cache": cache,
+    "blocks": shared_blocks,
     "prefill-decode": more_sequences,
     "sharing": quarter,
     "lora": rank,

@@ -3,6 +3,7 @@
 import threading
 
 import httpx
+import pytest
 
 from regard.engine.engine import Engine
 from regard.instruments import INSTRUMENTS, subject_of
@@ -73,3 +74,30 @@ def test_the_served_decoder_is_the_subject(monkeypatch) -> None:
     assert maps[0]["rows"] == ["l", "a", "m", "p"] and len(maps) == 1 + 2
     assert {"label": "model", "value": "bytes"} in answer["panels"][-1]["items"]
     assert threads == ["regard-instruments_0"]
+
+
+@pytest.mark.ledger("fig.5.23", "fig.5.24")
+def test_instruments_read_the_cache_and_time_a_request_of_the_served_engine() -> None:
+    tokenizer = byte()
+    block = Block((Sublayer(Attention(2)),))
+    model = Decoder(tokenizer.vocab_size, 16, (Repeat((block,)),), context=64).build(seed=0)
+    lens = Lens(lambda ids, target: None, (), tokenizer.vocab_size)  # type: ignore[arg-type]
+    engine = Engine(model, rows=2)
+    with serve(create_app([ServedModel("bytes", tokenizer, engine, lens=lens)])) as port:
+
+        def panels(id: str, **controls) -> list[dict]:
+            url = f"http://127.0.0.1:{port}/regard/instruments/{id}"
+            return httpx.post(url, json={"controls": controls}, timeout=20).json()["panels"]
+
+        measured = panels("prefill-decode", of="served model")[1]
+        completion = {"model": "bytes", "prompt": "a lamp that lights the room", "max_tokens": 8}
+        for _ in range(2):  # the second finds the first's block of 16 tokens
+            assert httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=completion, timeout=20).is_success
+        shown = {item["label"]: item["value"] for item in panels("blocks")[-1]["items"]}
+    assert measured["title"] == "measured now by the engine: bytes, 8 prompt tokens in one pass"
+    assert len(measured["values"]) == 6 and min(measured["values"]) > 0
+    assert engine.counts["new_tokens"] == 6 + 2 * 8 and engine.counts["prompt_tokens"] == 8 + 2 * len(
+        completion["prompt"]
+    )
+    assert shown["bytes now: blocks in use"] == f"0 of {engine.store.metrics()['blocks']}"
+    assert shown["bytes: prompt tokens found in its cache"] == 16 and shown["bytes now: cached blocks"] > 0

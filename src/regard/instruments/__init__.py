@@ -13,7 +13,9 @@ from regard.instruments import (
     efficient,
     feedforward,
     language,
+    paged,
     positions,
+    prefill,
     serving,
     translation,
     vision,
@@ -29,11 +31,11 @@ COURSE: dict[str, tuple[str, ...]] = {  # chapter: ids, in order
     "Positions": ("sinusoids", "rope", "position-choice"),
     "Models": ("encoder-decoder", "trace", "sandwich", "generation", "masked-words", "patches"),
     "Long sequences": ("window", "tiles", "memory-wall", "associativity", "convolution-recurrence", "experts"),
-    "Serving and adapting": ("kv-cache", "prefill-decode", "sharing", "lora"),
+    "Serving and adapting": ("kv-cache", "blocks", "prefill-decode", "sharing", "lora"),
 }
 MODULES = (
     ancestors, translation, vocabulary, attention, feedforward, blocks, positions, architecture, language, vision,
-    efficient, serving,
+    efficient, serving, paged, prefill,
 )  # fmt: skip
 DEFINED = {instrument.id: instrument for module in MODULES for instrument in module.INSTRUMENTS}
 INSTRUMENTS: dict[str, Instrument] = {id: DEFINED[id] for ids in COURSE.values() for id in ids}

@@ -1,35 +1,21 @@
-"""Costs of generation: the cache, its sharing by heads, prefill and decode; and small adapters."""
-
-import time
-from functools import cache
+"""The size of the cache, its sharing by heads, and small adapters."""
 
 import torch
 from torch import nn
 
 from regard.adapt.lora import LoRA, LoRALinear
-from regard.engine.stores.contiguous import Contiguous
 from regard.instruments.instrument import Instrument, Panel, Quiz, Selection, Slider, Subject
-from regard.instruments.panels import bars, diagram, lines, numbers, table
-from regard.layout import TokenLayout
-from regard.models.decoder import Decoder, DecoderModule
+from regard.instruments.panels import bars, diagram, lines, numbers
+from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
-from regard.parts.position.rope import Rope
 from regard.planning.cost import Costs
 from regard.planning.flops import cached_pairs, uncached_pairs, uncached_projections
-from regard.planning.groups import format_bytes, format_number
-from regard.planning.model_plan import Plan, plan
+from regard.planning.groups import format_bytes
+from regard.planning.model_plan import plan
 from regard.planning.parameters import Parameters
-from regard.planning.speed import device_of
 from regard.planning.training import adapter_parameters, lora_parameters
-
-PLANNED = ("gpt2", "llama-7b", "mistral-7b", "llama-3.1-8b")
-
-
-@cache
-def planned(name: str) -> Plan:
-    return plan(name, context=1, dtype="bfloat16")
 
 
 def cache_costs(layers: int, kv_heads: int, head_dim: int, tokens: int, dtype: str, heads: int | None = None) -> Costs:
@@ -96,78 +82,6 @@ def sharing(subject: Subject | None, heads: int, kv_heads: int, head_dim: int, l
     ]
 
 
-@cache
-def small_decoder() -> DecoderModule:
-    block = Block((Sublayer(Attention(4, position=Rope())),))
-    return Decoder(64, 64, (Repeat((block,), 2),)).build(seed=0).eval()
-
-
-@torch.no_grad()
-def measured_seconds(prompt: int, new: int) -> list[tuple[str, float]]:
-    """Milliseconds of the prompt in one forward and of each new token, with a cache, in a decoder of two layers."""
-    model = small_decoder()
-    store = Contiguous(model.spec.memory(), 1, prompt + new, torch.float32)
-    store.reserve(0, prompt + new)
-    times = []
-    for start, count in ((0, prompt), *((prompt + i, 1) for i in range(new))):
-        layout = TokenLayout(torch.arange(start, start + count)[None])
-        began = time.perf_counter()
-        model(torch.zeros(1, count, dtype=torch.long), layout, store.begin_forward(layout))
-        label = f"prefill of {prompt}" if start == 0 else f"token {start - prompt + 1}"
-        times.append((label, 1000 * (time.perf_counter() - began)))
-    return times
-
-
-def prefill(model: str, device: str, prompt: int, new: int, batch: int) -> list[Panel]:
-    costs, machine = planned(model), device_of(device)
-
-    def at(context: int) -> Costs:
-        return Costs(costs.spec, context, batch, costs.dtype, costs.weights, costs.count)
-
-    most = costs.spec.context if isinstance(costs.spec, Decoder) else None
-    if most is not None and prompt + new > most:
-        raise ValueError(f"{prompt} prompt and {new} new tokens exceed the {most:,} of {model}; choose fewer")
-    whole, last = at(prompt), at(prompt + new // 2)  # the middle of the decode steps
-    first = machine.seconds(batch * whole.flops(prompt, prompt), whole.weights_read)
-    step = machine.seconds(batch * last.decode_flops, last.bytes_read)
-    rows = [
-        ("prefill", prompt * batch, batch * whole.flops(prompt, prompt), whole.weights_read, first),
-        ("one decode step, in the middle", batch, batch * last.decode_flops, last.bytes_read, step),
-    ]
-    ridge = machine.flops / machine.bandwidth
-    return [
-        bars(
-            "timeline on the device, estimates",
-            {"prefill": 1000 * first, f"{new} decode steps": 1000 * new * step},
-            "ms",
-        ),
-        table(
-            "what limits each phase",
-            ("phase", "tokens", "FLOPs", "bytes read", "FLOPs per byte", "limited by"),
-            [
-                (name, n, format_number(f), format_bytes(b), f / b, "compute" if f / b > ridge else "memory bandwidth")
-                for name, n, f, b, _ in rows
-            ],
-        ),
-        numbers(
-            {
-                "time to the first token, ms": 1000 * first,
-                "tokens per second": batch / step,
-                "weights and cache / memory of the device": (
-                    at(prompt + new).weight_bytes() + at(prompt + new).kv_bytes()
-                )
-                / machine.memory,
-                "FLOPs per byte at which the device is balanced": ridge,
-            }
-        ),
-        bars(
-            "measured now on this machine: a decoder of two layers, 8 prompt tokens in one pass",
-            measured_seconds(8, 6),
-            "ms",
-        ),
-    ]
-
-
 def adapters(subject: Subject | None, rank: int, alpha: float, rows: int, columns: int) -> list[Panel]:
     rank = min(rank, rows, columns)
     with torch.random.fork_rng(devices=[]):
@@ -229,25 +143,6 @@ INSTRUMENTS = (
             {"layers": 80, "kv_heads": 8, "head_dim": 128, "tokens": 8192, "batch": 1, "dtype": "float16"},
         ),
         kv_cache, ("planning/cost.py", "parts/attention.py"), reads_model=True,
-    ),
-    Instrument(
-        "prefill-decode", "Prefill and decode",
-        "A long prompt is one parallel pass that computes; every new token is a step that mostly reads memory.",
-        r"t \approx \max\!\left(\frac{\text{FLOPs}}{\text{FLOP/s}},\; "
-        r"\frac{\text{bytes read}}{\text{bandwidth}}\right)",
-        (
-            Selection("model", "model", PLANNED, "llama-3.1-8b"),
-            Selection("device", "device", ("a100", "h100", "h200", "rtx4090"), "h100"),
-            Slider("prompt", "prompt tokens", 8, 8192, 512, 8),
-            Slider("new", "new tokens", 1, 256, 32),
-            Slider("batch", "sequences", 1, 64, 1),
-        ),
-        Quiz(
-            "What raises the number of tokens per second most: a faster processor or more sequences at once?",
-            "More sequences: a decode step reads the weights once for all of them, so 64 give 50 times as many tokens.",
-            {"batch": 64},
-        ),
-        prefill, ("planning/cost.py", "planning/speed.py", "engine/stores/contiguous.py"),
     ),
     Instrument(
         "sharing", "Heads that share keys and values",

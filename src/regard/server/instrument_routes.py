@@ -1,22 +1,29 @@
 """The /regard/instruments routes: the table of instruments, and the panels of one for given controls.
 
 A thread computes the panels, so the event loop stays free. Instruments that read a model get the served one, if it is
-a decoder with a lens; a copy of its modules shares the weights, so no hooks run in the engine's modules.
+a decoder with a lens; a copy of its modules shares the weights, so no hooks run in the engine's modules. An instrument
+can also ask its engine for metrics, and time a short request to it.
 """
 
-from collections.abc import Callable
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Request
 from pydantic import Field
 from starlette.responses import Response
 
-from regard.instruments import COURSE, INSTRUMENTS, subject_of
+from regard.engine.async_engine import AsyncEngine, Failure, RequestHandle
+from regard.engine.request import RequestOptions, Sampling, Token
+from regard.instruments import COURSE, INSTRUMENTS, Subject, subject_of
 from regard.server.errors import ApiError
+from regard.server.generation import request_failed, submission_errors
 from regard.server.model_registry import ModelRegistry
 from regard.server.response_bodies import ResponseBody
 from regard.server.responses import CLIENT_CLOSED_REQUEST, run_until_disconnect
 from regard.server.schema import Name, RequestBody, Text, at_most
+from regard.server.served_model import ServedModel
 from regard.server.worker_thread import WorkerThread, stopping
 from regard.spec import suggest_name
 
@@ -68,12 +75,10 @@ def router(models: ModelRegistry) -> APIRouter:
         if id not in INSTRUMENTS:
             raise ApiError(404, f"there is no instrument {id!r}; {suggest_name(id, INSTRUMENTS)}", code="not_found")
         served, instrument = models.default if body.model is None else models.find(body.model), INSTRUMENTS[id]
-        values, panels = checked(instrument.values, body.controls), []
+        values, panels, loop = checked(instrument.values, body.controls), [], asyncio.get_running_loop()
 
         def compute_panels() -> list[dict[str, Any]]:
-            subject = None
-            if instrument.reads_model and served.lens is not None and served.engine is not None:
-                subject = subject_of(served.name, getattr(served.engine.engine, "model", None), served.tokenizer)
+            subject = subject_served(served, loop) if instrument.reads_model else None
             return checked(instrument.panels, values, subject)
 
         async def work() -> None:
@@ -85,6 +90,42 @@ def router(models: ModelRegistry) -> APIRouter:
         return InstrumentPanels(id=id, controls=values, panels=panels)
 
     return routes
+
+
+def subject_served(served: ServedModel, loop: asyncio.AbstractEventLoop) -> Subject | None:
+    """The served model for instruments, None if they cannot read it; called in their thread."""
+    engine = served.engine
+    if served.lens is None or engine is None:
+        return None
+    subject = subject_of(served.name, getattr(engine.engine, "model", None), served.tokenizer)
+    if subject is None:
+        return None
+
+    def wait(work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, loop).result()
+
+    return subject._replace(
+        metrics=lambda: wait(engine.call(engine.engine.metrics)),
+        arrivals=lambda ids, new: wait(arrivals(engine, ids, new, RequestOptions(adapter=served.adapter))),
+    )
+
+
+async def arrivals(engine: AsyncEngine, ids: list[int], new: int, options: RequestOptions) -> list[float]:
+    """Seconds from the submission of a request to the engine until each of its new tokens arrives here."""
+    start, times = time.perf_counter(), list[float]()
+    finished = asyncio.get_running_loop().create_future()
+
+    def on_token(event: Token | Failure) -> None:
+        times.append(time.perf_counter() - start)
+        if isinstance(event, Failure):
+            finished.set_exception(request_failed(event))
+        elif event.finish is not None:
+            finished.set_result(times)
+
+    handle = RequestHandle(ids, Sampling(max_new=new, temperature=0), on_token, options=options)
+    with submission_errors():
+        await engine.submit([handle])
+    return await finished
 
 
 def checked(function: Callable[..., Any], *args: Any) -> Any:
