@@ -52,7 +52,7 @@ def test_every_instrument_draws_its_panels_and_equation(open_instrument) -> None
             "all => all.map(part => part.className.split('-').pop())"
         )
         assert drawn == [panel["kind"] for panel in instrument.panels({})]
-        assert page.locator(".instrument-equation math").count() == 1
+        assert page.locator(".instrument-head .instrument-equation math").count() == 1
         assert page.locator(".instrument-problem").count() == 0, id
         assert_fits(page)
 
