@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from regard.layout import TokenLayout
-from regard.lens import attention_maps, map_kinds, named_attention_maps, patch, record, relative_weights, score_heads
+from regard.lens import (
+    attention_layers,
+    attention_maps,
+    named_attention_maps,
+    patch,
+    record,
+    relative_weights,
+    score_heads,
+)
 from regard.lens.maps import attention_modules
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
@@ -159,20 +167,20 @@ def test_every_mixer_has_a_map_or_a_reason(kind: str) -> None:
 
 
 def test_kinds_name_what_a_map_is() -> None:
-    first, second, *_ = map_kinds(build(MODELS["hybrid"]))
-    assert [mixer.kind.label for mixer in first] == ["linear attention, implied matrix"]
-    assert [mixer.kind.label for mixer in second] == ["attention, softmax weights"]
-    assert (first[0].heads, second[0].heads) == (3, 4)
-    (mamba,) = map_kinds(build(MODELS["mamba"]))[0]
+    first, second, *_ = attention_layers(build(MODELS["hybrid"]))
+    assert [kind.label for kind in first.kinds] == ["linear attention, implied matrix"] * 3
+    assert [kind.label for kind in second.kinds] == ["attention, softmax weights"] * 4
+    assert (first.heads, second.heads) == (3, 4) and first.implied and not second.implied
+    (mamba,) = attention_layers(build(MODELS["mamba"]))[0].mixers
     assert mamba.kind.label == "Mamba, implied matrix, mean over channels" and mamba.kind.signed
-    recurrent = map_kinds(build(MODELS["rnn, gru"]))[0][0]
+    (recurrent,) = attention_layers(build(MODELS["rnn, gru"]))[0].mixers
     assert recurrent.heads == 0 and recurrent.kind is None and "no linear function" in recurrent.reason
 
 
 @pytest.mark.parametrize("name", [n for n in MODELS if n in ("linear", "rwkv", "mamba", "retention", "rg-lru")])
 def test_declared_properties_hold(name: str) -> None:
     model = build(MODELS[name])
-    (weights,), (mixer, *_) = attention_maps(model, random_ids(LENGTH), layer=0), map_kinds(model)[0]
+    (weights,), (mixer, *_) = attention_maps(model, random_ids(LENGTH), layer=0), attention_layers(model)[0].mixers
     assert mixer.kind.signed or weights.min() >= 0
     sums = weights.sum(-1)
     assert torch.allclose(sums, torch.ones_like(sums)) == mixer.kind.normalized

@@ -126,7 +126,7 @@ class FakeRecording:
 
 def fake_lens(record: Callable[..., Recording] = FakeRecording, vocab: int = 340) -> Lens:
     attention = [Mixer("attention", heads, kv_heads=heads, causal=True) for heads in HEADS]
-    attention[2] = Mixer("linear attention", 0, "it has no softmax")
+    attention[2] = Mixer("linear attention", 0, reason="it has no softmax")
     layers = tuple(AttentionLayer("layers", i, (mixer,)) for i, mixer in enumerate(attention))
     return Lens(record, layers, vocab, fake_scores)
 

@@ -48,7 +48,7 @@ def lens(
       regard lens names runs/demo
     """
     llm = open_inspected(model, device)
-    from regard.lens import attention_maps, map_kinds
+    from regard.lens import attention_layers, attention_maps
     from regard.lens.recurrent_states import states as recurrent_states
     from regard.models.decoder import DecoderModule
     from regard.models.encoder_decoder import EncoderDecoderModule
@@ -80,10 +80,8 @@ def lens(
     }
     if not selected:
         raise ValueError(f"there is no {chosen(layer, head)}; attention layers: {', '.join(map(str, maps))}")
-    kinds = [
-        [mixer.kind for mixer in mixers if mixer.kind for _ in range(mixer.heads)] for mixers in map_kinds(network)
-    ]
-    show_attention(selected, {(i, h): kinds[i][h] for i, h in selected}, tokens, text, out, as_json)
+    layers = attention_layers(network)
+    show_attention(selected, {(i, h): layers[i].kinds[h] for i, h in selected}, tokens, text, out, as_json)
 
 
 def show_attention(

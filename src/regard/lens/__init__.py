@@ -13,11 +13,9 @@ from regard.lens.inputs import logit_difference
 from regard.lens.logit_attribution import Attribution, logit_attribution
 from regard.lens.logit_lens import logit_lens
 from regard.lens.maps import (
-    LayerMap,
     attention_heads,
     attention_maps,
     entropy,
-    map_kinds,
     named_attention_maps,
     relative_weights,
     row_entropy,
@@ -47,7 +45,6 @@ __all__ = [
     "HeadScores",
     "IntegratedGradients",
     "LargeActivation",
-    "LayerMap",
     "Patching",
     "Probe",
     "RankCollapse",
@@ -72,7 +69,6 @@ __all__ = [
     "logit_attribution",
     "logit_difference",
     "logit_lens",
-    "map_kinds",
     "massive_activations",
     "named_attention_maps",
     "names",

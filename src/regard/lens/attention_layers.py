@@ -12,24 +12,29 @@ from torch import nn
 
 from regard.lens.maps import layers_of, map_kind
 from regard.models.encoder_decoder import EncoderDecoderModule
-from regard.parts.tap import HasAttentionMap
+from regard.parts.tap import HasAttentionMap, MapKind
 
 StackName = Literal["layers", "encoder", "decoder", "cross"]
 
 
 @dataclass(frozen=True)
 class Mixer:
-    """`heads` have a map; 0 with the reason why there is none."""
+    """`heads` have a map of this kind; 0 with the reason why there is none."""
 
     name: str  # "attention"
     heads: int
+    kind: MapKind | None = None
     reason: str | None = None
     kv_heads: int | None = None
     causal: bool | None = None
     window: int | None = None  # the latest keys that a query attends to, its own included
     first_tokens: int = 0  # that every query attends to beside its window
     sinks: bool = False  # learned scores that take weight and have no value
-    implied: bool = False  # the map is the matrix that a recurrence implies, not a softmax
+
+    @property
+    def implied(self) -> bool:
+        """Whether the map is not a softmax, but the matrix that a recurrence implies."""
+        return self.kind is not None and self.kind.implied
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,11 @@ class AttentionLayer:
         return sum(mixer.heads for mixer in self.mixers)
 
     @property
+    def kinds(self) -> list[MapKind]:
+        """One per head, in the order of the heads in the map of the layer."""
+        return [mixer.kind for mixer in self.mixers if mixer.kind is not None for _ in range(mixer.heads)]
+
+    @property
     def implied(self) -> bool:
         return any(mixer.implied for mixer in self.mixers)
 
@@ -54,6 +64,7 @@ class LayerModules(NamedTuple):
 
 
 def attention_layers(model: nn.Module) -> tuple[AttentionLayer, ...]:
+    """The layers of a decoder or encoder as in `attention_maps`, of an encoder-decoder as above."""
     return tuple(
         AttentionLayer(stack, index, tuple(map(describe_mixer, modules)))
         for stack, index, modules in modules_of_layers(model)
@@ -75,15 +86,15 @@ def own_layers(stack: StackName, model: nn.Module, to_source: bool = False) -> l
 def describe_mixer(module: Any) -> Mixer:
     if not isinstance(module, HasAttentionMap):
         words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", type(module).__name__.removesuffix("Module"))
-        return Mixer(words.lower(), 0, getattr(module, "no_attention_map", None))
+        return Mixer(words.lower(), 0, reason=getattr(module, "no_attention_map", None))
     kind, mask = map_kind(module), getattr(module, "mask", None)
     return Mixer(
         kind.mixer,
         module.heads,
+        kind,
         kv_heads=getattr(module, "kv_heads", None),
         causal=None if mask is None else mask.causal,
         window=None if mask is None else mask.sliding_window,
         first_tokens=0 if mask is None else mask.first_tokens,
         sinks=getattr(module, "sinks", None) is not None,
-        implied=kind.implied,
     )

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from regard.lens.attention_layers import attention_layers
 from regard.lens.inputs import length_limit
-from regard.lens.maps import attention_maps, map_kinds, relative_weights
+from regard.lens.maps import attention_maps, relative_weights
 from regard.models.encoder import EncoderModule
 
 KINDS = ("previous token", "first token", "duplicate token", "induction")
@@ -95,10 +95,9 @@ def is_causal(model: nn.Module) -> bool:
 
 def weight_maps(model: nn.Module, ids: Tensor) -> list[Tensor | None]:
     """The maps of all layers; where one has implied matrices, relative weights."""
-    implied = [any(mixer.kind is not None and mixer.kind.implied for mixer in layer) for layer in map_kinds(model)]
     return [
-        relative_weights(weights) if weights is not None and is_implied else weights
-        for weights, is_implied in zip(attention_maps(model, ids), implied, strict=True)
+        relative_weights(weights) if weights is not None and layer.implied else weights
+        for weights, layer in zip(attention_maps(model, ids), attention_layers(model), strict=True)
     ]
 
 

@@ -5,8 +5,8 @@
 
 The entropy of a head is the mean over its rows; entropy collapse in training is a fall towards 0 (Zhai et al. 2023).
 A mixer has its map by the interface in parts/tap.py, or declares why it has none. Linear attention and state spaces
-have an implied matrix (kernels/recurrent/implied_map.py), which may have negative entries; `map_kinds` tells which map
-is what, and `relative_weights` makes weights of it that sum to one.
+have an implied matrix (kernels/recurrent/implied_map.py), which may have negative entries; `attention_layers`
+tells what the maps of a layer are, and `relative_weights` makes weights of them that sum to one.
 """
 
 import warnings
@@ -34,8 +34,8 @@ def attention_maps(
     """The maps (H, L, L) of each layer of a decoder or encoder, or of one layer; None for a layer without a map.
 
     `ids` is one sequence (L,), a batch (B, L), whose weights are (B, H, L, L), or one input of another kind (an image)
-    for an encoder that reads those. Attention to a source is not included. `map_kinds` tells which maps are softmax
-    weights. Warns of layers without a map; raises ValueError if no layer has one.
+    for an encoder that reads those. Attention to a source is not included. `attention_layers` tells which maps are
+    softmax weights. Warns of layers without a map; raises ValueError if no layer has one.
     """
     if not hasattr(model, "stack"):
         parts = ", ".join(f".{name}" for name, part in model.named_children() if hasattr(part, "stack"))
@@ -98,29 +98,6 @@ def layers_of(model: Any, to_source: bool = False) -> list[dict[str, nn.Module]]
         }
         for i, block in enumerate(model.stack.blocks)
     ]
-
-
-class LayerMap(NamedTuple):
-    """One mixer of a layer: what its map is, or the reason why it has none."""
-
-    name: str
-    heads: int  # with a map; a layer's map has the heads of its mixers in order
-    kind: MapKind | None
-    reason: str | None = None
-
-
-def map_kinds(model: nn.Module) -> list[list[LayerMap]]:
-    """What the maps of each layer are: softmax weights, or the implied matrices of linear attention and state spaces.
-
-    Entries are in the order of their heads in `attention_maps`. Mixers without a map have 0 heads and a reason.
-    """
-    return [[describe_map(name, module) for name, module in modules.items()] for modules in layers_of(model)]
-
-
-def describe_map(name: str, module: nn.Module) -> LayerMap:
-    if isinstance(module, HasAttentionMap):
-        return LayerMap(name, module.heads, map_kind(module))
-    return LayerMap(name, 0, None, getattr(module, "no_attention_map", None))
 
 
 def map_kind(module: HasAttentionMap) -> MapKind:

@@ -17,12 +17,12 @@ from torch import Tensor
 from regard.lens import (
     HeadScores,
     attention_heads,
+    attention_layers,
     attention_maps,
     entropy,
     gradient_times_input,
     logit_attribution,
     logit_lens,
-    map_kinds,
     massive_activations,
     rank_collapse,
     relative_weights,
@@ -81,12 +81,11 @@ def lens_report(model: Any, tokenizer: Tokenizer, ids: Sequence[int], name: str,
 
 def summary(page: Page, model: Any, tokens: Sequence[str]) -> None:
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    kinds = [mixer.kind.label for layer in map_kinds(model) for mixer in layer if mixer.kind is not None]
-    heads = sum(mixer.heads for layer in map_kinds(model) for mixer in layer)
+    kinds = [kind.label for layer in attention_layers(model) for kind in layer.kinds]
     cards = {
         "parameters": f"{parameters:,}",
         "layers": str(len(model.stack.blocks)),
-        "heads with a map": str(heads),
+        "heads with a map": str(len(kinds)),
         "tokens": str(len(tokens)),
         "maps": "; ".join(dict.fromkeys(kinds)) or "none",
     }
@@ -134,7 +133,7 @@ def add_predictions(
 def add_reasons(page: Page, model: Any) -> None:
     """Why no layer has a map of attention."""
     page.heading("Attention")
-    reasons = dict.fromkeys(mixer.reason for layer in map_kinds(model) for mixer in layer if mixer.reason)
+    reasons = dict.fromkeys(mixer.reason for layer in attention_layers(model) for mixer in layer.mixers if mixer.reason)
     page.text(f"No layer has a map of attention: {'; '.join(reasons) or 'none mixes tokens'}.")
 
 

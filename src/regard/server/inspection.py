@@ -1,10 +1,11 @@
 """/regard/model and /regard/tokenize: facts about a model, and the tokens of a passage."""
 
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 
+from regard.lens.attention_layers import AttentionLayer
 from regard.server.chat_schema import PassageBody
 from regard.server.model_registry import ModelRegistry
 from regard.server.schema import Name
@@ -33,7 +34,7 @@ def router(models: ModelRegistry) -> APIRouter:
             "source": served.prompt_is_source,  # an encoder-decoder: its output does not continue the prompt
             "attention": served.lens is not None,
             "head_labels": served.lens is not None and served.lens.lens.score is not None,
-            "attention_layers": [asdict(layer) for layer in served.lens.lens.layers] if served.lens else [],
+            "attention_layers": list(map(layer_data, served.lens.lens.layers)) if served.lens else [],
         }
 
     @routes.post("/tokenize")
@@ -44,6 +45,11 @@ def router(models: ModelRegistry) -> APIRouter:
         return {"ids": ids, "tokens": await served.token_texts(ids), "spans": spans}
 
     return routes
+
+
+def layer_data(layer: AttentionLayer) -> dict[str, Any]:
+    mixers = [asdict(mixer) | {"implied": mixer.implied} for mixer in layer.mixers]
+    return {"stack": layer.stack, "index": layer.index, "mixers": mixers}
 
 
 async def encode_passage(served: ServedModel, body: PassageBody) -> list[int]:
