@@ -114,6 +114,7 @@ OBJECTIVES = {
     "embeddings": "regard.objectives.embeddings:SentenceEmbeddings",
     "contrastive": "regard.objectives.contrastive:Contrastive",
     "image_text": "regard.objectives.image_text:ImageText",
+    "reward": "regard.objectives.reward:Reward",
     "dpo": "regard.objectives.preference:DPO",
     "simpo": "regard.objectives.preference:SimPO",
     "orpo": "regard.objectives.preference:ORPO",

@@ -201,7 +201,7 @@ def example(row: str, kind: str, n: int) -> dict[str, Any]:
             return {"image": image, "text": text}
         case "bert_pretraining":
             return {"text": f"{text} {other}"}
-        case "dpo" | "simpo" | "orpo":
+        case "reward" | "dpo" | "simpo" | "orpo":
             return {"prompt": f"Cat {n}?", "chosen": f" In the {place}.", "rejected": f" The {animal}."}
         case "kto":
             return {"prompt": f"Cat {n}?", "completion": f" The {animal}.", "label": n % 2 == 0}

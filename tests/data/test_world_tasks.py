@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from regard.data.world import LEVELS, SPLITS, split_of, story
+from regard.data.world.answers import grade, score_answers
 from regard.data.world.english import NUMBERS, PEOPLE, WORDINGS, read_sentence, wordings_of
 from regard.data.world.tasks import ENTITIES, LABELS, TASKS, example, pairs, translation
 from tests.data import oracle
@@ -173,6 +174,25 @@ def test_the_text_tasks_are_the_story_and_its_questions():
     assert [message["content"] for message in messages[2::2]] == [question.text for question in tale.questions[1:]]
     assert [message["content"] for message in messages[1::2]] == [question.answer for question in tale.questions]
     assert example("yes_no", 5, 3, "held-out")["text"].startswith(tale.text)
+
+
+def test_answers_of_the_assistant_have_two_forms_and_a_rejected_one_lacks_one_of_two_virtues():
+    pairs, kinds = examples("preference", 2, 200), []
+    for number, pair in enumerate(pairs):
+        answer = example("question", number, 2)["answer"]
+        assert grade(pair["chosen"], answer) == (True, True)
+        rejected = grade(pair["rejected"], answer)
+        assert rejected in ((True, False), (False, True)) and rejected.score < grade(pair["chosen"], answer).score
+        kinds.append(rejected.correct)
+    assert 70 < sum(kinds) < 130
+    forms = [grade(row["messages"][-1]["content"], "").formatted for row in examples("instructions", 2, 200)]
+    assert 70 < sum(forms) < 130
+    labels = examples("feedback", 2, 200)
+    assert 70 < sum(row["label"] for row in labels) < 130
+    for row, pair in zip(labels, pairs, strict=True):
+        assert row["completion"] == pair["chosen" if row["label"] else "rejected"]
+    assert grade("Answer: the park", "the park") == (False, False)
+    assert score_answers([], ["Answer: a.", "a", "Answer: b.", "b"], answer=["a"] * 4) == [1.5, 1.0, 0.25, 0.0]
 
 
 @pytest.mark.parametrize(

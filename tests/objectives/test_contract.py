@@ -24,6 +24,7 @@ from regard.objectives.masked import MaskedTokens
 from regard.objectives.next_token import NextToken, next_token
 from regard.objectives.preference import DPO, ORPO, SimPO
 from regard.objectives.prefix_lm import PrefixLanguageModel
+from regard.objectives.reward import Reward
 from regard.objectives.scores import regression, relevance
 from regard.objectives.span_corruption import SpanCorruption
 from regard.objectives.translation import translation
@@ -45,6 +46,7 @@ OBJECTIVES = {
     "embeddings": SentenceEmbeddings(symmetric=True),
     "contrastive": Contrastive("softmax"),
     "sigmoid_contrastive": Contrastive("sigmoid"),
+    "reward": Reward(center=0.1),
     "dpo": DPO(label_smoothing=0.1),
     "dpo_robust": DPO(loss="robust", label_smoothing=0.1, reference_free=True, length_normalized=True),
     "dpo_hinge": DPO(loss="hinge"),
@@ -173,6 +175,16 @@ CASES = {
     ),
     "contrastive": Case(dual_encoder_model, ("tokens", "images")),
     "sigmoid_contrastive": Case(dual_encoder_model, ("tokens", "images")),
+    "reward": Case(
+        lambda: encoder(regard.Classification(1)).build(seed=0),
+        (),
+        {
+            "tokens": torch.stack([FIELDS["tokens"], FIELDS["targets"]], 1),
+            "valid": torch.tensor([True, True, True, True, False, False]).expand(ROWS, 2, LENGTH),
+            "weights": torch.tensor([1.0, 2.0, 0.5, 0.5], dtype=torch.float64),
+            "margins": torch.tensor([0.0, 1.0, 0.0, -1.0], dtype=torch.float64),
+        },
+    ),
     **dict.fromkeys(("dpo", "dpo_robust", "dpo_hinge", "ipo", "simpo", "orpo", "kto"), PAIRS),
 }
 

@@ -22,8 +22,11 @@ from regard.objectives.base import Objective
 from regard.objectives.kto import KTO
 from regard.objectives.preference import DPO, ORPO, SimPO
 from regard.objectives.preference_pairs import pack_together
+from regard.objectives.reward import Reward
+from regard.spec import Spec
 from regard.text.tokenizer import Tokenizer
 from regard.text.train import character
+from regard.training.new_head import with_new_head, with_weights_of
 from regard.training.reference import reference_logprobs
 from tests.families.pairs import make_pair
 
@@ -225,3 +228,43 @@ def test_losses_without_a_reference(
     (loss / count).backward()
     assert abs(loss / count - expected) <= LIMIT
     assert_equal_gradients(models)
+
+
+def test_reward_model(models: Models) -> None:
+    from datasets import Dataset
+    from trl import RewardConfig, RewardTrainer
+
+    theirs = transformers.GPT2ForSequenceClassification.from_pretrained(
+        models.folder / "policy", num_labels=1, pad_token_id=models.tokenizer.pad
+    ).eval()
+    table = with_new_head(models.ours.spec, {"kind": "classification", "labels": 1})
+    ours = with_weights_of(models.ours, Spec.from_dict(table).build(seed=0))
+    with torch.no_grad():
+        ours.head.labels.weight.copy_(theirs.score.weight)
+        ours.head.labels.bias.zero_()
+    pairs = [pair | {"margin": 0.2 * n} for n, pair in enumerate(PAIRS)]
+    arguments = RewardConfig(
+        str(models.folder / "trl"), report_to=[], use_cpu=True, bf16=False, disable_tqdm=True,
+        center_rewards_coefficient=0.05, gradient_checkpointing=False, per_device_train_batch_size=len(PAIRS),
+    )  # fmt: skip
+    trainer = RewardTrainer(
+        theirs, arguments, train_dataset=Dataset.from_list(pairs), processing_class=models.their_tokenizer
+    )
+    inputs = next(iter(trainer.get_train_dataloader()))
+    theirs.eval()
+    expected = trainer.compute_loss(theirs, inputs)
+    expected.backward()
+    objective = Reward(center=0.05)
+    rows = [[objective.tokenize(pair, models.tokenizer)] for pair in pairs]
+    loss, count, metrics = objective(ours, objective.collate(rows, models.tokenizer, LENGTH))
+    (loss / count).backward()
+    assert abs(loss / count - expected) <= LIMIT
+    pairs_of_gradients = [
+        (ours.head.labels.weight, theirs.score.weight),
+        (ours.input.table.weight, theirs.transformer.wte.weight),
+        (ours.norm.weight, theirs.transformer.ln_f.weight),
+    ]
+    assert all((a.grad - b.grad).abs().max() <= LIMIT for a, b in pairs_of_gradients)
+    theirs_measured = {name: values[-1] for name, values in trainer._metrics["eval"].items()}
+    for name in ("accuracy", "margin"):
+        assert abs(metrics[name] / count - theirs_measured[name]) <= LIMIT

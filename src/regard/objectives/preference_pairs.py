@@ -94,15 +94,17 @@ def without_prompt(prompt: Any, completion: Any) -> Any:
     return completion
 
 
-def pair_metrics(rewards: Tensor) -> dict[str, Tensor]:
-    """Sums over the pairs. rewards: (B, 2) of the chosen and the rejected sequences; ties count half."""
+def pair_metrics(rewards: Tensor, weights: Tensor | None = None) -> dict[str, Tensor]:
+    """Sums over the pairs. rewards: (B, 2) of the chosen and the rejected sequences; weights: (B,) of the pairs."""
     chosen, rejected = rewards.detach().unbind(-1)
-    return {
-        "accuracy": ((chosen > rejected) + 0.5 * (chosen == rejected)).sum(),
-        "margin": (chosen - rejected).sum(),
-        "chosen_reward": chosen.sum(),
-        "rejected_reward": rejected.sum(),
+    weights = torch.ones_like(chosen) if weights is None else weights
+    values = {
+        "accuracy": (chosen > rejected) + 0.5 * (chosen == rejected),
+        "margin": chosen - rejected,
+        "chosen_reward": chosen,
+        "rejected_reward": rejected,
     }
+    return {name: (value * weights).sum() for name, value in values.items()}
 
 
 def pair_count(rewards: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from random import Random
 from typing import Any
 
 from regard.data.world import draw_worlds, split_of, story
+from regard.data.world.answers import ask, feedback, instructions, preference
 from regard.data.world.english import (
     CONTAINERS,
     FEELINGS,
@@ -151,6 +152,10 @@ TASKS: dict[str, Callable[[int, int, str], dict[str, Any]]] = {
     "entities": entities,
     "entailment": entailment,
     "count": counting,
+    "question": ask,
+    "instructions": instructions,
+    "preference": preference,
+    "feedback": feedback,
 }
 
 
