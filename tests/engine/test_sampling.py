@@ -187,7 +187,11 @@ def test_logprobs_are_computed_before_temperature_filters_and_penalties() -> Non
     best = logprobs[0].topk(3)
     assert [id for id, _ in tokens[0].top_logprobs] == best.indices.tolist()
     assert [logprob for _, logprob in tokens[0].top_logprobs] == pytest.approx(best.values.tolist(), abs=1e-5)
-    assert tokens[1].top_logprobs == () and tokens[1].rank is None
+    assert tokens[1].top_logprobs == () and tokens[1].rank is tokens[1].entropy is None
+    entropy = -(logprobs[0].exp() * logprobs[0]).sum().item()
+    assert tokens[0].entropy == pytest.approx(entropy, abs=1e-5)
+    banned = sample(logits[:1].index_fill(1, torch.tensor([0]), -torch.inf), [request(top_logprobs=1)]).read()[0]
+    assert math.isfinite(banned.entropy) and banned.entropy != tokens[0].entropy  # 0 log 0 is 0
     drawn = sample(logits[:1], [request(temperature=9.0, top_logprobs=1, seed=2)]).read()[0]
     assert drawn.rank == 1 + (logprobs[0] > logprobs[0, drawn.id]).sum() > 1 == tokens[0].rank
 

@@ -88,7 +88,7 @@ class FakeEngine:
         finish = "stop" if id in request.sampling.stop_ids else None
         if finish is None and step + 1 == request.sampling.max_new:
             finish = "length"
-        token = Token(id, math.log(probability), top[: request.sampling.top_logprobs], finish, rank=1)
+        token = Token(id, math.log(probability), top[: request.sampling.top_logprobs], finish, 1, entropy=2.0)
         request.add(token)
         if finish:
             self.active.remove(request)

@@ -48,7 +48,7 @@ def test_an_answer_streams_and_its_tokens_show_their_alternatives(start_server, 
     tokens.nth(2).hover()
     card = page.locator("#card")
     assert card.locator(".chat-choice").count() == 8 and card.locator(".chat-chosen").count() == 1
-    for fact in ("probability", "rank", "surprisal", "entropy", f"id {server.engine.script[2]}", "%", "bits"):
+    for fact in ("probability", "rank", "surprisal", "entropy\n2.9 bits", f"id {server.engine.script[2]}", "%", "bits"):
         assert fact in card.inner_text()
     assert card.evaluate("card => card.scrollWidth === card.clientWidth")  # nothing is cut off
     page.mouse.move(5, 5)

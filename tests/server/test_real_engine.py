@@ -72,6 +72,8 @@ def test_logprobs_of_an_echoed_prompt_equal_those_of_the_model(client, model):
     torch.testing.assert_close(best, expected.amax(-1), atol=1e-6, rtol=0)
     ranks = [entry["rank"] for entry in logprobs["content"][1 : len(ids)]]
     assert ranks == [int((row > row[id]).sum()) + 1 for row, id in zip(expected, ids[1:], strict=True)]
+    entropies = torch.tensor([entry["entropy"] for entry in logprobs["content"][1 : len(ids)]]).double()
+    torch.testing.assert_close(entropies, -(expected.exp() * expected).sum(-1), atol=1e-5, rtol=0)
 
 
 def test_the_best_samples_have_the_largest_mean_logprob(client):

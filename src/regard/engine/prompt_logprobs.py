@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from regard.engine.request import Request, Token
-from regard.engine.sampling import log_softmax, rank_of, top_logprobs
+from regard.engine.request import Request
+from regard.engine.sampling import best_of, log_softmax, with_best
 
 CHUNK = 256
 
@@ -28,7 +28,5 @@ def record_prompt_logprobs(model: Any, hidden: Tensor, batch: list[tuple[Request
             logprobs = log_softmax(model.logits(states[start:end]))  # (n, V)
             ids = request.ids[request.cached + start + 1 : request.cached + end + 1]
             chosen = logprobs[range(len(ids)), ids]  # (n,)
-            tops = top_logprobs(logprobs, [count] * len(ids))
-            ranks = rank_of(chosen, logprobs).tolist() if count else [None] * len(ids)
-            rows = zip(ids, chosen.tolist(), tops, ranks, strict=True)
-            request.prompt_logprobs += [Token(id, logprob, top, None, rank) for id, logprob, top, rank in rows]
+            best = [tensor.tolist() for tensor in best_of(chosen, logprobs, count)] if count else []
+            request.prompt_logprobs += with_best(ids, chosen.tolist(), best, [count] * len(ids))

@@ -177,6 +177,7 @@ class Token(NamedTuple):
     top_logprobs: tuple[tuple[int, float], ...]  # the most likely (id, logprob), in descending order
     finish: str | None  # with the last token: "stop" or "length"
     rank: int | None = None  # 1 is the most likely token of the vocabulary; with top_logprobs
+    entropy: float | None = None  # of the distribution of the token over the vocabulary, in nats; with top_logprobs
 
 
 @dataclass(frozen=True, eq=False)

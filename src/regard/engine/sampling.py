@@ -10,6 +10,7 @@ al. 2024 (min-p), Meister et al. 2022 (typical-p), Keskar et al. 2019 (repetitio
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +21,15 @@ from regard.engine.request import Request, Sampling, Token, TokenHistory
 from regard.layout import to_device
 
 
+class Best(NamedTuple):
+    """What is returned beside tokens, if requests ask for alternatives."""
+
+    ids: Tensor  # (B, n) of the most likely tokens
+    logprobs: Tensor  # (B, n)
+    ranks: Tensor  # (B,) how many tokens are more likely than the chosen one, plus 1
+    entropies: Tensor  # (B,) of the distributions over the vocabulary, in nats
+
+
 class Sampled:
     """The next tokens of some requests. They are copied from a GPU while it continues."""
 
@@ -27,19 +37,13 @@ class Sampled:
         self,
         ids: Tensor,
         logprobs: Tensor,
-        best: tuple[Tensor, Tensor] | None = None,
+        best: Best | None = None,
         counts: Sequence[int] = (),
         errors: Mapping[int, str] | None = None,
-        ranks: Tensor | None = None,
     ):
-        """ids, logprobs: (B,). best: (B, n) the most likely ids and their logprobs, of which `counts` are returned.
-
-        ranks: (B,) of the ids, with `best`.
-        """
+        """ids, logprobs: (B,). counts: how many of the best each request gets."""
         self.ids, self.logprobs, self.best, self.counts, self.errors = ids, logprobs, best, counts, errors or {}
-        self.ranks = ranks
-        tensors = (ids, logprobs) if best is None or ranks is None else (ids, logprobs, ranks, *best)
-        self.copies = [tensor.to("cpu", non_blocking=True) for tensor in tensors]
+        self.copies = [tensor.to("cpu", non_blocking=True) for tensor in (ids, logprobs, *(best or ()))]
         self.copied = torch.cuda.Event() if ids.is_cuda else None
         if self.copied is not None:
             self.copied.record()
@@ -48,13 +52,11 @@ class Sampled:
         """The token of each request, or the reason why the request has none."""
         if self.copied is not None:
             self.copied.synchronize()
-        ids, logprobs, *others = (copy.tolist() for copy in self.copies)
-        ranks, *best = others or [[None] * len(ids)]
-        tops = pair_best(*best, self.counts) if best else [()] * len(ids)
+        ids, logprobs, *best = (copy.tolist() for copy in self.copies)
         tokens: list[Token | str] = []
-        for i, (id, logprob, top, rank) in enumerate(zip(ids, logprobs, tops, ranks, strict=True)):
-            error = "the model's logits for this request are not finite" if math.isnan(logprob) else self.errors.get(i)
-            tokens.append(error or Token(id, logprob, top, None, rank if top else None))
+        for i, token in enumerate(with_best(ids, logprobs, best, self.counts)):
+            not_finite = "the model's logits for this request are not finite" if math.isnan(token.logprob) else None
+            tokens.append(not_finite or self.errors.get(i) or token)
         return tokens
 
 
@@ -79,9 +81,7 @@ def sample(logits: Tensor, requests: Sequence[Request], separately: bool = False
         plain_ids, plain_logprobs = sample_by_kernel(raw[rows], [requests[i] for i in plain])
         ids, chosen = ids.index_copy(0, rows, plain_ids), chosen.index_copy(0, rows, plain_logprobs)
     counts = [r.sampling.top_logprobs for r in requests]
-    best = logprobs.topk(min(max(counts), logprobs.shape[-1])) if any(counts) else None
-    ranks = best and rank_of(chosen, logprobs)
-    return Sampled(ids, chosen, best and (best.indices, best.values), counts, errors, ranks)
+    return Sampled(ids, chosen, best_of(chosen, logprobs, max(counts)) if any(counts) else None, counts, errors)
 
 
 def sample_separately(logits: Tensor, requests: Sequence[Request], plain: Sequence[int]) -> Sampled:
@@ -92,8 +92,15 @@ def sample_separately(logits: Tensor, requests: Sequence[Request], plain: Sequen
     logprobs = torch.zeros(size, dtype=torch.promote_types(logits.dtype, torch.float32), device=logits.device)
     # A request that asks for fewer than n of the best leaves the rest as they are: in the last places of the order.
     last = torch.iinfo(torch.int64).max
-    best, errors = (ids.new_full((size, n), last), logprobs.new_full((size, n), -torch.inf)), dict[int, str]()
-    ranks = torch.ones_like(ids)
+    best, errors = (
+        Best(
+            ids.new_full((size, n), last),
+            logprobs.new_full((size, n), -torch.inf),
+            torch.ones_like(ids),
+            torch.zeros_like(logprobs),
+        ),
+        dict[int, str](),
+    )
     if plain:
         rows = to_device(torch.tensor(plain), logits.device)
         ids[rows], logprobs[rows] = sample_by_kernel(logits[rows], [requests[i] for i in plain])
@@ -102,10 +109,10 @@ def sample_separately(logits: Tensor, requests: Sequence[Request], plain: Sequen
         ids[i], logprobs[i] = one.ids[0], one.logprobs[0]
         if 0 in one.errors:
             errors[i] = one.errors[0]
-        if one.best is not None and one.ranks is not None:
-            ranks[i] = one.ranks[0]
-            best[0][i, : counts[i]], best[1][i, : counts[i]] = one.best[0][0], one.best[1][0]
-    return Sampled(ids, logprobs, best if n else None, counts, errors, ranks)
+        if one.best is not None:
+            best.ids[i, : counts[i]], best.logprobs[i, : counts[i]] = one.best.ids[0], one.best.logprobs[0]
+            best.ranks[i], best.entropies[i] = one.best.ranks[0], one.best.entropies[0]
+    return Sampled(ids, logprobs, best if n else None, counts, errors)
 
 
 def has_kernel(logits: Tensor) -> bool:
@@ -233,17 +240,22 @@ def log_softmax(logits: Tensor) -> Tensor:
     return logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
 
 
-def rank_of(chosen: Tensor, logprobs: Tensor) -> Tensor:
-    """(B,) how many tokens are more likely than the chosen one, plus 1. chosen: (B,) of the logprobs (B, V)."""
-    return (logprobs > chosen.unsqueeze(-1)).sum(-1) + 1
+def best_of(chosen: Tensor, logprobs: Tensor, count: int) -> Best:
+    """chosen: (B,) of the logprobs (B, V)."""
+    best = logprobs.topk(min(count, logprobs.shape[-1]))
+    ranks = (logprobs > chosen.unsqueeze(-1)).sum(-1) + 1
+    p = logprobs.exp()
+    return Best(best.indices, best.values, ranks, torch.special.entr(p, out=p).sum(-1))
 
 
-def top_logprobs(logprobs: Tensor, counts: Sequence[int]) -> list[tuple[tuple[int, float], ...]]:
-    """The most likely (id, logprob) of each row, as many as its entry of `counts`."""
-    if not any(counts):
-        return [()] * len(counts)
-    best = logprobs.topk(min(max(counts), logprobs.shape[-1]))
-    return pair_best(best.indices.tolist(), best.values.tolist(), counts)
+def with_best(ids: Sequence[int], logprobs: list[float], best: list[list], counts: Sequence[int]) -> list[Token]:
+    """Tokens with the entries of a Best as lists, or without them if `best` is empty."""
+    if not best:
+        return [Token(id, logprob, (), None) for id, logprob in zip(ids, logprobs, strict=True)]
+    best_ids, best_logprobs, *facts = best
+    tops = pair_best(best_ids, best_logprobs, counts)
+    rows = zip(ids, logprobs, tops, zip(*facts, strict=True), strict=True)
+    return [Token(id, logprob, top, None, *(fact if top else ())) for id, logprob, top, fact in rows]
 
 
 def pair_best(

@@ -3,6 +3,8 @@
 JSON has no `-inf`, the log-probability of a token with probability 0; OpenAI writes -9999.
 """
 
+import math
+
 from regard.engine.request import Token
 from regard.server.generation import TextDelta
 from regard.text.tokenizer import Tokenizer
@@ -25,8 +27,12 @@ def entry(id: int, logprob: float, tokenizer: Tokenizer, with_id: bool = False) 
 
 def entry_with_alternatives(token: Token, tokenizer: Tokenizer, with_ids: bool) -> dict:
     alternatives = [entry(id, logprob, tokenizer, with_ids) for id, logprob in token.top_logprobs]
-    rank = {"rank": token.rank} if with_ids and token.rank is not None else {}
-    return entry(token.id, token.logprob, tokenizer, with_ids) | rank | {"top_logprobs": alternatives}
+    facts = {}
+    if with_ids and token.rank is not None:
+        facts["rank"] = token.rank
+    if with_ids and token.entropy is not None and math.isfinite(token.entropy):
+        facts["entropy"] = token.entropy
+    return entry(token.id, token.logprob, tokenizer, with_ids) | facts | {"top_logprobs": alternatives}
 
 
 def part_of_character(token: str, tokenizer: Tokenizer) -> bytes | None:

@@ -47,6 +47,7 @@ class TokenLogprob(ResponseBody):
 
 class TokenLogprobs(TokenLogprob):
     rank: int | None = None  # in the vocabulary, 1 for the most likely token; with return_token_ids and alternatives
+    entropy: float | None = None  # of the distribution over the vocabulary, in nats; likewise
     top_logprobs: list[TokenLogprob]
 
 

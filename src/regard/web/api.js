@@ -122,8 +122,8 @@ async function* eventsOf(path, body, signal) {
 }
 
 // Continues a prompt of ids, which is exact where encoding its text again may give other tokens. sampling: OpenAI's
-// fields. Yields {text, tokens, finish}; a token is {id, text, logprob, rank, top: [{id, text, logprob}, …]}, the most
-// likely one first. The last token of a text that the model ended is the stop token, which has no text.
+// fields. Yields {text, tokens, finish}; a token is {id, text, logprob, rank, entropy, top: [{id, text, logprob}, …]},
+// the most likely one first; the entropy of the whole distribution is in nats. The last token of a text that the model ended is the stop token, which has no text.
 export async function* complete(model, ids, sampling, signal) {
   const body = { model, prompt: ids, ...sampling, stream: true, logprobs: TOP_LOGPROBS, return_token_ids: true };
   const response = await request("/v1/completions", body, signal);
@@ -143,9 +143,9 @@ export async function scorePrompt(model, ids, signal) {
 
 const round = (logprob) => (logprob === null ? null : Math.round(logprob * 1e4) / 1e4);
 
-function readToken({ id, token, logprob, rank, top_logprobs }) {
+function readToken({ id, token, logprob, rank, entropy, top_logprobs }) {
   const top = top_logprobs.map((other) => ({ id: other.id, text: other.token, logprob: round(other.logprob) }));
-  return { id, text: token, logprob: round(logprob), rank, top };
+  return { id, text: token, logprob: round(logprob), rank, entropy: round(entropy ?? null) ?? undefined, top };
 }
 
 async function* events(body) {

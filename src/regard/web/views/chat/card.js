@@ -102,7 +102,7 @@ export function Card() {
 function TokenFacts({ token, position, source, pinned }) {
   const scored = usePromptScore(token, position, source);
   useLayoutEffect(placeCard, [scored]);
-  const { logprob, rank, top = [] } = scored ?? token;
+  const { logprob, rank, entropy, top = [] } = scored ?? token;
   const at = top.findIndex(({ id }) => id === token.id);
   const listed = at >= 0 || logprob === null || logprob === undefined ? top : [...top, { ...token, logprob }];
   return html`
@@ -123,10 +123,17 @@ function TokenFacts({ token, position, source, pinned }) {
               <dt>surprisal</dt>
               <dd>${(-logprob / Math.LN2).toFixed(1)} bits</dd>
             </div>
-            <div class="chat-fact-wide" title="Of the most likely tokens, listed below, with their probabilities scaled to a sum of 1">
-              <dt>entropy of these ${top.length}</dt>
-              <dd>${entropy(top).toFixed(1)} bits</dd>
-            </div>
+            ${
+              entropy === undefined
+                ? html`<div class="chat-fact-wide" title="Of the most likely tokens, listed below, with their probabilities scaled to a sum of 1">
+                    <dt>entropy of these ${top.length}</dt>
+                    <dd>${entropyOf(top).toFixed(1)} bits</dd>
+                  </div>`
+                : html`<div title="Of the probabilities of all tokens of the vocabulary: 0 if only one is possible">
+                    <dt>entropy</dt>
+                    <dd>${(entropy / Math.LN2).toFixed(1)} bits</dd>
+                  </div>`
+            }
           </dl>`
     }
     ${
@@ -189,8 +196,8 @@ function Alternative({ choice, chosen, position, source, pinned }) {
   </li>`;
 }
 
-// In bits, of the shown alternatives, whose probabilities are scaled to 1.
-function entropy(top) {
+// In bits, of the shown alternatives, whose probabilities are scaled to 1: for tokens that an older version has stored.
+function entropyOf(top) {
   const weights = top.map(({ logprob }) => Math.exp(logprob));
   const sum = weights.reduce((a, b) => a + b, 0);
   return weights.reduce((total, w) => (w > 0 ? total - (w / sum) * Math.log2(w / sum) : total), 0);

@@ -112,15 +112,16 @@ addEventListener("storage", ({ key, newValue }) => {
   touch();
 });
 
-// Tokens take most of the space: stored as [id, text, logprob, [id, text, logprob, …], rank].
-function packToken({ id, text, logprob, top, rank }) {
-  return [id, text, logprob, top.flatMap((other) => [other.id, other.text, other.logprob]), rank ?? null];
+// Tokens take most of the space: stored as [id, text, logprob, [id, text, logprob, …], rank, entropy].
+function packToken({ id, text, logprob, top, rank, entropy }) {
+  const flat = top.flatMap((other) => [other.id, other.text, other.logprob]);
+  return [id, text, logprob, flat, rank ?? null, entropy ?? null];
 }
 
-function unpackToken([id, text, logprob, flat, rank]) {
+function unpackToken([id, text, logprob, flat, rank, entropy]) {
   const top = [];
   for (let i = 0; i < flat.length; i += 3) top.push({ id: flat[i], text: flat[i + 1], logprob: flat[i + 2] });
-  return { id, text, logprob, rank: rank ?? undefined, top };
+  return { id, text, logprob, rank: rank ?? undefined, entropy: entropy ?? undefined, top };
 }
 
 // change: a node to another one, or null to leave it out

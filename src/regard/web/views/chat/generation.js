@@ -181,8 +181,8 @@ export function branch(index, node, position, alternative) {
     kept.push({ text: tokens.length === piece.tokens.length ? piece.text : "", tokens });
     left -= tokens.length;
   }
-  const { top } = tokensOf(node)[position] ?? node.end;
+  const { top, entropy } = tokensOf(node)[position] ?? node.end;
   const rank = top.findIndex(({ id }) => id === alternative.id) + 1 || undefined;
-  const piece = { text: alternative.text, tokens: [{ ...alternative, rank: alternative.rank ?? rank, top }] };
+  const piece = { text: alternative.text, tokens: [{ ...alternative, rank: alternative.rank ?? rank, entropy, top }] };
   return answer(index, node.parent, { kept: [...kept, piece] });
 }

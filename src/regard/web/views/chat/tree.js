@@ -5,8 +5,8 @@
 // column:       {model, system, nodes: {id: node}, chosen: {parent id or "": node id}}; model: null for the page's
 // node:         {id, parent, role: "user", text}
 //               {id, parent, role: "assistant", pieces, end, model, finish, count, seconds}
-// piece:        {text, tokens}, a token: {id, text, logprob, rank, top: [{id, text, logprob}]}. A piece has several
-//               tokens if they are parts of one character. `end` is the stop token, which has no text.
+// piece:        {text, tokens}, a token: {id, text, logprob, rank, entropy, top: [{id, text, logprob}]}. A piece has
+//               several tokens if they are parts of one character. `end` is the stop token, which has no text.
 
 export const newId = () => `n${Math.random().toString(36).slice(2, 10)}${Date.now().toString(36)}`;
 export const newColumn = (model = null) => ({ model, system: "", nodes: {}, chosen: {} });
