@@ -1,26 +1,10 @@
-"""The attention view in a real browser: all heads, one map, arcs, words, long passages, keyboard and touch."""
-
-import statistics
-import time
-from collections.abc import Iterator, Sequence
-from functools import partial
+"""The attention view in a real browser: all heads, one map, arcs, words, keyboard and touch."""
 
 import pytest
-import torch
 
-from regard.lens.attention_layers import AttentionLayer, Mixer, attention_layers
-from regard.lens.recorded_attention import RecordedAttention
-from regard.models.decoder import Decoder
-from regard.models.stack import Repeat
-from regard.parts.attention import Attention
-from regard.parts.block import Block, Sublayer
-from regard.parts.feedforward import SwiGLU
-from regard.parts.short_convolution import ShortConvolution
 from regard.server.app import create_app
-from regard.server.lens_thread import Lens
 from regard.server.served_model import ServedModel
-from regard.text.train import byte
-from tests.server.conftest import RunningServer, serve
+from tests.server.conftest import serve
 from tests.server.fake_engine import FakeEngine, fake_lens
 from tests.server.page import PAGE, count_colours
 from tests.server.page_checks import assert_accessible, assert_fits
@@ -28,7 +12,6 @@ from tests.server.page_checks import assert_accessible, assert_fits
 pytestmark = pytest.mark.browser
 VIEW = f"{PAGE}#/attention"
 HOSTILE = '<img src=x onerror="document.title=1"> &amp; <b>the lamp</b>'
-LAYERS, HEADS = 30, 9
 
 
 def show(page, text: str) -> None:
@@ -174,86 +157,6 @@ def test_hostile_text_is_inert(start_server, visit):
     assert page.locator(".attention-view img, .attention-view b:has-text('lamp')").count() == 0
 
 
-class ManyHeads:
-    """Heads that attend to the token some steps earlier, the more steps the later the head."""
-
-    nbytes = 1000
-
-    def __init__(self, ids: Sequence[int], target: Sequence[int] = ()):
-        self.length = len(ids)
-
-    def weights(self, layer: int, heads: slice = slice(None), rows: slice = slice(None)) -> torch.Tensor:
-        queries, keys = torch.arange(self.length)[rows, None], torch.arange(self.length)
-        steps = torch.arange(HEADS)[heads, None, None] + layer
-        scores = -(queries - steps - keys).abs() / 2.0
-        return scores.masked_fill(keys > queries, -torch.inf).softmax(-1)
-
-
-@pytest.fixture(scope="module")
-def many_heads(tokenizer) -> Iterator[RunningServer]:
-    layers = tuple(
-        AttentionLayer("layers", i, (Mixer("attention", HEADS, kv_heads=3, causal=True),)) for i in range(LAYERS)
-    )
-    served = ServedModel("many", tokenizer, FakeEngine(tokenizer, ""), lens=Lens(ManyHeads, layers, 340))
-    app = create_app([served])
-    with serve(app) as port:
-        yield RunningServer(f"http://127.0.0.1:{port}", None, None, app)
-
-
-LONG_TASKS = """
-window.longest = 0;
-new PerformanceObserver((list) => {
-  for (const { duration } of list.getEntries()) window.longest = Math.max(window.longest, duration);
-}).observe({ type: "longtask" });
-"""
-
-
-def test_hovering_and_typing_over_1000_tokens_take_no_long_task(many_heads, visit):
-    page = visit(many_heads.url, VIEW)
-    show(page, " the lamp" * 500)
-    page.wait_for_selector(".attention-head-name:has-text('entropy')")
-    page.wait_for_timeout(1500)  # the other layers of the overview
-    page.evaluate(LONG_TASKS)
-    longest = statistics.median(longest_task(page) for _ in range(3))  # other processes may lengthen one of them
-    assert longest < 100
-
-
-def longest_task(page) -> float:
-    """In milliseconds, while the pointer moves over map, heads and words, and a filter is typed."""
-    page.evaluate("window.longest = 0")
-    for i in range(0, 300, 20):
-        page.locator(".attention-map").hover(position={"x": 150 + i, "y": 200 + i // 2})
-    for i in range(0, 240, 24):
-        page.locator(".attention-heads").hover(position={"x": 40 + i, "y": 10 + 2 * i})
-    for i in range(0, 900, 90):
-        page.locator(".attention-words span").nth(i).hover()
-    page.fill("#token-filter", "")
-    page.locator("#token-filter").press_sequentially("lamp", delay=20)
-    page.wait_for_timeout(100)
-    return page.evaluate("window.longest")
-
-
-def test_a_long_passage_is_pooled_and_the_part_on_screen_is_exact(many_heads, visit):
-    page = visit(many_heads.url, VIEW)
-    show(page, " the lamp" * 1000)
-    assert page.inner_text(".attention-passage-facts").startswith("2,000 tokens")
-    with page.expect_request("**/regard/attention/head", timeout=10_000) as asked:
-        for _ in range(8):
-            page.click(".attention-zoom button[aria-label='Zoom in']")
-    body = asked.value.post_data_json
-    (first, end), (left, right) = body["rows"], body["columns"]
-    assert end - first < 600 and right - left < 600 and "pool" not in body
-    page.locator(".attention-frame").evaluate("frame => frame.scrollTo(frame.scrollWidth, frame.scrollHeight)")
-    page.wait_for_timeout(600)
-    assert count_colours(page, ".attention-map") > 20
-    page.locator(".attention-words span").nth(1990).hover()
-    page.wait_for_selector(".attention-words span[style]")
-    tinted = page.eval_on_selector_all(
-        ".attention-words span[style]", "spans => spans.map(s => Number(s.dataset.index))"
-    )
-    assert set(tinted) <= set(range(1970, 2000)) and 1990 in tinted
-
-
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [360, 1280])
 def test_axe_finds_nothing(start_server, visit, scheme, width):
@@ -263,29 +166,3 @@ def test_axe_finds_nothing(start_server, visit, scheme, width):
     page.click(".attention-passage-facts button")
     page.click(".attention-one label:has-text('Arcs')")
     assert_accessible(page)
-
-
-@pytest.fixture(scope="module")
-def demo_of_long_context() -> Iterator[str]:
-    """A model of the demo's size with random weights."""
-    bodies = (ShortConvolution(taps=6), Attention(heads=4), SwiGLU(256))
-    layers = (Repeat((Block(tuple(map(Sublayer, bodies))),), 3),)
-    model = Decoder(vocab=654, width=128, layers=layers, context=2048).build(seed=1)
-    lens = Lens(partial(RecordedAttention, model), attention_layers(model), 654)
-    served = ServedModel("long", byte(), FakeEngine(byte(), ""), lens=lens)
-    with serve(create_app([served])) as port:
-        yield f"http://127.0.0.1:{port}"
-
-
-def test_attention_of_2000_tokens_opens_within_3_seconds(demo_of_long_context, visit):
-    page = visit(demo_of_long_context, VIEW)
-    show(page, "a")  # the first forward of a process is slow
-    page.click(".attention-passage-facts button")
-    page.fill("#passage-text", "the lamp, " * 200)
-    begin = time.monotonic()
-    page.click(".passage-form button[type=submit]")
-    page.wait_for_selector(".attention-passage-facts:has-text('2,000 tokens')")
-    page.wait_for_selector(".attention-frame[aria-busy=false]")
-    assert count_colours(page, ".attention-map") > 20
-    assert time.monotonic() - begin < 3
-    page.wait_for_selector(".attention-head-name:has-text('entropy')")
