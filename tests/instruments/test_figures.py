@@ -62,9 +62,9 @@ def test_an_open_lstm_cell_carries_its_memory() -> None:
 def test_a_click_on_a_part_of_the_cell_opens_its_equation() -> None:
     drawn, equations = panel("lstm", "diagram"), INSTRUMENTS["lstm"].equations
     assert drawn["sets"] == "part" and len(drawn["nodes"]) == len(equations) == 7
-    for i, node in enumerate(drawn["nodes"], 1):
-        opened = panel("lstm", "equation", part=i)
-        assert opened["title"] == f"equation of {node['label']}" and opened["name"] == node["id"]
+    for node in drawn["nodes"]:
+        opened = panel("lstm", "equation", part=node["id"])
+        assert opened["title"].startswith(f"{node['label']}, the ") and opened["name"] == node["id"]
     c, f, i, g, now, o, h = (node["value"] for node in drawn["nodes"])
     assert now == pytest.approx(f * c + i * g, rel=1e-4) and h == pytest.approx(o * math.tanh(now), rel=1e-4)
 

@@ -52,7 +52,7 @@ def test_every_instrument_draws_its_panels_and_equation(open_instrument) -> None
             "all => all.map(part => part.className.split('-').pop())"
         )
         assert drawn == [panel["kind"] for panel in instrument.panels({})]
-        assert page.locator(".instrument-head .instrument-equation math").count() == 1
+        assert page.locator(".instrument-head .instrument-formula math").count() == 1
         assert page.locator(".instrument-problem").count() == 0, id
         assert_fits(page)
 
@@ -80,6 +80,26 @@ def test_sliders_and_clicks_change_the_panels(open_instrument) -> None:
     page.wait_for_selector("dt:has-text('keys of query 4')")
 
 
+@pytest.mark.ledger("fig.5.3")
+def test_a_click_on_a_gate_opens_its_equation(open_instrument) -> None:
+    page = open_instrument("lstm")
+    formula = page.locator(".instrument-panel .instrument-formula math")
+    forget = formula.text_content()
+    page.locator(".instrument-diagram .node", has_text="o").last.click()
+    page.wait_for_selector("h3:text-is('o, the output gate')")
+    assert formula.count() == 1 and formula.text_content() != forget
+    assert page.locator(".instrument-lines text.axis").first.text_content().strip() == "step"
+
+
+def test_plots_name_their_axes_marks_and_colours(open_instrument) -> None:
+    page = open_instrument("gated-unit")
+    texts = [text.strip() for text in page.locator(".instrument-lines text.axis").all_text_contents()]
+    assert texts == ["W_gate x", "σ(W_gate x)", "here"]
+    assert page.locator(".instrument-scale").inner_text().split() == ["-1.6", "1.6"]
+    page.evaluate("location.hash = '/instruments/embeddings'")
+    page.wait_for_selector(".instrument-scatter .instrument-legend li:has-text('chosen')")
+
+
 def test_an_answer_sets_the_controls_and_is_remembered(open_instrument) -> None:
     page = open_instrument("kv-cache")
     page.get_by_role("button", name="Show the answer").click()
@@ -88,7 +108,7 @@ def test_an_answer_sets_the_controls_and_is_remembered(open_instrument) -> None:
     page.reload()
     page.wait_for_selector(".instruments-tick.ticked")
     page.locator(".instrument-steps a").last.click()
-    page.wait_for_selector("#instrument-title:text-is('Prefill and decode')")
+    page.wait_for_selector("#instrument-title:text-is('The blocks of a paged cache')")
 
 
 def test_a_refusal_is_shown_and_the_panels_stay(url: str, browser) -> None:

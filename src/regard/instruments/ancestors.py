@@ -141,19 +141,24 @@ def logit(p: float) -> float:
     return math.inf if p == 1 else -math.inf if p == 0 else math.log(p / (1 - p))
 
 
-CELL = {  # the parts of the drawing: label, x, y, equation
-    "previous": ("c_{t−1}", 0.0, 0.0, r"c_{t-1} = f_{t-1} \odot c_{t-2} + i_{t-1} \odot \tilde c_{t-1}"),
-    "forget": ("forget f", 0.12, 1.0, r"f_t = \sigma(W_f x_t + U_f h_{t-1} + b_f)"),
-    "input": ("input i", 0.39, 1.0, r"i_t = \sigma(W_i x_t + U_i h_{t-1} + b_i)"),
-    "candidate": ("candidate", 0.67, 1.0, r"\tilde c_t = \tanh(W_c x_t + U_c h_{t-1} + b_c)"),
-    "cell": ("c_t", 0.5, 0.0, r"c_t = f_t \odot c_{t-1} + i_t \odot \tilde c_t"),
-    "output": ("output o", 0.94, 1.0, r"o_t = \sigma(W_o x_t + U_o h_{t-1} + b_o)"),
-    "hidden": ("h_t", 1.0, 0.0, r"h_t = o_t \odot \tanh(c_t)"),
+CELL = {  # the parts of the drawing: what it is, x, y, equation
+    "c_t−1": (
+        "the cell of the step before",
+        0.0,
+        0.0,
+        r"c_{t-1} = f_{t-1} \odot c_{t-2} + i_{t-1} \odot \tilde c_{t-1}",
+    ),
+    "f": ("the forget gate", 0.1, 1.0, r"f_t = \sigma(W_f x_t + U_f h_{t-1} + b_f)"),
+    "i": ("the input gate", 0.37, 1.0, r"i_t = \sigma(W_i x_t + U_i h_{t-1} + b_i)"),
+    "c̃": ("the candidate", 0.63, 1.0, r"\tilde c_t = \tanh(W_c x_t + U_c h_{t-1} + b_c)"),
+    "c_t": ("the cell", 0.5, 0.0, r"c_t = f_t \odot c_{t-1} + i_t \odot \tilde c_t"),
+    "o": ("the output gate", 0.9, 1.0, r"o_t = \sigma(W_o x_t + U_o h_{t-1} + b_o)"),
+    "h_t": ("the output", 1.0, 0.0, r"h_t = o_t \odot \tanh(c_t)"),
 }
 
 
 def lstm(
-    forget: float, write: float, output: float, candidate: float, steps: int, start: float, part: int
+    forget: float, write: float, output: float, candidate: float, steps: int, start: float, part: str
 ) -> list[Panel]:
     gates = torch.tensor([[logit(write), logit(forget), math.atanh(candidate), logit(output)]], dtype=torch.float64)
     c = first = torch.full((1, 1), start, dtype=torch.float64, requires_grad=True)
@@ -166,15 +171,15 @@ def lstm(
     (gradient,) = torch.autograd.grad(c.sum(), first)
     values = (cells[-2][1], forget, write, candidate, c.item(), output, h.item())
     nodes = [
-        {"id": id, "label": label, "x": x, "y": y, "value": value}
-        for (id, (label, x, y, _)), value in zip(CELL.items(), values, strict=True)
+        {"id": id, "label": id, "x": x, "y": y, "value": value}
+        for (id, (_, x, y, _)), value in zip(CELL.items(), values, strict=True)
     ]
-    factors = {"previous": forget, "forget": forget, "input": write, "candidate": write}
-    edges = [(id, "cell", factor) for id, factor in factors.items()]
-    edges += [("cell", "hidden", output), ("output", "hidden", output)]
+    edges = [(id, "c_t", factor) for id, factor in (("c_t−1", forget), ("f", forget), ("i", write), ("c̃", write))]
+    edges += [("c_t", "h_t", output), ("o", "h_t", output)]
+    chosen = list(CELL).index(part)
     return [
-        diagram("the last step; width of a line: its gate. Click for equations", nodes, edges, "part", part - 1),
-        equation(f"equation of {nodes[part - 1]['label']}", list(CELL)[part - 1]),
+        diagram("the last step; a line is as wide as its gate is open", nodes, edges, "part", chosen),
+        equation(f"{part}, {CELL[part][0]}", part),
         lines("memory over time", {"cell c": cells, "output h": outputs}, "step", "value"),
         numbers(
             {
@@ -237,7 +242,7 @@ INSTRUMENTS = (
             Slider("candidate", "candidate", -0.99, 0.99, 0.5, 0.01),
             Slider("steps", "steps", 1, 60, 20),
             Slider("start", "memory at the start", -2.0, 2.0, 1.0, 0.1),
-            Slider("part", "part of the cell", 1, len(CELL), 2),
+            Selection("part", "part of the cell", tuple(CELL), "f"),
         ),
         Quiz(
             "Which gates carry the memory unchanged over any number of steps?",

@@ -15,16 +15,15 @@ from regard.planning.parameters import Parameters, count_parameters
 from regard.planning.part_tree import part_tree
 
 PARTS = 10  # of the drawing
-SOFTMAX = r"\mathrm{softmax}\!\left(\frac{QK^\top}{\sqrt{d_k}}\right) V"
-EQUATIONS = {  # by the label of the part
+EQUATIONS = {  # by the label of the part; x of the encoder, y of the decoder, M masks later tokens
     "tokens": r"x = \sqrt{d}\,E[\mathrm{ids}]",
-    "embedding": r"y = \sqrt{d}\,E[\mathrm{ids}], \quad \text{the same table}",
+    "embedding": r"y = \sqrt{d}\,E[\mathrm{ids}]",
     "sinusoidal": r"x + P",
-    "attention": SOFTMAX + r", \quad \text{all tokens}",
-    "causal attention": SOFTMAX + r", \quad \text{earlier tokens and itself}",
-    "cross attention": SOFTMAX + r", \quad Q \text{ of the decoder, } K, V \text{ of the encoder}",
+    "attention": r"\mathrm{softmax}\!\left(\frac{Q_x K_x^\top}{\sqrt{d_k}}\right) V_x",
+    "causal attention": r"\mathrm{softmax}\!\left(\frac{Q_y K_y^\top}{\sqrt{d_k}} + M\right) V_y",
+    "cross attention": r"\mathrm{softmax}\!\left(\frac{Q_y K_x^\top}{\sqrt{d_k}}\right) V_x",
     "feedforward": r"W_{\mathrm{down}}\,\mathrm{relu}(W_{\mathrm{up}}\,x)",
-    "unembedding": r"\mathrm{softmax}(E\,y), \quad \text{the same table}",
+    "unembedding": r"p = \mathrm{softmax}(E\,y)",
 }
 
 
@@ -78,7 +77,7 @@ def encoder_decoder(layers: int, width: int, part: int) -> list[Panel]:
     return [
         diagram(f"{layers} layers on each side; K and V cross over", nodes, drawn_edges(), "part", part - 1),
         equation(f"{chosen.stack}: {chosen.label}", chosen.label),
-        bars("weights by part", counts.parts),
+        bars("weights by part", {name.replace("_", " "): count for name, count in counts.parts.items()}),
         numbers(
             {
                 "its weights in all layers": weights,

@@ -9,6 +9,7 @@ import { format, short } from "./format.js";
 
 const FONT = "ui-sans-serif, system-ui, sans-serif";
 const [MIN_CELL, MAX_CELL] = [5, 46];
+const ARROWS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }; // down, across
 
 export function Heatmap({ panel, onPick }) {
   const frame = useRef();
@@ -39,7 +40,7 @@ export function Heatmap({ panel, onPick }) {
     if (found) onPick(found.row);
   };
   const move = (event) => {
-    const [down, across] = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key] ?? [];
+    const [down, across] = ARROWS[event.key] ?? [];
     const picks = panel.sets && cell && (event.key === "Enter" || event.key === " ");
     if (down === undefined && !picks) return;
     event.preventDefault();
@@ -71,8 +72,23 @@ export function Heatmap({ panel, onPick }) {
       onBlur=${() => setCell(null)}
     ></canvas>
     ${known && place.current && html`<i class="instrument-cursor" style=${box(place.current, cell)}></i>`}
-    <p class="instrument-readout muted number" aria-live="polite">${text}</p>
+    <div class="instrument-caption">
+      <p class="instrument-readout muted number" aria-live="polite">${text}</p>
+      <${Scale} panel=${panel} />
+    </div>
   </div>`;
+}
+
+// What the colours mean: the smallest value, a bar, the largest value.
+function Scale({ panel }) {
+  const largest = largestOf(panel);
+  const [low, high] = { unit: [0, 1], signed: [-largest, largest], positive: [0, largest] }[panel.scale];
+  const colour = colours(panel);
+  const stops = [0, 0.25, 0.5, 0.75, 1].map((at) => `rgb(${colour(low + at * (high - low)).join(" ")})`);
+  return html`<p class="instrument-scale muted number">
+    ${format(low, 2)}<span style=${{ background: `linear-gradient(to right, ${stops.join(", ")})` }}></span
+    >${format(high, 2)}
+  </p>`;
 }
 
 const box = ({ left, top, size, height }, { row, column }) => ({
@@ -129,8 +145,11 @@ function paint(canvas, width, panel) {
   return { left, top, size, height };
 }
 
-function colours({ values, scale }) {
-  const largest = Math.max(1e-12, ...values.flat().map((value) => Math.abs(value ?? 0)));
+const largestOf = ({ values }) => Math.max(1e-12, ...values.flat().map((value) => Math.abs(value ?? 0)));
+
+function colours(panel) {
+  const { scale } = panel;
+  const largest = largestOf(panel);
   if (scale === "signed") return (value) => diverging(value / largest);
   return scale === "unit" ? (value) => heat(value) : (value) => heat(value / largest);
 }

@@ -26,7 +26,7 @@ export function Instrument({ instrument, number, count, previous, next, onDone }
       <p class="label">Instrument ${number} of ${count}</p>
       <h2 id="instrument-title">${instrument.title}</h2>
       <p class="instrument-explanation">${instrument.explanation}</p>
-      <${Equation} view="instruments" id=${instrument.id} className="instrument-equation" reserved />
+      <${Equation} view="instruments" id=${instrument.id} className="instrument-formula" reserved />
     </header>
     <section class="instrument-controls panel" aria-label="Controls">
       ${instrument.controls.map(

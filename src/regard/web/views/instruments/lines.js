@@ -5,8 +5,9 @@ import { html, useState } from "../../html.js";
 import { axisLabel, format, logTicks, ticks } from "./format.js";
 import { useWidth } from "./width.js";
 
-const HEIGHT = 230;
-const FRAME = { left: 56, right: 12, top: 10, bottom: 40 };
+const HEIGHT = 250;
+const FRAME = { left: 56, right: 12, top: 32, bottom: 40 };
+const MARK = 14; // where the labels of marks and of the y axis are
 
 function scale(values, log, from, to) {
   let [low, high] = [Math.min(...values), Math.max(...values)];
@@ -58,7 +59,6 @@ export function Lines({ panel }) {
     points.map(([a, b], i) => `${i ? "L" : "M"}${x.at(a).toFixed(1)} ${y.at(b).toFixed(1)}`).join("");
   const found = near === null ? [] : series.map(({ points }) => nearest(points, near));
   const texts = series.map(({ name, points }) => `${name}: from ${format(points[0][1])} to ${format(points.at(-1)[1])}`);
-  const unit = series.length === 1 && series[0].name === panel.y ? "" : panel.y;
   const place = found[0] ? `${panel.x} ${format(found[0][0])}` : "";
   const summary = `${panel.title}. ${texts.join("; ")}`;
   return html`<div class="instrument-plot" ref=${frame}>
@@ -92,19 +92,10 @@ export function Lines({ panel }) {
       <text class="axis" x=${(FRAME.left + width - FRAME.right) / 2} y=${HEIGHT - 6} text-anchor="middle">
         ${panel.x}
       </text>
+      <text class="axis" x="0" y=${MARK} text-anchor="start">${panel.y}</text>
       ${panel.marks
         .filter((mark) => x.at(mark.x) >= FRAME.left - 1 && x.at(mark.x) <= width - FRAME.right + 1)
-        .map(
-          (mark) =>
-            html`<line
-              key=${mark.label}
-              class="mark"
-              x1=${x.at(mark.x)}
-              x2=${x.at(mark.x)}
-              y1=${FRAME.top}
-              y2=${HEIGHT - FRAME.bottom}
-            />`,
-        )}
+        .map((mark) => html`<${Mark} key=${mark.label} label=${mark.label} x=${x.at(mark.x)} width=${width} />`)}
       ${series.map(
         ({ name, points }, i) => html`<path
           key=${name}
@@ -126,7 +117,16 @@ export function Lines({ panel }) {
             >${name}${found[i] ? html`<b class="number"> ${format(found[i][1])}</b>` : ""}
           </li>`,
       )}
-      <li class="muted">${[unit, place].filter(Boolean).join(", ")}</li>
+      <li class="muted">${place}</li>
     </ul>
   </div>`;
+}
+
+// A vertical line with its label above it; the label of the y axis is at the left.
+function Mark({ label, x, width }) {
+  const anchor = x > width - 60 ? "end" : "middle";
+  return html`<g>
+    <line class="mark" x1=${x} x2=${x} y1=${FRAME.top - 8} y2=${HEIGHT - FRAME.bottom} />
+    <text class="axis" x=${x} y=${FRAME.top - 11} text-anchor=${anchor}>${label}</text>
+  </g>`;
 }

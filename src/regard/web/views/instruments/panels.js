@@ -26,12 +26,18 @@ const KINDS = {
 export function Panel({ instrument, panel, onPick }) {
   const Drawing = KINDS[panel.kind];
   return html`<section
-    class=${`panel instrument-panel instrument-${panel.kind}`}
+    class=${classes("panel instrument-panel", isWide(panel) && "wide", `instrument-${panel.kind}`)}
     aria-label=${panel.title || "Numbers"}
   >
     ${panel.title && html`<h3>${panel.title}</h3>`}
     <${Drawing} instrument=${instrument} panel=${panel} onPick=${(index) => panel.sets && onPick(panel.sets, index)} />
   </section>`;
+}
+
+// Nodes side by side need the whole width of the panels.
+function isWide({ kind, nodes }) {
+  if (kind !== "diagram") return kind === "table";
+  return Math.max(...nodes.map(({ y }) => nodes.filter((other) => Math.abs(other.y - y) < 0.01).length)) > 5;
 }
 
 function Numbers({ panel }) {
@@ -94,5 +100,5 @@ function Tokens({ panel, onPick }) {
 
 function PartEquation({ instrument, panel }) {
   const id = `${instrument}/${panel.name}`;
-  return html`<${Equation} view="instruments" id=${id} className="instrument-equation" label=${panel.title} reserved />`;
+  return html`<${Equation} view="instruments" id=${id} className="instrument-formula" label=${panel.title} reserved />`;
 }
