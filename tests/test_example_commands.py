@@ -13,6 +13,7 @@ from regard.cli import app
 from regard.cli.open_model import split_recipe
 from regard.cli.plan import find_spec
 from regard.cli.plan_train import device_plan, overview, parse_devices, parse_split, run_settings
+from regard.cli.tune import METHODS
 from regard.training.overrides import parse_overrides
 from regard.training.recipe import RECIPES, draft_recipe
 from regard.training.resume_settings import parse_changes
@@ -48,7 +49,7 @@ def parse(line: str) -> tuple[str, SimpleNamespace]:
 def is_resolved(line: str) -> bool:
     name, options = parse(line)
     is_of_recipe = name == "verify" and (RECIPES / f"{options.model}.toml").is_file()
-    return is_of_recipe or name in (*TRAIN, "sweep", "plan", "plan train")
+    return is_of_recipe or name in (*TRAIN, "tune", "sweep", "plan", "plan train")
 
 
 @pytest.mark.parametrize("line", examples())
@@ -75,7 +76,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory, demo_run: Path) -> Path:
 @pytest.mark.parametrize("line", [line for line in examples() if is_resolved(line)])
 def test_recipes_and_overrides_are_valid(line: str, reader: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(reader)
-    name, options = parse(line.replace("smollm2", "runs/mine"))  # another model that exists everywhere
+    name, options = parse(re.sub("smollm2|runs/tuned", "runs/mine", line))  # a model that exists everywhere
     if name in ("plan", "verify"):
         find_spec(str(options.model), options.overrides, options.pattern)
     elif name == "plan train":
@@ -91,6 +92,9 @@ def test_recipes_and_overrides_are_valid(line: str, reader: Path, monkeypatch: p
         for values in trials:
             overrides = parse_overrides(options.overrides) | dict(values)
             draft_recipe(read_tables(options.recipe, overrides, options.start, options.data)[1])
+    elif name == "tune":
+        overrides = parse_overrides(options.overrides)
+        draft_recipe(read_tables(METHODS[options.method], overrides, options.model, options.data)[1])
     elif getattr(options, "resume", None) is not None:
         parse_changes(parse_overrides(options.overrides))
     else:

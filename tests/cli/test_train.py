@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from regard.cli import is_expected
+from regard.cli.tune import METHODS
 from regard.data.sources.base import first_epoch
 from regard.data.sources.files import Pydoc
 from regard.models.decoder import Decoder
@@ -28,9 +29,10 @@ from tests.cli.conftest import regard
 
 LITTLE_DATA = ("--data.rows=2", "--data.length=64", "--data.held_out=1", "--tokenizer.documents=50")
 SMALL = (*LITTLE_DATA, "--model.width=24")
+START_FROM_A_MODEL = {"finetune", "sft", *METHODS.values()}  # tests/cli/test_tune.py
 
 
-@pytest.mark.parametrize("recipe", sorted({path.stem for path in RECIPES.glob("*.toml")} - {"finetune", "sft"}))
+@pytest.mark.parametrize("recipe", sorted({path.stem for path in RECIPES.glob("*.toml")} - START_FROM_A_MODEL))
 def test_every_recipe_trains_a_few_steps(recipe: str, tmp_path: Path) -> None:
     result = regard("train", recipe, "--out", tmp_path / "run", "--train.steps=2", *LITTLE_DATA)
     assert result.exit_code == 0, result.output

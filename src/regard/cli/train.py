@@ -2,7 +2,7 @@
 
 from itertools import takewhile
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -40,9 +40,7 @@ def train(
     from rich.console import Console
 
     from regard.training.overrides import parse_overrides
-    from regard.training.recipe import resolve
-    from regard.training.run import Run
-    from regard.training_run import FINE_TUNE, joins_run, read_tables, resume_run, start_run
+    from regard.training_run import FINE_TUNE, read_tables, resume_run
 
     console, (recipe, overrides) = Console(stderr=True), split_recipe(recipe, context.args)
     if resume is not None and show:
@@ -60,15 +58,27 @@ def train(
             "give a recipe, a model to fine-tune (--from MODEL), or a run to continue (--resume RUN)"
         )
     name, tables = read_tables(recipe, parse_overrides(overrides), start, data)
+    start_training(tables, out or Path("runs") / name, device, recipe or FINE_TUNE, show, pattern)
+
+
+def start_training(
+    tables: dict[str, Any], path: Path, device: str, recipe: str, show: bool = False, pattern: str | None = None
+) -> None:
+    """Train in a new run, or only show the recipe, and exit."""
+    from rich.console import Console
+
+    from regard.training.recipe import resolve
+    from regard.training.run import Run
+    from regard.training_run import joins_run, resume_run, start_run
+
     if show:
-        print(header_of(recipe or FINE_TUNE) + resolve(tables, pattern=pattern).recipe.to_toml(), end="")
+        print(header_of(recipe) + resolve(tables, pattern=pattern).recipe.to_toml(), end="")
         return
-    path = out or Path("runs") / name
+    console = Console(stderr=True)
     if joins_run(path):
         raise typer.Exit(resume_run(path, device, console).exit_code)
     Run(path).check_new()  # before the tokenizer is trained, which may take minutes
-    resolved = resolve(tables, pattern=pattern)
-    raise typer.Exit(start_run(path, resolved, device, console).exit_code)
+    raise typer.Exit(start_run(path, resolve(tables, pattern=pattern), device, console).exit_code)
 
 
 def header_of(recipe: str) -> str:

@@ -1,0 +1,71 @@
+"""`regard tune`: fine-tune a model, or align it, by the recipe of a method."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from regard.cli.open_model import DataOption, DeviceOption
+from regard.cli.train import start_training
+from regard.find_model import find_model
+
+METHODS = {  # recipes
+    "sft": "finetune",
+    "reward": "reward",
+    "dpo": "dpo",
+    "kto": "kto",
+    "orpo": "orpo",
+    "simpo": "simpo",
+}
+FULL_RATE = 0.1  # of the learning rate of adapters
+
+
+def tune(
+    context: typer.Context,
+    method: Annotated[str, typer.Argument(metavar="METHOD", help=f"One of {', '.join(METHODS)}.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A run, a model folder, or the name of a model.")],
+    data: DataOption = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The run's directory; runs/METHOD by default.")
+    ] = None,
+    full: Annotated[
+        bool,
+        typer.Option("--full", help="Train all weights, at a tenth of the learning rate, instead of an adapter."),
+    ] = False,
+    device: DeviceOption = "auto",
+    show: Annotated[
+        bool, typer.Option("--show", help="Print the recipe with all its overrides and defaults, and train nothing.")
+    ] = False,
+) -> None:
+    """Tune a model on examples. Every value of the method's recipe can be overridden by its dotted name.
+
+    \b
+    sft      conversations, or prompts with completions
+    reward   a model that scores completions, from preference pairs: prompt, chosen, rejected
+    dpo      preference pairs, relative to the model before tuning
+    simpo    preference pairs, without a reference
+    orpo     preference pairs, beside fine-tuning on the chosen completions
+    kto      single completions that are good or bad: prompt, completion, label
+
+    \b
+    Examples:
+      regard tune sft smollm2 --data chats.jsonl --out runs/tuned
+      regard tune dpo runs/tuned --data pairs.jsonl --objective.beta=0.05
+      regard tune dpo runs/demo --full --data.source=world --data.task=preference
+      regard tune reward smollm2 --data pairs.jsonl --out runs/reward
+      regard train --resume runs/dpo
+    """
+    from regard.spec import suggest_name
+    from regard.training.overrides import parse_overrides
+    from regard.training_run import read_tables
+
+    if method not in METHODS:
+        raise typer.BadParameter(f"{method!r} is not a method; {suggest_name(method, list(METHODS))}")
+    find_model(Path(model))  # before torch is imported: a mistyped name is refused at once
+    overrides = parse_overrides(context.args)
+    _, tables = read_tables(METHODS[method], overrides, model, data)
+    if not {"path", "source", "sources"} & set(tables["data"]):
+        raise typer.BadParameter("there are no examples; give a file or folder with --data")
+    if full and tables.pop("adapter", None) is not None and "train.lr" not in overrides:
+        tables["train"]["lr"] *= FULL_RATE
+    start_training(tables, out or Path("runs") / method, device, METHODS[method], show)

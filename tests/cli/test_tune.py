@@ -1,0 +1,101 @@
+"""`regard tune`: methods, adapters and full weights, resuming, wrong values."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from regard.cli.tune import METHODS
+from regard.training.run import Run
+from tests.cli.conftest import regard
+
+SMALL = ("--train.steps=4", "--train.save_every=2", "--data.rows=2", "--data.length=40", "--data.held_out=1")
+EXAMPLES: dict[str, dict[str, Any]] = {
+    "sft": {"prompt": "Where is Anna?", "completion": " In the park."},
+    "kto": {"prompt": "Where is Anna?", "completion": " In the park.", "label": True},
+    **dict.fromkeys(
+        ("reward", "dpo", "simpo", "orpo"),
+        {"prompt": "Where is Anna?", "chosen": " In the park.", "rejected": " I know."},
+    ),
+}
+
+
+def write_examples(method: str, folder: Path) -> Path:
+    """Twelve examples with different prompts; every second one of single completions is bad."""
+    path = folder / "examples.jsonl"
+    rows = [EXAMPLES[method] | {"prompt": f"Where is Anna {n}?"} for n in range(12)]
+    rows = [row | {"label": n % 2 == 0} if "label" in row else row for n, row in enumerate(rows)]
+    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    return path
+
+
+def weights(run: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in Run.open(run).checkpoint(4).iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("method", "full"),
+    # a new head cannot be trained beside an adapter, so the recipe of reward models has none
+    [(method, full) for method in METHODS for full in (False, True) if full or method != "reward"],
+)
+def test_a_method_trains_and_resumes_with_the_same_result(
+    method: str, full: bool, demo_run: Path, tmp_path: Path
+) -> None:
+    out, stopped = tmp_path / "run", tmp_path / "stopped"
+    arguments = ["--full"] if full else [] if method != "sft" else ["--adapter.rank=4"]
+    result = regard(
+        "tune", method, demo_run, "--data", write_examples(method, tmp_path), "--out", out, *SMALL, *arguments
+    )
+    assert result.exit_code == 0, result.output
+    assert ("adapter" in Run.open(out).config) != full
+    shutil.copytree(out, stopped)
+    shutil.rmtree(Run.open(stopped).checkpoint(4))  # as if it had been killed after step 2
+    resumed = regard("train", "--resume", stopped)
+    assert resumed.exit_code == 0, resumed.output
+    assert weights(stopped) == weights(out)
+
+
+def test_full_weights_have_a_tenth_of_the_rate_unless_it_is_given(demo_run: Path, tmp_path: Path) -> None:
+    data = write_examples("dpo", tmp_path)
+    for arguments, rate in (((), "0.0001"), (("--full",), "1e-05"), (("--full", "--train.lr=0.003"), "0.003")):
+        result = regard("tune", "dpo", demo_run, "--data", data, "--show", *arguments)
+        assert result.exit_code == 0, result.output
+        assert f"lr = {rate}\n" in result.output, result.output
+        assert ("[adapter]" in result.output) == ("--full" not in arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("dop", "RUN", "--data", "DATA"), "did you mean 'dpo'?"),
+        (("dpo", "RUN"), "give a file or folder with --data"),
+        (("dpo", "nowhere", "--data", "DATA"), "nowhere"),
+        (("kto", "RUN", "--data", "DATA"), "needs examples with prompt, completion, label"),
+        (("dpo", "RUN", "--data", "DATA", "--objective.beta=0"), "beta=0.0 must be positive"),
+        (("dpo", "RUN", "--data", "DATA", "--objective.loss=huber"), "huber"),
+    ],
+)
+def test_wrong_values_are_refused_and_leave_no_run(
+    arguments: tuple[str, ...], message: str, demo_run: Path, tmp_path: Path
+) -> None:
+    places = {"RUN": demo_run, "DATA": write_examples("dpo", tmp_path)}
+    result = regard("tune", *(places.get(argument, argument) for argument in arguments), "--out", tmp_path / "run")
+    assert result.exit_code != 0 and message in f"{result.output} {result.exception}"
+    assert not (tmp_path / "run").exists()
+
+
+def test_more_steps_compute_the_missing_log_probabilities_with_the_first_weights(
+    demo_run: Path, tmp_path: Path
+) -> None:
+    """Rows that only the longer run sees are compared with the model before training, not with the trained one."""
+    short, long = tmp_path / "short", tmp_path / "long"
+    common = ["tune", "dpo", demo_run, "--full", "--data.source=world", "--data.task=preference", "--data.rows=2"]
+    constant = ("--train.schedule.kind=constant", "--train.schedule.warmup=0")
+    assert regard(*common, "--out", short, "--train.steps=2", *constant).exit_code == 0
+    result = regard("train", "--resume", short, "--train.steps=4", "--extend")
+    assert result.exit_code == 0, result.output
+    assert regard(*common, "--out", long, "--train.steps=4", *constant).exit_code == 0
+    files = ("model.safetensors", "optimizer.safetensors")
+    assert all(weights(short)[file] == weights(long)[file] for file in files)
