@@ -12,7 +12,7 @@ from regard.text.chat import ASSISTANT, END, USER
 
 @dataclass(frozen=True)
 class WorldStories(DataSource):
-    """By default conversations: a story, then questions and answers in turns.
+    """By default conversations: a story, then questions and answers in turns; documents are the same as plain text.
 
     The next event of a story is random. A model trained equally on all tokens spends its capacity on predicting events
     long before it learns to retrieve facts. Answers therefore have weight 1, story and questions less.
@@ -20,8 +20,8 @@ class WorldStories(DataSource):
 
     level: int = 1  # difficulty
     task: str = "chat"  # regard/data/world/tasks.py: translation, pairs, event_kind, yes_no, entities …
-    story_weight: float = 0.1  # loss weight of the story in a conversation
-    question_weight: float = 0.0  # loss weight of the questions in a conversation
+    story_weight: float = 0.1  # loss weight of the story in a conversation or document
+    question_weight: float = 0.0  # loss weight of the questions in a conversation or document
 
     def check(self) -> None:
         super().check()
@@ -42,6 +42,8 @@ class WorldStories(DataSource):
     def example(self, seed: int, split: str) -> Example:
         if self.task == "chat":
             return self.conversation(story(seed, self.level, split))
+        if self.task == "document":
+            return self.document(story(seed, self.level, split))
         return example(self.task, seed, self.level, split)
 
     def conversation(self, story: Story) -> Example:
@@ -56,3 +58,9 @@ class WorldStories(DataSource):
                 Span(END, special=True),
             ]
         return {"spans": tuple(spans)}
+
+    def document(self, story: Story) -> Example:
+        spans = [Span(story.text, self.story_weight)]
+        for question in story.questions:
+            spans += [Span(f" {question.text}", self.question_weight), Span(f" {question.answer}.")]
+        return {"spans": (*spans, Span(END, special=True))}

@@ -58,6 +58,12 @@ def story_text(seed: int, level: int, split: str) -> dict[str, Any]:
     return {"text": story(seed, level, split).text}
 
 
+def document(seed: int, level: int, split: str) -> dict[str, Any]:
+    """A story, then questions with their answers, as plain text."""
+    tale = story(seed, level, split)
+    return {"text": " ".join([tale.text, *(f"{question.text} {question.answer}." for question in tale.questions)])}
+
+
 def story_sentences(seed: int, level: int, split: str) -> dict[str, Any]:
     return {"sentences": list(story(seed, level, split).sentences)}
 
@@ -142,6 +148,7 @@ def pairs(seed: int, level: int, split: str, sentences: int = SENTENCES) -> dict
 
 TASKS: dict[str, Callable[[int, int, str], dict[str, Any]]] = {
     "story": story_text,
+    "document": document,
     "sentences": story_sentences,
     "chat": chat,
     "translation": translation,
