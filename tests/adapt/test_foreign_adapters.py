@@ -128,7 +128,7 @@ def test_adapters_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     config = json.loads((folder / "adapter_config.json").read_text())
     assert config["target_modules"] == [f"model.layers.{i}.self_attn.q_proj" for i in range(2)]
     for change, message in (
-        ({"use_dora": True}, "use_dora=True is not supported"),
+        ({"use_dora": True}, "missing .*lora_magnitude_vector"),
         ({"rank_pattern": {".*": 3}}, "use names of layers"),
         ({"rank_pattern": {"q_proj": "3"}}, "use names of layers"),
         ({"r": 4}, "has shape"),

@@ -12,8 +12,9 @@ import pytest
 import torch
 from torch import nn
 
-from regard.adapt import AdapterError, LoRA, add_lora
+from regard.adapt import AdapterError, LoRA, add_lora, disable_adapters
 from regard.adapt.lora_weights import lora_weights, without_gradients
+from regard.adapt.targets import select_weights
 from regard.engine.beam import Beams
 from regard.engine.contrastive import ContrastiveOptions
 from regard.engine.engine import Engine
@@ -66,13 +67,16 @@ def models() -> dict[str, DecoderModule]:
 
 
 def adapted(model: nn.Module, rank: int, targets="all-linear") -> nn.Module:
-    """A copy of the model with one random adapter; the weights of the model are shared."""
+    """A copy of the model with one random adapter; the weights of the model are shared. Rank 3: DoRA, 8: rsLoRA."""
     version = without_gradients(model)
-    add_lora(version, LoRA(rank, 4.0 + rank, targets), seed=rank)
+    dora = rank == 3 and not any(weight.stacked for weight in select_weights(version, targets).values())
+    add_lora(version, LoRA(rank, 4.0 + rank, targets, rslora=rank == 8, dora=dora), seed=rank)
     generator = torch.Generator().manual_seed(rank)
     for name, parameter in version.named_parameters():
         if "lora_B" in name:
             nn.init.normal_(parameter, std=0.4, generator=generator)
+        if "lora_magnitude_vector" in name:
+            parameter.data *= torch.linspace(0.5, 1.5, len(parameter)).to(parameter)
     return version.eval()
 
 
@@ -177,6 +181,15 @@ def test_without_an_adapter_nothing_changes(models) -> None:
     assert all(torch.equal(tensor, weights[name]) for name, tensor in model.state_dict().items())
 
 
+def test_a_prefix_is_not_shared_with_the_model_without_its_adapter(models) -> None:
+    model = adapted(models["gqa"], 3)
+    engine, expected = open_engine(model), generate(open_engine(models["gqa"]), prompt(20))
+    with_adapter = generate(engine, prompt(20))
+    with disable_adapters(model):
+        assert generate(engine, prompt(20)) == expected != with_adapter
+    assert generate(engine, prompt(20)) == with_adapter and engine.metrics()["prefix_hit_tokens"] > 0
+
+
 def test_prefixes_of_different_adapters_are_not_shared(models) -> None:
     model = models["gqa"]
     engine, ids = open_engine(model), prompt(22)
@@ -232,7 +245,7 @@ def test_layers_that_cannot_have_many_adapters_are_refused_by_name(models) -> No
 
 def test_beam_and_contrastive_search_with_adapters(models) -> None:
     model, ids = models["gqa"], prompt(9)
-    versions = {"a": adapted(model, 3), "b": adapted(model, 4)}
+    versions = {"a": adapted(model, 5), "b": adapted(model, 4)}
     engine = open_engine(model, rows=5, blocks=60, max_loras=1)
     for name, each in versions.items():
         engine.load_adapter(name, lora_weights(each))

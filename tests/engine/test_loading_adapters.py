@@ -127,6 +127,7 @@ def test_weights_on_the_host_are_copies(tiny) -> None:
     engine, expected = open_engine(model), generate(open_engine(source), prompt(5))
     weights: LoraWeights = lora_weights(source)
     engine.load_adapter("a", weights)
-    for a, b in weights.layers.values():
-        a.zero_(), b.zero_()
+    for a, b, gain in weights.layers.values():
+        assert gain is not None  # of DoRA
+        a.zero_(), b.zero_(), gain.zero_()
     assert generate(engine, prompt(5), adapter="a") == expected

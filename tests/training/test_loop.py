@@ -174,25 +174,34 @@ def test_a_finished_run_is_not_changed(tmp_path: Path) -> None:
     assert outcome(tmp_path) == before
 
 
-def adapted_model() -> torch.nn.Module:
+DROPOUT = LoRA(rank=2, dropout=0.1)
+
+
+def adapted_model(lora: LoRA = DROPOUT) -> torch.nn.Module:
     model = SPEC.build(0)
-    add_lora(model, LoRA(rank=2, dropout=0.1), seed=1)
+    add_lora(model, lora, seed=1)
     return model
 
 
-def test_only_adapters_are_trained_and_resumed_exactly(tmp_path: Path) -> None:
-    trainer(tmp_path / "undisturbed", model=adapted_model()).train()
+@pytest.mark.parametrize("lora", [DROPOUT, LoRA(2, 4.0, ("q_proj", "v_proj"), 0.1, True, True, "pissa_niter_2")])
+def test_only_adapters_are_trained_and_resumed_exactly(tmp_path: Path, lora: LoRA) -> None:
+    trainer(tmp_path / "undisturbed", model=adapted_model(lora)).train()
     trainer(
         tmp_path / "stopped",
-        model=adapted_model(),
+        model=adapted_model(lora),
         listener=RecordingListener(at=4, action=lambda: signal.raise_signal(2)),
     ).train()
-    trained = trainer(tmp_path / "stopped", model=adapted_model())
+    restored = adapted_model(lora)
+    with torch.no_grad():  # the checkpoint has the matrices that PiSSA started from
+        for name, parameter in restored.named_parameters():
+            if "lora_" in name:
+                parameter.zero_()
+    trained = trainer(tmp_path / "stopped", model=restored)
     trained.train()
     assert outcome(tmp_path / "stopped") == outcome(tmp_path / "undisturbed")
-    initial = dict(adapted_model().named_parameters())
+    initial = dict(adapted_model(lora).named_parameters())
     changed = {name for name, p in trained.model.named_parameters() if not torch.equal(p, initial[name])}
-    assert changed == {name for name in initial if "lora_" in name}
+    assert changed == {name for name in initial if "lora_" in name and "lora_init_" not in name}
 
 
 def test_resuming_with_another_model_is_refused(tmp_path: Path) -> None:

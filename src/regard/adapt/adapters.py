@@ -1,7 +1,7 @@
 """The adapters of a model: adding, activating, merging and unmerging them.
 
 A model can have several adapters with different names. At most one is active, and only its parameters are trainable.
-Merging computes W + (α / r) B A once; the merged model is as fast as the original.
+Merging computes the adapted weight once, W + (α / r) B A; the merged model is as fast as the original.
 """
 
 import re
@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from regard.adapt.lora import LoRA, LoRALayer, LoRALinear, LoRAWeight
+from regard.adapt.pissa import INIT
 from regard.adapt.targets import AdaptableWeight, AdapterError, check_module, original_parameter, select_weights
 from regard.parts.experts import GroupedLinear
 
@@ -52,6 +53,22 @@ def check_new_adapter(model: nn.Module, weights: dict[str, AdaptableWeight], lor
         raise AdapterError(
             f"lora: dropout={lora.dropout} does not work for stacked weights ({stacked[0]}); set it to 0"
         )
+    if lora.dora and stacked:
+        raise AdapterError(
+            f"lora: dora does not work for stacked weights ({stacked[0]}), as in PEFT; leave it out, or name other "
+            "targets"
+        )
+    if lora.init != INIT:
+        check_principal_rank(weights, lora.rank)
+
+
+def check_principal_rank(weights: dict[str, AdaptableWeight], rank: int) -> None:
+    for layer, weight in weights.items():
+        if rank > (largest := min(weight.weight.shape[-2:])):
+            raise AdapterError(
+                f"lora: rank={rank} is larger than the number of singular values of {layer}, {largest}; choose a "
+                "smaller rank, another init, or other targets"
+            )
 
 
 def add_adapter(model: nn.Module, weight: AdaptableWeight, lora: LoRA, name: str) -> None:
@@ -107,9 +124,8 @@ def set_adapter(model: nn.Module, name: str | None) -> None:
         check_adapter(model, name)
     for layer in adapters(model).values():
         layer.active = name
-        for matrices in (layer.lora_A, layer.lora_B):
-            for key, matrix in matrices.items():
-                matrix.requires_grad_(key == name)
+        for key, parameter in layer.trained():
+            parameter.requires_grad_(key == name)
 
 
 @contextmanager
@@ -117,7 +133,8 @@ def disable_adapters(model: nn.Module) -> Generator[None]:
     """Compute without adapters inside the block, for example the log-probabilities of the reference model.
 
     The logits are bitwise those of the model before `add_lora`. Which parameters are trainable does not change, and
-    the end of the block activates the same adapters again, also after an exception.
+    the end of the block activates the same adapters again, also after an exception. The CUDA graphs of an engine keep
+    the adapter that was active when they were captured.
     """
     layers = adapters(model)
     if not layers:

@@ -5,13 +5,14 @@ several of ours: fused q, k and v. With W = [W_q; W_v], the adapters of q and v 
 
     A = [A_q; A_v]        B = [[B_q, 0], [0, B_v]]
 
-with twice the alpha, which `rank_pattern` and `alpha_pattern` state for this layer. On reading, every layer of ours has
-the A of the fused layer and its own rows of B. Layers stored as (in, out) are those with `fan_in_fan_out`.
+with the alpha of the same scale, which `rank_pattern` and `alpha_pattern` state for this layer. On reading, every layer
+of ours has the A of the fused layer and its own rows of B. DoRA's magnitudes are joined as rows are; those of parts
+without an adapter are the norms of their rows. Layers stored as (in, out) are those with `fan_in_fan_out`.
 """
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from regard.adapt.adapters import DEFAULT, adapter_paths, add_lora_to, check_new
 from regard.adapt.lora import LoRA, LoRALayer
 from regard.adapt.peft import (
     CONFIG,
+    MAGNITUDE,
+    MATRICES,
     TENSORS,
     adapter_config,
     check_shared,
@@ -31,15 +34,16 @@ from regard.adapt.peft import (
     read_config,
     read_options,
     read_tensors,
+    spec_of,
     tensor_name,
     write_adapter,
 )
+from regard.adapt.pissa import INIT, from_residual
 from regard.adapt.targets import AdapterError, adaptable_weights, ends_in, select_weights
 from regard.weights.ops import InterleavePairs, Split, Transpose
 from regard.weights.table import Link, Table, match_placeholders
 
 TASK_TYPES = {"decoder": "CAUSAL_LM", "encoder_decoder": "SEQ_2_SEQ_LM"}
-SIDES = ("lora_A", "lora_B")
 
 
 @dataclass(frozen=True)
@@ -48,9 +52,17 @@ class ForeignLayer:
 
     path: str
     ours: tuple[str, ...]
-    sizes: tuple[int, ...]  # rows of ours
-    inputs: int
+    weights: tuple[Tensor, ...]  # of ours
     link: Link
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Rows of ours."""
+        return tuple(len(weight) for weight in self.weights)
+
+    @property
+    def inputs(self) -> int:
+        return self.weights[0].shape[1]
 
     @property
     def transposed(self) -> bool:
@@ -69,20 +81,19 @@ class ForeignLayer:
 
 def foreign_layers(model: nn.Module, table: Table) -> dict[str, ForeignLayer]:
     """Their layers by path, of which all parts are linear layers of our model."""
-    weights = adaptable_weights(model).values()
-    shapes = {f"{name}.weight": w.weight.shape for w in weights if not w.stacked for name in w.names}
+    adaptable = adaptable_weights(model).values()
+    weights = {f"{name}.weight": w.weight.detach() for w in adaptable if not w.stacked for name in w.names}
     found = {}
-    for name in shapes:
+    for name in weights:
         for link in table.links:
             values = match_placeholders(link.ours[0], name)
             ours = [] if values is None else [pattern.format(**values) for pattern in link.ours]
-            if values is None or not all(part in shapes for part in ours) or not keeps_columns(link):
+            if values is None or not all(part in weights for part in ours) or not keeps_columns(link):
                 continue
             path, dot, leaf = link.foreign_names(values, 1)[0].rpartition(".")
             if leaf == "weight":
                 parts = tuple(part.removesuffix(".weight") for part in ours)
-                sizes = tuple(shapes[part][0] for part in ours)
-                found[path] = ForeignLayer(path, parts, sizes, shapes[name][1], link)
+                found[path] = ForeignLayer(path, parts, tuple(weights[part] for part in ours), link)
     return found
 
 
@@ -107,6 +118,7 @@ def export_adapter(
             f"{min(missing)} has no linear layer of its own in models of this family, so PEFT cannot adapt it there; "
             "merge the adapter into the model: regard export --merge"
         )
+    lora = spec_of(model, name).of_original
     ranks: dict[str, int] = {}
     tensors: dict[str, Tensor] = {}
     for layer in layers:
@@ -116,31 +128,42 @@ def export_adapter(
             tensor_name(layer.path, "lora_A"): a.contiguous(),
             tensor_name(layer.path, "lora_B"): b.contiguous(),
         }
+        if lora.dora:
+            tensors[tensor_name(layer.path, MAGNITUDE)] = join_magnitudes(layer, adapted, name)
     config: dict[str, Any] = adapter_config(model, name, identity, base) | {
         "target_modules": [layer.path for layer in layers],
         "target_parameters": None,
         "fan_in_fan_out": any(layer.transposed for layer in layers),
         "task_type": TASK_TYPES.get(getattr(model.spec, "kind", "")),
     }
-    rank, alpha = config["r"], config["lora_alpha"]
-    fused = {path: value for path, value in ranks.items() if value != rank}
-    patterns = {"rank_pattern": fused, "alpha_pattern": {p: alpha * value / rank for p, value in fused.items()}}
+    fused = {path: rank for path, rank in ranks.items() if rank != lora.rank}
+    alphas = {path: lora.with_rank(rank).alpha for path, rank in fused.items()}
+    patterns = {"rank_pattern": fused, "alpha_pattern": alphas}
     write_adapter(Path(folder), config | (patterns if fused else {}), tensors)
 
 
 def join_adapters(layer: ForeignLayer, adapted: Mapping[str, LoRALayer], name: str) -> tuple[Tensor, Tensor]:
     """A and B of the adapters of the layer's parts as one adapter."""
-    parts = [path for path in layer.ours if path in adapted]
-    a = torch.cat([adapted[path].matrix("A", name).detach() for path in parts])  # (n·r, in)
+    parts = {path: adapted[path].matrices(name) for path in layer.ours if path in adapted}
+    a = torch.cat([a for a, _ in parts.values()])  # (n·r, in)
     rank = len(a) // len(parts)
     blocks = []
     for path, size in zip(layer.ours, layer.sizes, strict=True):
         block = a.new_zeros(size, len(a))
         if path in parts:
-            column = parts.index(path) * rank
-            block[:, column : column + rank] = adapted[path].matrix("B", name).detach()
+            column = [*parts].index(path) * rank
+            block[:, column : column + rank] = parts[path][1]
         blocks.append(block)
     return a, layer.join(blocks)  # (out, n·r)
+
+
+def join_magnitudes(layer: ForeignLayer, adapted: Mapping[str, LoRALayer], name: str) -> Tensor:
+    """(out,)"""
+    magnitudes = [
+        adapted[path].magnitude(name).detach() if path in adapted else weight.norm(dim=1)
+        for path, weight in zip(layer.ours, layer.weights, strict=True)
+    ]
+    return layer.join([magnitude.unsqueeze(1) for magnitude in magnitudes])[:, 0].contiguous()
 
 
 def load_foreign_adapter(model: nn.Module, folder: Path | str, table: Table, name: str = DEFAULT) -> list[str]:
@@ -160,38 +183,56 @@ def load_foreign_adapter(model: nn.Module, folder: Path | str, table: Table, nam
             f"{folder}: {unknown[0]} is not a linear layer that this model has (and {len(unknown) - 1} more); load the "
             "adapter into the model that it was trained for"
         )
-    if options.get("use_rslora") and (options.get("rank_pattern") or options.get("alpha_pattern")):
-        raise AdapterError(f"{folder}: use_rslora with rank_pattern or alpha_pattern is not supported; use one of them")
-    ranks = {path: pattern_value(options.get("rank_pattern"), path, lora.rank) for path in stored}
-    alphas = {path: pattern_value(options.get("alpha_pattern"), path, lora.alpha) for path in stored}
-    shapes = {}
-    for path, own in canonical.items():
-        layer, rank = layers[own], ranks[path]
-        shapes[tensor_name(path, "lora_A")] = [rank, layer.inputs]
-        shapes[tensor_name(path, "lora_B")] = [sum(layer.sizes), rank]
-    tensors = read_tensors(folder / TENSORS, shapes, shapes.keys())
-    uniform = len(set(ranks.values())) == 1 and len(set(alphas.values())) == 1
-    largest = max(ranks.values())
+    stored_loras = {path: layer_spec(options, lora, path) for path in stored}
+    tensors = read_layers(folder / TENSORS, {path: layers[own] for path, own in canonical.items()}, stored_loras)
+    loras = {path: each.of_original for path, each in stored_loras.items()}
+    first, largest = next(iter(loras.values())), max(each.rank for each in loras.values())
+    uniform = all(each == first for each in loras.values())
     ours: dict[str, Tensor] = {}
     for path, own in canonical.items():
-        a, b = (tensors[tensor_name(path, side)] for side in SIDES)
+        a, b = (tensors[tensor_name(path, side)] for side in MATRICES)
         if not uniform:  # one rank for all layers: the others are filled with zeros, and B includes the scale
-            fill = (0, 0, 0, largest - len(a))
-            a, b = (
-                nn.functional.pad(a, fill),
-                nn.functional.pad(b * (alphas[path] / ranks[path]), (0, largest - len(a))),
-            )
+            extra = largest - len(a)
+            a, b = nn.functional.pad(a, (0, 0, 0, extra)), nn.functional.pad(b * loras[path].scale, (0, extra))
         for part, rows in zip(layers[own].ours, layers[own].split(b), strict=True):
             ours |= {tensor_name(part, "lora_A"): a, tensor_name(part, "lora_B"): rows}
+        if lora.dora:
+            split = layers[own].split(tensors[tensor_name(path, MAGNITUDE)].unsqueeze(1))
+            ours |= {tensor_name(part, MAGNITUDE): m[:, 0] for part, m in zip(layers[own].ours, split, strict=True)}
     paths = tuple(part for own in canonical.values() for part in layers[own].ours)
-    alpha = next(iter(alphas.values())) if uniform else float(largest)
-    lora = LoRA(largest, alpha, paths, lora.dropout)
+    if not uniform:
+        first = replace(first, rank=largest, alpha=float(largest), rslora=False)
+    lora = replace(first, targets=paths)
     weights = select_weights(model, paths)
     check_new_adapter(model, weights, lora, name)
     check_shared(folder / TENSORS, weights, ours, identity)
     added = add_lora_to(model, weights, lora, name=name)
     copy_tensors(model, name, ours, identity)
     return added
+
+
+def layer_spec(options: Mapping[str, Any], lora: LoRA, path: str) -> LoRA:
+    """The adapter of one layer, with its rank and alpha of the patterns."""
+    rank = pattern_value(options.get("rank_pattern"), path, lora.rank)
+    return replace(lora, rank=int(rank), alpha=pattern_value(options.get("alpha_pattern"), path, lora.alpha))
+
+
+def read_layers(file: Path, layers: Mapping[str, ForeignLayer], loras: Mapping[str, LoRA]) -> dict[str, Tensor]:
+    """The tensors of a file; those of PiSSA converted to adapters of the original weights."""
+    shapes = {}
+    for path, layer in layers.items():
+        outputs, rank = sum(layer.sizes), loras[path].rank
+        shapes |= {tensor_name(path, "lora_A"): [rank, layer.inputs], tensor_name(path, "lora_B"): [outputs, rank]}
+        if loras[path].dora:
+            shapes[tensor_name(path, MAGNITUDE)] = [outputs]
+    tensors = read_tensors(file, shapes, shapes.keys())
+    for path, layer in layers.items():
+        if loras[path].init != INIT:
+            weight = layer.join(layer.weights)
+            a, b = (tensor_name(path, side) for side in MATRICES)
+            rank, scale = loras[path].rank, loras[path].scale
+            tensors[a], tensors[b] = from_residual(tensors[a], tensors[b], weight, rank, scale)
+    return tensors
 
 
 def has_foreign_names(model: nn.Module, folder: Path) -> bool:
@@ -207,7 +248,8 @@ def stored_layers(file: Path) -> list[str]:
             names = list(stream.keys())
     except (OSError, SafetensorError) as error:
         raise AdapterError(f"{file} cannot be read: {error}") from error
-    matches = [re.fullmatch(r"base_model\.model\.(.+)\.lora_[AB]\.weight", name) for name in names]
+    parts = r"base_model\.model\.(.+)\.(?:lora_[AB]\.weight|lora_magnitude_vector)"
+    matches = [re.fullmatch(parts, name) for name in names]
     unknown = [name for name, match in zip(names, matches, strict=True) if match is None]
     if unknown or not names:
         raise AdapterError(

@@ -11,7 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.adapt.lora import LoRALayer
 from regard.adapt.replace_modules import replace_modules
+from regard.adapt.targets import AdapterError
 
 MAX_ROWS = 32  # with more rows, a product in float32 is faster than the kernel
 
@@ -50,6 +52,10 @@ def quantize_int8(model: nn.Module) -> list[str]:
     Embeddings, norms, experts and other parameters keep their dtype. An output layer that shares its
     matrix with the embedding gets a matrix of its own.
     """
+
+    for name, module in model.named_modules():
+        if isinstance(module, LoRALayer) and any(lora.dora for lora in module.loras.values()):
+            raise AdapterError(f"{name} has a DoRA adapter, which needs the norms of the weights; merge it first")
 
     def make(_: str, module: nn.Module) -> nn.Module:
         assert isinstance(module, nn.Linear)

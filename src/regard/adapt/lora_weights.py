@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from regard.adapt.adapters import adapter_paths, adapters, merge_lora, resolve_adapter
 from regard.adapt.foreign_adapters import has_foreign_names, load_foreign_adapter
-from regard.adapt.lora import LoRAWeight
+from regard.adapt.lora import LoRALinear, LoRAWeight
 from regard.adapt.peft import load_adapter
 from regard.adapt.targets import AdapterError, check_module
 from regard.weights.table import Table
@@ -23,14 +23,15 @@ from regard.weights.table import Table
 
 class LayerMatrices(NamedTuple):
     a: Tensor  # (r, in), for experts (X, r, in)
-    b: Tensor  # (out, r), for experts (X, out, r)
+    b: Tensor  # (out, r), for experts (X, out, r); of DoRA with the factors of the outputs
+    gain: Tensor | None = None  # (out,) of DoRA: the factors of the outputs of the layer
 
 
 @dataclass(frozen=True)
 class LoraWeights:
     layers: dict[str, LayerMatrices]  # by the first name of the layer
     rank: int
-    scale: float  # α / r
+    scale: float  # α / r, or α / √r
 
 
 def lora_weights(model: nn.Module, name: str | None = None) -> LoraWeights:
@@ -45,9 +46,19 @@ def lora_weights(model: nn.Module, name: str | None = None) -> LoraWeights:
                     f"{paths[0]} is a stacked parameter, whose adapter cannot be mixed with others in a batch; merge "
                     "this adapter (--adapter), or train one of linear layers only"
                 )
-            layers[paths[0]] = LayerMatrices(*(layer.matrix(side, name).detach() for side in ("A", "B")))
-            specs.append(layer.loras[name])
+            assert isinstance(layer, LoRALinear)
+            layers[paths[0]] = layer_matrices(layer, name)
+            specs.append(layer.loras[name].of_original)
     return LoraWeights(layers, specs[0].rank, specs[0].scale)
+
+
+@torch.no_grad()
+def layer_matrices(layer: LoRALinear, name: str) -> LayerMatrices:
+    a, b = layer.matrices(name)
+    if not layer.loras[name].dora:
+        return LayerMatrices(a, b)
+    gain = layer.gain(layer.base.weight, name)
+    return LayerMatrices(a, (gain.unsqueeze(-1) * b).to(b.dtype), gain)
 
 
 def read_lora(model: nn.Module, folder: Path | str, table: Callable[[], Table]) -> LoraWeights:

@@ -1,6 +1,7 @@
 """Linear layers with many adapters in memory, one for each row of a batch.
 
-    y = W x + s_i B_i A_i x          i: the slot of the row's adapter, or none
+    y = W x + s_i B_i A_i x                      i: the slot of the row's adapter, or none
+    y = W x + (g_i - 1) ⊙ W x + s_i B_i A_i x    DoRA, with B_i that includes the factors g_i of the outputs
 
 The matrices of all adapters are stacked by slot (kernels/many_lora.py). Before a forward, `AdapterRows` gets the slot
 of every row; all layers share it. The layers replace those of a copy of the model's modules that shares all weights,
@@ -11,6 +12,7 @@ router notes which token a sorted row belongs to.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +26,7 @@ from regard.parts.experts import ExpertsModule
 from regard.parts.router import RouterModule, Routing
 from regard.spec import suggest_name
 
+LayerTensors = tuple[Tensor, Tensor, Tensor | None]  # a, b and gain of ManyLora
 MIN_RANK = 8  # ranks are rounded up to a power of two, so that most adapters fit into the first tensors
 
 
@@ -76,6 +79,7 @@ class ManyLora(nn.Module):
     a: Tensor
     b: Tensor
     scale: Tensor
+    gain: Tensor | None
 
     def __init__(self, base: nn.Module, weight: Tensor, rows: AdapterRows):
         super().__init__()
@@ -88,28 +92,51 @@ class ManyLora(nn.Module):
         self.register_buffer("a", a.flatten(0, -3), persistent=False)  # (G, r, in), G = max_loras · experts, if any
         self.register_buffer("b", b.flatten(0, -3), persistent=False)  # (G, out, r)
         self.register_buffer("scale", torch.zeros(len(self.a), dtype=precision, device=a.device), persistent=False)
+        self.register_buffer("gain", None, persistent=False)  # (G + 1, out) g - 1; the last row, of no adapter, is zero
 
     def forward(self, x: Tensor, *ends: Tensor) -> Tensor:
         y = self.base(x, *ends).contiguous()
         index = self.rows.sorted if ends else self.rows.of(x)
         assert index is not None, "a router notes the order of its rows before the experts run"
+        if self.gain is not None:
+            self.scale_outputs(y, self.gain, index)
         add_lora(y, x, self.a, self.b, self.scale, index)
         return y
+
+    def scale_outputs(self, y: Tensor, gain: Tensor, index: Tensor) -> None:
+        """Multiply W x in y by the factors of each row's adapter, in place; rows without one are not changed."""
+        bias: Any = self.base.bias
+        rows = y.view(len(index), -1, y.shape[-1])  # (N, L, out)
+        rows += gain[index.long()].unsqueeze(1) * (rows if bias is None else rows - bias)
 
     @property
     def rank(self) -> int:
         return self.a.shape[-2]
 
-    def grown(self, rank: int) -> tuple[Tensor, Tensor]:
-        """New tensors a and b for adapters of this rank. CUDA graphs that were captured before read the old ones."""
-        extra = max(MIN_RANK, 1 << (rank - 1).bit_length()) - self.rank
-        return nn.functional.pad(self.a, (0, 0, 0, extra)), nn.functional.pad(self.b, (0, extra))
+    def fits(self, matrices: LayerMatrices) -> bool:
+        """Whether there is room for an adapter of this rank and kind."""
+        return self.rank >= matrices.a.shape[-2] and (self.gain is not None or matrices.gain is None)
+
+    def grown(self, matrices: LayerMatrices) -> LayerTensors:
+        """New tensors with room for an adapter. CUDA graphs that were captured before read the old ones."""
+        a, b, gain = self.tensors()
+        if (rank := matrices.a.shape[-2]) > self.rank:
+            extra = max(MIN_RANK, 1 << (rank - 1).bit_length()) - self.rank
+            a, b = nn.functional.pad(a, (0, 0, 0, extra)), nn.functional.pad(b, (0, extra))
+        if gain is None and matrices.gain is not None:
+            gain = b.new_zeros(len(b) + 1, b.shape[1])
+        return a, b, gain
+
+    def tensors(self) -> LayerTensors:
+        return self.a, self.b, self.gain
 
     def load(self, slot: int, matrices: LayerMatrices | None, scale: float) -> None:
         """Copy an adapter into a slot; None: the adapter does not change this layer."""
         a, b = (tensor.unflatten(0, self.groups)[..., slot, :, :] for tensor in (self.a, self.b))
         a.zero_()
         b.zero_()
+        if self.gain is not None:
+            self.gain[slot] = 0 if matrices is None or matrices.gain is None else matrices.gain - 1
         if matrices is not None:
             rank = matrices.a.shape[-2]
             a[..., :rank, :].copy_(matrices.a)
@@ -148,7 +175,7 @@ class AdaptedModel:
 
     def check(self, adapter: LoraWeights) -> None:
         """Raise AdapterError if the adapter does not fit the model, or changes a layer that cannot have many."""
-        for path, (a, b) in adapter.layers.items():
+        for path, (a, b, gain) in adapter.layers.items():
             if path not in self.weights:
                 raise AdapterError(
                     f"the adapter changes {path}, for which requests of one batch cannot have different adapters; "
@@ -157,7 +184,7 @@ class AdaptedModel:
             weight = self.weights[path].weight
             *experts, outputs, inputs = weight.shape
             expected = (*experts, adapter.rank, inputs), (*experts, outputs, adapter.rank)
-            if (tuple(a.shape), tuple(b.shape)) != expected:
+            if (tuple(a.shape), tuple(b.shape)) != expected or gain is not None and (experts or len(gain) != outputs):
                 raise AdapterError(
                     f"the adapter of {path} has A {tuple(a.shape)} and B {tuple(b.shape)}, but this model needs "
                     f"{expected[0]} and {expected[1]}; load it with the model that it was trained on"
@@ -175,20 +202,21 @@ class AdaptedModel:
             if path not in self.layers
         }
         layers = {path: added.get(path) or self.layers[path] for path in adapter.layers}
-        grown = [(layer, *layer.grown(adapter.rank)) for layer in layers.values() if layer.rank < adapter.rank]
-        before = [(layer, layer.a, layer.b) for layer, _, _ in grown]
+        small = {layer: adapter.layers[path] for path, layer in layers.items() if not layer.fits(adapter.layers[path])}
+        grown = [(layer, layer.grown(matrices)) for layer, matrices in small.items()]
+        before = [(layer, layer.tensors()) for layer in small]
 
         def undo() -> None:
             for path in added:
                 self.put(path, self.layers.pop(path).base)
-            write_matrices(before)
+            write_tensors(before)
 
         for path, layer in added.items():
             self.put(path, layer)
             self.layers[path] = layer
         if any(self.weights[path].stacked for path in added):
             self.note_routes()
-        write_matrices(grown)
+        write_tensors(grown)
         return undo if grown else None
 
     def put(self, path: str, module: nn.Module) -> None:
@@ -205,6 +233,6 @@ class AdaptedModel:
             layer.load(slot, adapter.layers.get(path), adapter.scale)
 
 
-def write_matrices(layers: list[tuple[ManyLora, Tensor, Tensor]]) -> None:
-    for layer, a, b in layers:
-        layer.a, layer.b = a, b
+def write_tensors(layers: list[tuple[ManyLora, LayerTensors]]) -> None:
+    for layer, tensors in layers:
+        layer.a, layer.b, layer.gain = tensors

@@ -2,12 +2,17 @@
 
     linear layer (out, in)              <path>.lora_A.weight (r, in), <path>.lora_B.weight (out, r)
     stacked weight (n, out, in)         <path>.lora_A.weight (n·r, in), <path>.lora_B.weight (out, r·n)
+    magnitudes of DoRA                  <path>.lora_magnitude_vector (out,)
 
 All names start with `base_model.model.`. Stacked weights (experts, projections per head) are `target_parameters` in the
 config. A weight that several layers share (Repeat.tied) is stored under the path of each of them, because PEFT adapts
 them one by one; a file may also have it under the first path only. Paths are ours, unless `names` maps them to those of
 another model, which can then load the adapter. Everything is checked before the model is changed, and options that are
-not supported (DoRA, rank patterns, saved biases …) raise an error that names them.
+not supported (rank patterns, saved biases …) raise an error that names them.
+
+Files hold adapters of the original weights: those of PiSSA have twice the rank, as PEFT's with
+`path_initial_model_for_weight_conversion`. PEFT's files without this conversion (`init_lora_weights="pissa"`) are
+converted on reading, by the same decomposition of the weights.
 """
 
 import json
@@ -23,19 +28,22 @@ from torch import nn
 
 from regard.adapt.adapters import DEFAULT, adapters, add_lora_to, check_new_adapter, resolve_adapter
 from regard.adapt.lora import LoRA, Targets
+from regard.adapt.pissa import INIT, PISSA, from_residual
 from regard.adapt.targets import AdaptableWeight, AdapterError, adaptable_weights, ends_in, select_weights
 from regard.spec import SpecError
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 MAX_CONFIG = 1 << 20  # bytes; an ordinary config has about a thousand
+MATRICES, MAGNITUDE = ("lora_A", "lora_B"), "lora_magnitude_vector"
 USED_OPTIONS = {"peft_type", "r", "lora_alpha", "lora_dropout", "target_modules", "target_parameters"}
 IGNORED_OPTIONS = {  # they do not change the adapter's output
     "auto_mapping", "base_model_name_or_path", "inference_mode", "megatron_core", "peft_version", "qalora_group_size",
     "revision", "runtime_config", "task_type",
 }  # fmt: skip
-SUPPORTED_VALUES = {  # other initializations change the weights of the model
+SUPPORTED_VALUES = {  # other initializations change the weights of the model, and some at random
     "bias": ("none",),
-    "init_lora_weights": (True, False, "gaussian"),
+    "init_lora_weights": (True, False, "gaussian", PISSA),
+    "use_dora": (True, False, None),
     "use_rslora": (True, False, None),
 }
 
@@ -70,7 +78,7 @@ def adapter_config(
 ) -> dict[str, Any]:
     """PEFT's config of an adapter."""
     weights = adapted_weights(model, name)
-    lora = next(layer.loras[name] for layer in adapters(model).values() if name in layer.loras)
+    lora = spec_of(model, name).of_original
     linears = [names(path) for weight in weights.values() if not weight.stacked for path in weight.names]
     stacked = [parameter_path(path, weight) for weight in weights.values() if weight.stacked for path in weight.names]
     if stacked and names is not identity:
@@ -83,11 +91,17 @@ def adapter_config(
         "lora_dropout": lora.dropout,
         "target_modules": list(dict.fromkeys(linears)) if by_path else [*lora.targets],
         "target_parameters": stacked or None,
+        "use_rslora": lora.rslora,
+        "use_dora": lora.dora,
         "bias": "none",
         "base_model_name_or_path": base,
         "inference_mode": True,
         "task_type": "CAUSAL_LM",
     }
+
+
+def spec_of(model: nn.Module, name: str) -> LoRA:
+    return next(layer.loras[name] for layer in adapters(model).values() if name in layer.loras)
 
 
 def load_adapter(
@@ -100,7 +114,10 @@ def load_adapter(
         lora = replace(lora, targets=translate(model, lora.targets, names))
     weights = select_weights(model, lora.targets)
     check_new_adapter(model, weights, lora, name)
-    tensors = read_adapter(folder / TENSORS, weights, lora.rank, names)
+    tensors = read_adapter(folder / TENSORS, weights, lora, names)
+    if lora.init != INIT:
+        add_initial(weights, lora, tensors, names)
+        lora = lora.of_original
     added = add_lora_to(model, weights, lora, name=name)
     copy_tensors(model, name, tensors, names)
     return added
@@ -122,8 +139,8 @@ def adapter_base(folder: Path) -> str | None:
 def restore_adapter(model: nn.Module, folder: Path) -> None:
     """Copy the tensors of a folder into the model's active adapter, which must have the same layers and rank."""
     name = resolve_adapter(model, None, "restore")
-    lora = next(layer.loras[name] for layer in adapters(model).values() if name in layer.loras)
-    tensors = read_adapter(folder / TENSORS, adapted_weights(model, name), lora.rank, identity)
+    lora = spec_of(model, name).of_original
+    tensors = read_adapter(folder / TENSORS, adapted_weights(model, name), lora, identity)
     copy_tensors(model, name, tensors, identity)
 
 
@@ -140,12 +157,14 @@ def adapter_tensors(model: nn.Module, name: str, names: Callable[[str], str] = i
     tensors = {}
     for path, layer in adapters(model).items():
         if name in layer.loras:
-            a, b = (layer.matrix(side, name).detach() for side in ("A", "B"))
+            a, b = layer.matrices(name)
             if a.ndim == 3:
                 a, b = a.flatten(0, 1), b.permute(1, 2, 0).flatten(1)  # (n·r, in), (out, r·n)
             for stored in paths[path]:  # copies: safetensors refuses tensors that share memory
                 tensors[tensor_name(stored, "lora_A")] = a.clone(memory_format=torch.contiguous_format)
                 tensors[tensor_name(stored, "lora_B")] = b.clone(memory_format=torch.contiguous_format)
+                if layer.loras[name].dora:
+                    tensors[tensor_name(stored, MAGNITUDE)] = layer.magnitude(name).detach().clone()
     return tensors
 
 
@@ -154,24 +173,37 @@ def copy_tensors(model: nn.Module, name: str, tensors: Mapping[str, torch.Tensor
     paths = stored_paths(adapted_weights(model, name), names)
     for path, layer in adapters(model).items():
         if name in layer.loras:
-            a, b = (tensors[tensor_name(paths[path][0], side)] for side in ("lora_A", "lora_B"))
-            matrix_a, matrix_b = layer.matrix("A", name), layer.matrix("B", name)
-            if matrix_a.ndim == 3:
-                a, b = a.unflatten(0, matrix_a.shape[:2]), b.unflatten(1, (matrix_b.shape[2], -1)).permute(2, 0, 1)
-            matrix_a.copy_(a)
-            matrix_b.copy_(b)
+            a, b = (tensors[tensor_name(paths[path][0], side)] for side in MATRICES)
+            if (matrix := layer.matrix("A", name)).ndim == 3:
+                a, b = a.unflatten(0, (len(matrix), -1)), b.unflatten(1, (-1, len(matrix))).permute(2, 0, 1)
+            layer.write_matrices(name, a, b)
+            if layer.loras[name].dora:
+                layer.magnitude(name).copy_(tensors[tensor_name(paths[path][0], MAGNITUDE)])
+
+
+def add_initial(
+    weights: Mapping[str, AdaptableWeight], lora: LoRA, tensors: dict[str, torch.Tensor], names: Callable[[str], str]
+) -> None:
+    """Convert the matrices of PiSSA, which belong to the residuals of the weights, to those of the weights."""
+    if stacked := [path for path, weight in weights.items() if weight.stacked]:
+        raise AdapterError(f"init_lora_weights={PISSA!r} is not supported for stacked weights ({stacked[0]})")
+    for path, stored in stored_paths(weights, names).items():
+        a, b = (tensor_name(stored[0], side) for side in MATRICES)
+        tensors[a], tensors[b] = from_residual(tensors[a], tensors[b], weights[path].weight, lora.rank, lora.scale)
 
 
 def stored_shapes(
-    weights: Mapping[str, AdaptableWeight], rank: int, names: Callable[[str], str]
+    weights: Mapping[str, AdaptableWeight], lora: LoRA, names: Callable[[str], str]
 ) -> dict[str, list[int]]:
     """The shapes of an adapter's tensors by their names in the file."""
     shapes = {}
     for path, stored_names in stored_paths(weights, names).items():
         *stack, outputs, inputs = weights[path].weight.shape
-        rows = rank * (stack[0] if stack else 1)
+        rows = lora.rank * (stack[0] if stack else 1)
         for stored in stored_names:
             shapes |= {tensor_name(stored, "lora_A"): [rows, inputs], tensor_name(stored, "lora_B"): [outputs, rows]}
+            if lora.dora:
+                shapes[tensor_name(stored, MAGNITUDE)] = [outputs]
     return shapes
 
 
@@ -214,7 +246,7 @@ def translate(model: nn.Module, targets: Targets, names: Callable[[str], str]) -
 
 
 def tensor_name(path: str, side: str) -> str:
-    return f"base_model.model.{path}.{side}.weight"
+    return f"base_model.model.{path}.{side}" + ("" if side == MAGNITUDE else ".weight")
 
 
 def read_options(path: Path) -> dict[str, Any]:
@@ -240,11 +272,17 @@ def read_config(path: Path, accepted: Collection[str] = (), targets: Any = None)
         if (parameters := config.get("target_parameters")) is not None:
             targets = join_targets(targets, parameters)
     try:
-        lora = LoRA(config.get("r"), config.get("lora_alpha"), targets, config.get("lora_dropout", 0.0))
+        return LoRA(
+            config.get("r"),
+            config.get("lora_alpha"),
+            targets,
+            config.get("lora_dropout", 0.0),
+            rslora=bool(config.get("use_rslora")),
+            dora=bool(config.get("use_dora")),
+            init=PISSA if config.get("init_lora_weights") == PISSA else INIT,
+        )
     except SpecError as error:
         raise AdapterError(f"{path}: {error}") from error
-    # rank-stabilized LoRA (Kalajdzievski 2023): the scale is α / √r, as that of another α
-    return replace(lora, alpha=lora.alpha * lora.rank**0.5) if config.get("use_rslora") else lora
 
 
 def join_targets(modules: Any, parameters: Any) -> Any:
@@ -261,12 +299,13 @@ def is_supported(name: str, value: Any) -> bool:
 
 
 def read_adapter(
-    path: Path, weights: Mapping[str, AdaptableWeight], rank: int, names: Callable[[str], str]
+    path: Path, weights: Mapping[str, AdaptableWeight], lora: LoRA, names: Callable[[str], str]
 ) -> dict[str, torch.Tensor]:
     """The tensors of a file, which must be those of one adapter of these weights."""
     first_paths = [paths[0] for paths in stored_paths(weights, names).values()]
-    required = {tensor_name(path, side) for path in first_paths for side in ("lora_A", "lora_B")}
-    tensors = read_tensors(path, stored_shapes(weights, rank, names), required)
+    sides = (*MATRICES, MAGNITUDE) if lora.dora else MATRICES
+    required = {tensor_name(path, side) for path in first_paths for side in sides}
+    tensors = read_tensors(path, stored_shapes(weights, lora, names), required)
     check_shared(path, weights, tensors, names)
     return tensors
 
@@ -279,7 +318,7 @@ def check_shared(
 ) -> None:
     """Raise AdapterError if layers that share one weight have different adapters in the file."""
     for first_path, *other_paths in stored_paths(weights, names).values():
-        for side in ("lora_A", "lora_B"):
+        for side in (*MATRICES, MAGNITUDE):
             first = tensor_name(first_path, side)
             for name in (tensor_name(other, side) for other in other_paths):
                 if name in tensors and not torch.equal(tensors[name], tensors[first]):

@@ -194,5 +194,8 @@ def on_host(weights: LoraWeights) -> LoraWeights:
     def copy(matrix: Tensor) -> Tensor:
         return matrix.detach().to("cpu", copy=True)
 
-    layers = {path: LayerMatrices(copy(a), copy(b)) for path, (a, b) in weights.layers.items()}
+    layers = {
+        path: LayerMatrices(copy(a), copy(b), None if gain is None else copy(gain))
+        for path, (a, b, gain) in weights.layers.items()
+    }
     return LoraWeights(layers, weights.rank, weights.scale)

@@ -1,7 +1,8 @@
 """The namespace of a request: two requests share a cached prefix only if theirs are equal.
 
 Keys and values depend on the tokens and on the model. So a namespace holds the version of the model, which changes when
-a module is replaced or a weight is written in place (training, loading, merged adapters), the version of the request's
+a module is replaced, a weight is written in place (training, loading, merged adapters) or another adapter of the model
+is activated, the version of the request's
 adapter, and its salt, which keeps one user from finding out another's prompts by response times. Tokens with submitted
 embeddings, such as the patches of an image, are equal only if these are equal in every bit. A request shares nothing if
 its keys depend on more: a source, or forward hooks, which may change what a module computes. Neither does one that
@@ -14,6 +15,7 @@ from hashlib import sha256
 import torch
 from torch import Tensor, nn
 
+from regard.adapt.lora import LoRALayer
 from regard.engine.request import PrefixKeys, Request
 from regard.models.decoder import DecoderModule
 
@@ -32,7 +34,7 @@ def model_version(model: nn.Module) -> int | None:
 
     Not seen: writes through `.data`, and to tensors that were made in inference mode.
     """
-    modules, tensors = list(model._modules.values()), []  # faster than modules(): it runs for every request
+    modules, tensors, active = list(model._modules.values()), [], []  # faster than modules(): runs for every request
     for module in modules:  # grows
         if module is not None:
             if module._forward_hooks or module._forward_pre_hooks:
@@ -40,7 +42,10 @@ def model_version(model: nn.Module) -> int | None:
             modules += module._modules.values()
             tensors += module._parameters.values()
             tensors += module._buffers.values()
-    return hash(tuple((id(t), 0 if t.is_inference() else t._version) for t in tensors if t is not None))
+            if isinstance(module, LoRALayer):
+                active.append(module.active)
+    versions = [(id(t), 0 if t.is_inference() else t._version) for t in tensors if t is not None]
+    return hash((*active, *versions))
 
 
 @torch.inference_mode()

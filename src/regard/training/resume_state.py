@@ -157,7 +157,8 @@ def copy_weights(
 
 
 def trained_parameters(model: nn.Module) -> dict[str, Tensor]:
-    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+    """With the matrices that PiSSA started from: another machine may decompose the weights into others."""
+    return {name: p for name, p in model.named_parameters() if p.requires_grad or ".lora_init_" in name}
 
 
 def trained_beside_adapter(model: nn.Module) -> dict[str, Tensor]:

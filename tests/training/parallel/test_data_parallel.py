@@ -8,8 +8,9 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from regard.adapt.adapters import add_lora
+from regard.adapt.adapters import DEFAULT, add_lora
 from regard.adapt.lora import LoRA
+from regard.adapt.peft import adapter_tensors
 from regard.data.batch import Batch
 from regard.spec import SpecError
 from regard.training.faults import NonFinite
@@ -56,12 +57,19 @@ def check_experts(processes: Processes) -> None:
 
 def check_adapters(processes: Processes) -> None:
     """Only the adapters are trained; the frozen weights stay as they are."""
-    expected, model = build(), build()
-    for adapted in (expected, model):
-        add_lora(adapted, LoRA(rank=2, targets="all-linear"), seed=1)
-    curve = train(expected, batches(3))
-    assert largest_difference(train_parallel(model, processes, 3)[0], curve) <= 1e-10
-    check_weights(model, expected, 1e-10)
+    for lora in (
+        LoRA(rank=2, targets="all-linear"),
+        LoRA(rank=2, targets="all-linear", rslora=True, dora=True, init="pissa"),
+    ):
+        expected, model = build(), build()
+        for adapted in (expected, model):
+            add_lora(adapted, lora, seed=1)
+        curve = train(expected, batches(3))
+        assert largest_difference(train_parallel(model, processes, 3)[0], curve) <= 1e-10
+        check_weights(model, expected, 1e-10)
+        saved = {name: whole_tensor(tensor) for name, tensor in adapter_tensors(model, DEFAULT).items()}
+        for name, tensor in adapter_tensors(expected, DEFAULT).items():
+            assert (saved[name] - tensor).abs().max() <= 1e-10
 
 
 def check_evaluation(processes: Processes) -> None:
