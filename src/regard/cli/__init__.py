@@ -33,6 +33,7 @@ from regard.cli import (
     lens_report,
     lr_find,
     models,
+    pipeline,
     plan,
     plan_train,
     predict,
@@ -83,6 +84,7 @@ ACCEPT_OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
 app.command("demo")(demo.demo)
 app.command("train", context_settings=ACCEPT_OVERRIDES)(train.train)
 app.command("tune", context_settings=ACCEPT_OVERRIDES)(tune.tune)
+app.command("pipeline")(pipeline.pipeline)
 app.command("lr-find", context_settings=ACCEPT_OVERRIDES)(lr_find.lr_find)
 app.command("sweep", context_settings=ACCEPT_OVERRIDES)(sweep.sweep)
 app.command("runs")(runs.runs)

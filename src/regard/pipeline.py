@@ -1,0 +1,144 @@
+"""A pipeline: phases of training, each an ordinary run that may start from an earlier one.
+
+    [[phases]]
+    name = "sft"                # the run's directory is OUT/seed-0/sft
+    recipe = "finetune"         # whose values this phase changes; any table of a recipe may follow
+    from = "pretrain"           # an earlier phase, or a model
+    full = true                 # train all weights, also if the recipe has an adapter
+
+The same call goes on after an interruption: finished phases are skipped, and one that was started is resumed.
+"""
+
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from regard.planning import plan
+from regard.spec import SpecError, require, suggest_name
+from regard.training.history import parse_line
+from regard.training.loop import TrainingResult
+from regard.training.recipe import Recipe, find_recipe, read_recipe, resolve
+from regard.training.run import Run, step_of
+from regard.training_run import resume_run, start_run
+
+PIPELINES = Path(__file__).parent / "pipelines"
+PHASES = {"objective": ("reward", "teacher")}  # fields that may name an earlier phase, beside `from`
+
+
+@dataclass(frozen=True)
+class Phase:
+    name: str
+    tables: Mapping[str, Any]  # of its recipe; `from` may be the name of an earlier phase
+
+    def resolved_tables(self, folder: Path, earlier: Sequence[str], seed: int) -> dict[str, Any]:
+        """The tables of the recipe for a seed, with the directories of earlier phases."""
+        tables = merge(self.tables, {"train": {"seed": seed}, "data": {"seed": seed}})
+        if tables.get("from") in earlier:
+            tables["from"] = str(folder / tables["from"])
+        for table, fields in PHASES.items():
+            for field in fields:
+                if tables.get(table, {}).get(field) in earlier:
+                    tables[table] = {**tables[table], field: str(folder / tables[table][field])}
+        return tables
+
+
+def read_pipeline(name: str | Path) -> list[Phase]:
+    """The phases of a TOML file, or of the package's pipeline of this name."""
+    path, packaged = Path(name), PIPELINES / f"{name}.toml"
+    if not path.is_file():
+        names = [file.stem for file in PIPELINES.glob("*.toml")]
+        require(
+            packaged.is_file(), f"there is no pipeline {name}; use a TOML file, or {suggest_name(str(name), names)}"
+        )
+        path = packaged
+    try:
+        entries = tomllib.loads(path.read_text(encoding="utf-8-sig")).get("phases")
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SpecError(f"{path} is not TOML: {error}") from error
+    require(isinstance(entries, list) and len(entries) > 0, f"{path} has no [[phases]]; add one per phase")
+    assert isinstance(entries, list)
+    phases: list[Phase] = []
+    for entry in entries:
+        phases.append(read_phase(entry, [phase.name for phase in phases], path))
+    return phases
+
+
+def read_phase(entry: Mapping[str, Any], earlier: Sequence[str], path: Path) -> Phase:
+    name, entry = entry.get("name"), dict(entry)
+    valid = isinstance(name, str) and name.replace("-", "").replace("_", "").isalnum()
+    require(valid, f"{path}: a phase needs a `name` of letters, digits, - and _; found {name!r:.40}")
+    assert isinstance(name, str)
+    require(name not in earlier, f"{path}: two phases have the name {name}; rename one")
+    recipe, full = entry.pop("recipe", None), entry.pop("full", False)
+    changes = {key: value for key, value in entry.items() if key != "name"}
+    tables = merge({} if recipe is None else read_recipe(find_recipe(recipe)), changes)
+    if full:
+        tables.pop("adapter", None)
+    return Phase(name, tables)
+
+
+def merge(tables: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The tables with the changed values; tables inside of tables are merged too."""
+    merged = dict(tables)
+    for name, value in changes.items():
+        both = isinstance(value, Mapping) and isinstance(merged.get(name), Mapping)
+        merged[name] = merge(merged[name], value) if both else value
+    return merged
+
+
+def run_pipeline(
+    phases: Sequence[Phase],
+    out: Path,
+    seed: int = 0,
+    device: str = "auto",
+    console: Console | None = None,
+    on_phase: Callable[[Phase, Path], None] = lambda phase, folder: None,
+) -> TrainingResult | None:
+    """Run the phases that are not finished. `on_phase` is called after each; returns the result of one that was stopped
+    by a signal, and None if all are finished."""
+    console, folder, names = console or Console(stderr=True), out / f"seed-{seed}", []
+    for phase in phases:
+        path = folder / phase.name
+        if not is_finished(path):
+            if (path / "config.json").is_file():
+                result = resume_run(path, device, console)
+            else:
+                tables = phase.resolved_tables(folder, names, seed)
+                result = start_run(path, resolve(tables), device, console)
+            if not result.finished:
+                return result
+        names.append(phase.name)
+        on_phase(phase, path)
+    return None
+
+
+def is_finished(path: Path) -> bool:
+    if not (path / "config.json").is_file():
+        return False
+    run = Run.open(path)
+    steps = Recipe.from_dict(run.config).train.steps
+    return any(step_of(checkpoint) >= steps for checkpoint in run.checkpoints)
+
+
+@dataclass(frozen=True)
+class PhaseCost:
+    flops: float  # of forward and backward, for every token that the run was trained on
+    tokens: int
+    seconds: float
+
+
+def phase_cost(path: Path) -> PhaseCost:
+    recipe, records = Recipe.from_dict(Run.open(path).config), read_records(path)
+    tokens = max((record["tokens"] for record in records if "tokens" in record), default=0)
+    seconds = sum(record.get("seconds", 0.0) for record in records)
+    return PhaseCost(plan(recipe.model, context=recipe.data.length).training_flops * tokens, tokens, seconds)
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """The lines of a run's metrics.jsonl that are complete."""
+    lines = (path / "metrics.jsonl").read_bytes().splitlines()
+    return [record for line in lines if (record := parse_line(line)) is not None]

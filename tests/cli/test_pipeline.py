@@ -1,0 +1,116 @@
+"""`regard pipeline`: phases that start from earlier ones, resuming, measured results, wrong files."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from regard.data.world.answers import AnswerGrade
+from regard.evals.answers import estimate, win_rate
+from regard.pipeline import PIPELINES, merge, read_pipeline
+from regard.training.recipe import draft_recipe
+from regard.training.run import Run
+from tests.cli.conftest import regard
+
+PHASES = """
+[[phases]]
+name = "pretrain"
+recipe = "demo"
+data = { task = "document", rows = 2, held_out = 1 }
+model = { width = 24, layers = [{ blocks = [{ sublayers = [{ body = { kind = "attention", heads = 2 } }] }] }] }
+tokenizer = { by = "byte" }
+train = { steps = 2 }
+
+[[phases]]
+name = "sft"
+recipe = "finetune"
+from = "pretrain"
+data = { source = "world", task = "instructions", rows = 2, length = 400, held_out = 1 }
+train = { steps = 2, schedule = { warmup = 1 } }
+
+[[phases]]
+name = "reward"
+recipe = "reward"
+from = "sft"
+data = { source = "world", task = "preference", rows = 2, length = 400, held_out = 1 }
+train = { steps = 2, schedule = { warmup = 1 } }
+
+[[phases]]
+name = "dpo"
+recipe = "dpo"
+from = "sft"
+full = true
+data = { source = "world", task = "preference", rows = 2, length = 400, held_out = 1 }
+train = { steps = 2, schedule = { warmup = 1 } }
+"""
+
+
+def test_phases_start_from_earlier_ones_and_go_on_after_an_interruption(tmp_path: Path) -> None:
+    file, out = tmp_path / "mine.toml", tmp_path / "out"
+    file.write_text(PHASES, encoding="utf-8")
+    arguments = ("pipeline", file, "--out", out, "--questions", 2, "--device", "cpu")
+    first = regard(*arguments)
+    assert first.exit_code == 0, first.output
+    results = json.loads((out / "results.json").read_text())
+    assert [result["phase"] for result in results] == ["pretrain", "sft", "reward", "dpo"]
+    assert results[3]["win_rate"] == 0.5 and 0 <= results[2]["accuracy"] <= 1
+    assert all(result["flops"] > 0 and result["seconds"] > 0 for result in results)
+    folder = out / "seed-0"
+    start = Run.open(folder / "dpo").config["from"]
+    assert Path(start) == Run.open(folder / "sft").checkpoint(2).absolute()
+    assert "adapter" not in Run.open(folder / "dpo").config
+    before = (folder / "sft" / "metrics.jsonl").stat().st_mtime_ns
+    weights = (Run.open(folder / "dpo").checkpoint(2) / "model.safetensors").read_bytes()
+    shutil.rmtree(folder / "dpo")  # as if it had been stopped before this phase
+    again = regard(*arguments)
+    assert again.exit_code == 0, again.output
+    assert (folder / "sft" / "metrics.jsonl").stat().st_mtime_ns == before
+    assert (Run.open(folder / "dpo").checkpoint(2) / "model.safetensors").read_bytes() == weights
+
+
+@pytest.mark.parametrize("name", [path.stem for path in PIPELINES.glob("*.toml")])
+def test_the_phases_of_the_package_are_valid(name: str, tmp_path: Path, demo_run: Path) -> None:
+    phases = read_pipeline(name)
+    names = [phase.name for phase in phases]
+    for number, phase in enumerate(phases):
+        tables = phase.resolved_tables(tmp_path, names[:number], seed=1)
+        if "from" in tables:
+            assert Path(tables["from"]).name in names[:number]
+            tables["from"] = str(demo_run)
+        assert draft_recipe(tables)[0].train.seed == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "has no \\[\\[phases\\]\\]"),
+        ("[[phases", "is not TOML"),
+        ('[[phases]]\nrecipe = "demo"', "a phase needs a `name`"),
+        ('[[phases]]\nname = "a/b"', "a phase needs a `name`"),
+        ('[[phases]]\nname = "a"\n[[phases]]\nname = "a"', "two phases have the name a"),
+        ('[[phases]]\nname = "a"\nrecipe = "dmeo"', "there is no recipe dmeo"),
+    ],
+)
+def test_wrong_files_are_refused(content: str, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(content, encoding="utf-8")
+    with pytest.raises(ValueError, match=message):
+        read_pipeline(file)
+    with pytest.raises(ValueError, match="there is no pipeline asistant; use a TOML file, or .*assistant"):
+        read_pipeline("asistant")
+
+
+def test_tables_are_merged_deeply() -> None:
+    assert merge({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"c": 4}, "e": {"f": 5}}) == {
+        "a": {"b": 1, "c": 4},
+        "d": 3,
+        "e": {"f": 5},
+    }
+
+
+def test_ties_count_half_in_a_win_rate() -> None:
+    good, plain, wrong = AnswerGrade(True, True), AnswerGrade(True, False), AnswerGrade(False, False)
+    assert win_rate([good, plain, wrong, good], [plain, plain, plain, wrong]).mean == 0.625
+    assert estimate([1.0, 1.0]) == (1.0, 0.0)
+    assert abs(estimate([0.0, 1.0]).error - 1.96 * 0.5) < 1e-12
