@@ -1,10 +1,14 @@
 // The client of the server's public routes, one function per route. Errors are of the class ApiError.
 
 import { decodeArrays } from "./arrays.js";
+import { signal } from "./html.js";
 import { session } from "./storage.js";
 
 const TOP_LOGPROBS = 8;
 let key = session.read("regard-key") ?? "";
+
+// {message}, a new object for each request that the server refused without or with a wrong key; null: none
+export const keyRefused = signal(null);
 
 export class ApiError extends Error {
   constructor(message, status, code) {
@@ -22,7 +26,8 @@ export function setKey(value) {
 export const hasKey = () => key !== "";
 
 export async function request(path, body, signal) {
-  const headers = key ? { authorization: `Bearer ${key}` } : {};
+  const sent = key;
+  const headers = sent ? { authorization: `Bearer ${sent}` } : {};
   const options = { headers, signal };
   if (body) {
     options.method = "POST";
@@ -35,9 +40,14 @@ export async function request(path, body, signal) {
   } catch (error) {
     throw offline(error);
   }
-  if (response.ok) return response;
-  const { error } = await response.json();
-  throw new ApiError(error.message, response.status, error.code);
+  if (response.ok) {
+    if (sent === key) keyRefused.value = null;
+    return response;
+  }
+  const found = await response.json().catch(() => null); // a page of a proxy
+  const message = found?.error?.message ?? `The server answered with the status ${response.status}.`;
+  if (response.status === 401 && sent === key) keyRefused.value = { message };
+  throw new ApiError(message, response.status, found?.error?.code);
 }
 
 // What a failed transfer means to the user; a request that the page has aborted stays an AbortError.
@@ -46,7 +56,10 @@ function offline(error) {
   return new ApiError("The server cannot be reached. Is it still running?", 0, "offline");
 }
 
-export const requestJson = async (path, body, signal) => (await request(path, body, signal)).json();
+export const requestJson = async (path, body, signal) => whole((await request(path, body, signal)).json());
+
+// A body that may end early with the server, or be no JSON.
+const whole = (reading) => reading.catch((error) => Promise.reject(offline(error)));
 
 // model: its name; the server's first by default; passage: {text} or {messages}. Its tokens are {ids, tokens, spans}:
 // spans has [first, end) of the text, or of each message, among the tokens, or null where it is not known.
@@ -81,7 +94,7 @@ export const attentionHead = (sequence, part, signal) =>
 export const headLabels = (model) => requestJson(`/regard/heads?model=${encodeURIComponent(model)}`);
 
 async function requestArrays(path, body, signal) {
-  return decodeArrays(await (await request(path, body, signal)).arrayBuffer());
+  return decodeArrays(await whole((await request(path, body, signal)).arrayBuffer()));
 }
 
 // The next `count` numbers of an array.
@@ -123,7 +136,8 @@ async function* eventsOf(path, body, signal) {
 
 // Continues a prompt of ids, which is exact where encoding its text again may give other tokens. sampling: OpenAI's
 // fields. Yields {text, tokens, finish}; a token is {id, text, logprob, rank, entropy, top: [{id, text, logprob}, …]},
-// the most likely one first; the entropy of the whole distribution is in nats. The last token of a text that the model ended is the stop token, which has no text.
+// the most likely one first; the entropy is that of the whole distribution, in nats. The last token of a text that the
+// model ended is the stop token, which has no text.
 export async function* complete(model, ids, sampling, signal) {
   const body = { model, prompt: ids, ...sampling, stream: true, logprobs: TOP_LOGPROBS, return_token_ids: true };
   const response = await request("/v1/completions", body, signal);
@@ -158,6 +172,7 @@ async function* events(body) {
       if (block.startsWith("data: ")) yield JSON.parse(block.slice(6));
     }
   }
+  throw new ApiError("The connection ended before the response did. Is the server still running?", 0, "offline");
 }
 
 // Safari cannot iterate over a stream with `for await`.

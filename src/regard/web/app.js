@@ -14,30 +14,33 @@ const VIEWS = {
 };
 const THEMES = ["auto", "light", "dark"];
 const theme = stored("theme", "auto");
-theme.subscribe((value) => (document.documentElement.dataset.theme = THEMES.includes(value) ? value : "auto"));
+if (!THEMES.includes(theme.value)) theme.value = "auto";
+theme.subscribe((value) => (document.documentElement.dataset.theme = value));
 
 function App() {
-  const [needsKey, setNeedsKey] = useState(null); // {message, name}: a new object for each refusal
+  const refused = useSignal(api.keyRefused); // at the start, or later: the server may have been started again
+  const wanted = useRef(); // the name of the model to open
   const start = async (name) => {
+    wanted.current = name;
     try {
       await openModel(name);
-      setNeedsKey(null);
     } catch (error) {
       if (!(error instanceof api.ApiError)) throw error;
-      if (error.status === 401) return setNeedsKey({ message: error.message, name });
+      if (error.status === 401) return; // the dialog asks for the key
       if (error.status === 404 && name) await start(); // a model that is gone: the default takes its place
       problem.value = error.message;
     }
   };
-  const onKey = (key) => {
+  const onKey = async (key) => {
     api.setKey(key);
-    start(needsKey.name);
+    if (model.value) await api.describeModel(model.value.name).catch(() => {}); // the views go on with this model
+    else await start(wanted.current);
   };
   useEffect(() => void start(new URLSearchParams(location.search).get("model")), []);
   return html`
     <${Header} onModel=${start} />
     <${View} />
-    ${needsKey && html`<${KeyDialog} message=${needsKey.message} onKey=${onKey} />`}
+    ${refused && html`<${KeyDialog} message=${refused.message} onKey=${onKey} />`}
   `;
 }
 

@@ -62,11 +62,20 @@ export async function openModel(name) {
   }
 }
 
-// A signal whose value is kept in the browser.
+// A signal whose value is kept in the browser. It is of the type of `initial`, and has its fields if that is an object:
+// another version of the page may have kept something else.
 export function stored(key, initial) {
-  const kept = signal(read(key) ?? initial);
+  const kept = signal(fitting(read(key), initial));
   kept.subscribe((value) => local.write(`regard-${key}`, JSON.stringify(value)));
   return kept;
+}
+
+function fitting(value, initial) {
+  if (value === null || initial === null) return value ?? initial;
+  if (typeof value !== typeof initial || Array.isArray(value)) return initial;
+  if (typeof value !== "object") return value;
+  const usable = ([name, field]) => !Object.hasOwn(initial, name) || typeof field === typeof initial[name];
+  return { ...initial, ...Object.fromEntries(Object.entries(value).filter(usable)) };
 }
 
 function read(key) {

@@ -5,7 +5,6 @@ import { stored } from "../../state.js";
 
 const DEFAULTS = { view: "map", hideFirst: false, scale: "map", linear: false, threshold: 0, order: "layers" };
 export const settings = stored("attention", DEFAULTS);
-settings.value = { ...DEFAULTS, ...settings.value }; // fields that an earlier version did not have
 export const set = (change) => (settings.value = { ...settings.value, ...change });
 
 // Only these heads and tokens are shown; not kept.

@@ -129,7 +129,7 @@ function TokenFacts({ token, position, source, pinned }) {
                     <dt>entropy of these ${top.length}</dt>
                     <dd>${entropyOf(top).toFixed(1)} bits</dd>
                   </div>`
-                : html`<div title="Of the probabilities of all tokens of the vocabulary: 0 if only one is possible">
+                : html`<div class="chat-fact-wide" title="Of the probabilities of all tokens of the vocabulary: 0 if only one is possible">
                     <dt>entropy</dt>
                     <dd>${(entropy / Math.LN2).toFixed(1)} bits</dd>
                   </div>`

@@ -23,17 +23,16 @@ export function open(opened) {
 }
 
 // The conversation that this tab had opened before it was reloaded, or null.
-export function openedBefore() {
-  try {
-    return load(session.read(OPENED));
-  } catch {
-    return null; // what is stored cannot be read
-  }
-}
+export const openedBefore = () => load(session.read(OPENED));
 
+// null if there is none, or if what is stored cannot be read, as that of another version of the page
 export function load(id) {
   const value = local.read(PREFIX + id);
-  return value === null ? null : unpack(JSON.parse(value.slice(value.indexOf("\n") + 1)));
+  try {
+    return value === null ? null : unpack(JSON.parse(value.slice(value.indexOf("\n") + 1)));
+  } catch {
+    return null;
+  }
 }
 
 // [{id, title, mode, model, updated, size}], the newest first
@@ -43,7 +42,8 @@ export function list() {
     if (!key.startsWith(PREFIX)) continue;
     const value = local.read(key);
     try {
-      found.push({ ...JSON.parse(value.slice(0, value.indexOf("\n"))), size: value.length });
+      const { id, title, mode, model, updated } = JSON.parse(value.slice(0, value.indexOf("\n")));
+      if (key === PREFIX + id) found.push({ id, title: String(title ?? ""), mode, model, updated, size: value.length });
     } catch {
       // not ours
     }
@@ -88,6 +88,7 @@ function write(id, value) {
 
 export function rename(id, title) {
   const kept = id === conversation.value.id ? conversation.value : load(id);
+  if (!kept) return;
   kept.title = title.trim() || titleOf(kept);
   const [about] = list().filter((other) => other.id === id);
   write(id, `${JSON.stringify({ ...about, size: undefined, title: kept.title })}\n${JSON.stringify(pack(kept))}`);
@@ -107,8 +108,9 @@ addEventListener("storage", ({ key, newValue }) => {
   if (!key?.startsWith(PREFIX)) return;
   listVersion.value++;
   const opened = conversation.value;
-  if (!newValue || key !== PREFIX + opened.id) return;
-  merge(opened, load(opened.id));
+  const stored = newValue && key === PREFIX + opened.id && load(opened.id);
+  if (!stored) return;
+  merge(opened, stored);
   touch();
 });
 

@@ -27,7 +27,7 @@ export function History({ opened, onClose }) {
   const all = () =>
     download(
       "regard-conversations.json",
-      kept.map(({ id }) => load(id)),
+      kept.map(({ id }) => load(id)).filter(Boolean),
     );
   const clear = () => (sure ? (discard(kept.map(({ id }) => id)), setSure(false)) : setSure(true));
   return html`<aside class="chat-history" aria-label="History">
@@ -38,7 +38,10 @@ export function History({ opened, onClose }) {
     ${problem && html`<p class="problem" role="alert">${problem}</p>`}
     ${kept.length === 0 && html`<p class="muted">Conversations are kept here, in this browser only.</p>`}
     <ul>
-      ${kept.map((about) => html`<${Entry} key=${about.id} about=${about} current=${about.id === opened} />`)}
+      ${kept.map(
+        (about) =>
+          html`<${Entry} key=${about.id} about=${about} current=${about.id === opened} onProblem=${setProblem} />`,
+      )}
     </ul>
     <footer>
       <button type="button" onClick=${() => picker.current.click()}>Import</button>
@@ -54,10 +57,15 @@ export function History({ opened, onClose }) {
   </aside>`;
 }
 
-function Entry({ about, current }) {
+function Entry({ about, current, onProblem }) {
   const [renaming, setRenaming] = useState(false);
   const { id, title, mode, model, updated } = about;
   const name = title || "Untitled";
+  const use = (action) => () => {
+    const kept = load(id);
+    onProblem(kept ? "" : `“${name}” cannot be read: it is damaged, or of another version. You can delete it.`);
+    if (kept) action(kept);
+  };
   return html`<li class=${current ? "chat-entry chat-current" : "chat-entry"}>
     ${
       renaming
@@ -66,7 +74,7 @@ function Entry({ about, current }) {
             type="button"
             class="chat-entry-title"
             aria-current=${current || null}
-            onClick=${() => current || switchTo(load(id))}
+            onClick=${() => current || use(switchTo)()}
           >
             <span>${name}</span><small class="muted">${mode} · ${model} · ${new Date(updated).toLocaleString()}</small>
           </button>`
@@ -79,7 +87,7 @@ function Entry({ about, current }) {
         type="button"
         class="quiet"
         aria-label=${`Export ${name} as JSON`}
-        onClick=${() => download(`${fileName(name)}.json`, [load(id)])}
+        onClick=${use((kept) => download(`${fileName(name)}.json`, [kept]))}
       >
         JSON
       </button>
@@ -87,7 +95,7 @@ function Entry({ about, current }) {
         type="button"
         class="quiet"
         aria-label=${`Export ${name} as Markdown`}
-        onClick=${() => download(`${fileName(name)}.md`, asMarkdown(load(id)))}
+        onClick=${use((kept) => download(`${fileName(name)}.md`, asMarkdown(kept)))}
       >
         Markdown
       </button>

@@ -65,7 +65,11 @@ export function defaults(model) {
   return { temperature, top_p: 1, top_k: 0, min_p: 0, repetition_penalty: 1, max_tokens, seed: null };
 }
 
-export const settingsOf = (model, column) => ({ ...defaults(model), ...changed[column].value });
+export function settingsOf(model, column) {
+  const empty = ["max_tokens", "seed"]; // fields that can be empty
+  const usable = ([name, value]) => Number.isFinite(value) || (value === null && empty.includes(name));
+  return { ...defaults(model), ...Object.fromEntries(Object.entries(changed[column].value).filter(usable)) };
+}
 
 // The fields of a request: without those that change nothing.
 export function requestFields(settings) {

@@ -16,6 +16,7 @@ export const failure = signal("");
 export const curves = signal({});
 // The names of the compared runs in the order of their colours; null: not chosen yet.
 export const chosen = stored("runs-compared", null);
+if (!Array.isArray(chosen.value)) chosen.value = null;
 
 export const isActive = (run) => !["finished", "stopped", "damaged", "failed"].includes(run.stage);
 
