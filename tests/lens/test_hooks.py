@@ -1,5 +1,7 @@
 """Recording and patching: outputs are recorded exactly, replacements take effect, and no hook remains."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -188,3 +190,17 @@ def test_activations_are_recorded_in_a_folder(make_model, ids, tmp_path) -> None
         pass
     with torch.no_grad(), patch(model, {"stack.blocks.0": recorded["stack.blocks.0"]}):
         model(ids)
+
+
+def test_a_full_disk_leaves_the_old_activation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored = StoredActivations(tmp_path)
+    stored.keep("x", torch.ones(2))
+
+    def fail(tensors: dict, file: Path) -> None:
+        file.write_bytes(b"the first part")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("regard.lens.recorded.save_file", fail)
+    with pytest.raises(OSError, match="No space left"):
+        stored.keep("x", torch.zeros(2))
+    assert stored["x"].equal(torch.ones(2)) and [file.name for file in tmp_path.iterdir()] == ["x.safetensors"]

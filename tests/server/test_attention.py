@@ -153,10 +153,13 @@ def test_layers_are_described(start_server):
 
 def test_the_source_of_an_encoder_decoder_has_its_own_limit():
     served: Any = SimpleNamespace(capacity=5, prompt_capacity=100)
-    lens: Any = SimpleNamespace(lens=SimpleNamespace(start=(1,), vocab=9))
+    lens: Any = SimpleNamespace(lens=SimpleNamespace(start=(1,), vocab=9, target_vocab=4))
     assert sequences_of(served, lens, SequenceBody(ids=[2] * 100, target=[3] * 4)) == ((2,) * 100, (1, 3, 3, 3, 3))
     for name, body in {"ids": {"ids": [2] * 101}, "target": {"ids": [2], "target": [3] * 5}}.items():
         with pytest.raises(ApiError, match=f"{name} has"):
+            sequences_of(served, lens, SequenceBody(**body))
+    for vocab, body in {9: {"ids": [9]}, 4: {"ids": [8], "target": [4]}}.items():
+        with pytest.raises(ApiError, match=f"outside the vocabulary of {vocab}"):
             sequences_of(served, lens, SequenceBody(**body))
 
 

@@ -24,6 +24,7 @@ from regard.planning.part_tree import part_tree
 from regard.server.app import create_app
 from regard.server.inside_routes import positions_of
 from regard.server.inside_schema import LensBody
+from regard.server.inside_work import PromptPair
 from regard.server.served_model import Inspected, ServedModel, TextEncoder
 from regard.text.chat import DEFAULT_TEMPLATE
 from regard.text.tokenizer import Tokenizer
@@ -147,6 +148,12 @@ def test_one_cell_shows_how_the_answer_changes(client, models):
 def test_answer_and_wrong_are_by_default_the_predictions(client):
     first = events(client.post("/regard/patch", json=PROMPTS | {"corrupted": "xxxxxxxxxxxx"}))[0]
     assert first["answer"] == first["clean_top"][0]["token"] and first["wrong"] == first["corrupted_top"][0]["token"]
+
+
+def test_a_vocabulary_of_few_tokens_has_fewer_candidates(models):
+    tiny = Decoder(7, 16, (Repeat((Block((Sublayer(Attention(2)),)),)),)).build(seed=0)
+    pair = PromptPair(Inspected(tiny), byte(), [1, 2], [3, 2])
+    assert len(pair.next_tokens(pair.clean, 20)) == 7
 
 
 def test_encoders_have_norms_and_say_why_they_have_no_predictions(client):

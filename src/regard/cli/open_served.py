@@ -169,7 +169,8 @@ def open_lens(llm: "LanguageModel") -> "Lens":
 
     record, layers, spec = partial(RecordedAttention, llm.model), attention_layers(llm.model), llm.model.spec
     if isinstance(llm.model, EncoderDecoderModule):
-        return Lens(record, layers, spec.target.vocab, start=(llm.decoder_start,))
+        vocabs = vocab_of(spec.source), vocab_of(spec.target)
+        return Lens(record, layers, vocabs[0], start=(llm.decoder_start,), target_vocab=vocabs[1])
     vocab = vocab_of(spec)
 
     def score() -> "HeadScores":

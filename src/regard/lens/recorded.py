@@ -42,8 +42,12 @@ class StoredActivations(Recorded):
 
     def keep(self, name: str, output: Tensor) -> None:
         written = self.folder / f".{name}{SUFFIX}.part"
-        save_file({"x": output.detach().cpu().contiguous()}, written)
-        written.rename(self.folder / f"{name}{SUFFIX}")
+        try:
+            save_file({"x": output.detach().cpu().contiguous()}, written)
+            written.rename(self.folder / f"{name}{SUFFIX}")
+        except BaseException:  # a full disk: nothing of the new file stays
+            written.unlink(missing_ok=True)
+            raise
         self.data.pop(name, None)
         self.data[name] = EMPTY
 

@@ -69,7 +69,7 @@ def sequences_of(served: ServedModel, lens: LensThread, body: SequenceBody) -> S
         raise ApiError(400, "target is for an encoder-decoder; send all ids as ids", param="target")
     check_sequence("ids", body.ids, min(MAX_MAP_TOKENS, served.prompt_capacity), lens.lens.vocab)
     if target:
-        check_sequence("target", target, min(MAX_MAP_TOKENS, served.capacity), lens.lens.vocab)
+        check_sequence("target", target, min(MAX_MAP_TOKENS, served.capacity), lens.lens.target_vocab)
     return tuple(body.ids), target
 
 

@@ -104,7 +104,8 @@ class PromptPair:
 
     @torch.no_grad()
     def next_tokens(self, inputs: ModelInputs, top: int) -> list[Candidate]:
-        best = self.model(*rows_of(self.model, inputs))[0, -1].float().softmax(-1).topk(top)
+        probabilities = self.model(*rows_of(self.model, inputs))[0, -1].float().softmax(-1)
+        best = probabilities.topk(min(top, len(probabilities)))
         return candidates(self.tokenizer, best.indices[None], best.values[None])[0]
 
     @torch.no_grad()

@@ -30,14 +30,18 @@ Sequences = tuple[tuple[int, ...], tuple[int, ...]]  # the ids, and the input of
 
 
 class Lens(NamedTuple):
-    """`record(ids, target)` runs the model once; `score()` returns the scores of its heads. `start` are the ids before
-    the output of an encoder-decoder; other models have none."""
+    """`record(ids, target)` runs the model once; `score()` returns the scores of its heads.
+
+    `vocab` counts the tokens of the ids, `target_vocab` those of the output of an encoder-decoder, which begins with
+    the ids of `start`.
+    """
 
     record: Callable[[Sequence[int], Sequence[int]], Recording]
     layers: tuple[AttentionLayer, ...]
     vocab: int
     score: Callable[[], HeadScores] | None = None
     start: tuple[int, ...] = ()
+    target_vocab: int = 0
 
     @property
     def heads(self) -> tuple[int, ...]:
