@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 
 import regard
 from regard.checkpoint.model_folder import load as load_folder
+from regard.layout import TokenLayout
 from regard.spec import SpecError, toml_lines
 from regard.training.new_head import with_new_head, with_weights_of
 from regard.training.run import Run
@@ -34,6 +36,8 @@ def tuning(base: Path, row: str, kind: str, folder: Path, head: dict) -> Path:
     """A recipe that starts from the run."""
     written = {key: table for key, table in pairs.recipe(row, kind, folder).items() if key in ("data", "train")}
     written["train"] = {**written["train"], "lr": 0.05}
+    if kind == "reward":  # a classification head has another objective by default
+        written["objective"] = {"kind": kind}
     (folder / "recipe.toml").write_text("\n".join(toml_lines({"from": str(base), "head": head, **written})))
     return folder / "recipe.toml"
 
@@ -47,6 +51,8 @@ def tuning(base: Path, row: str, kind: str, folder: Path, head: dict) -> Path:
         (GPT, "classification", CLASSIFICATION, None),
         (GPT, "token_classification", TAGGER, None),
         (GPT, "embeddings", POOLED, None),
+        (GPT, "classification", {"kind": "classification"}, "llama"),
+        (GPT, "reward", {"kind": "classification"}, "llama"),
     ],
 )
 def test_a_new_head_is_trained_resumed_loaded_and_exported(
@@ -67,6 +73,28 @@ def test_a_new_head_is_trained_resumed_loaded_and_exported(
     else:
         run_command("export", run, exported)
         assert abs(held_out_loss(load_folder(exported), run) - expected) < 1e-4
+    if family == "llama":
+        check_with_transformers(run, exported, "LlamaForSequenceClassification")
+
+
+@torch.no_grad()
+def check_with_transformers(run: Path, exported: Path, architecture: str) -> None:
+    """The exported classifier is loaded by transformers, and predicts what the trained model predicts."""
+    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(exported).eval()
+    assert type(theirs).__name__ == architecture
+    trained = regard.load(run, "cpu")
+    texts = ["The cat is here.", "In the barn there is a hen."]
+    batch = [torch.tensor(trained.tokenizer.encode(text)) for text in texts]
+    pad = trained.tokenizer.pad
+    assert trained.model.spec.head.pad == theirs.config.pad_token_id == pad is not None
+    ids = torch.nn.utils.rnn.pad_sequence(batch, batch_first=True, padding_value=pad)
+    layout = TokenLayout.padded([len(row) for row in batch])
+    expected = theirs(ids, attention_mask=layout.valid.long()).logits
+    assert (trained.model(ids, layout) - expected).abs().max() < 1e-5
+    found, predicted = (regard.load(folder, "cpu").classify(texts) for folder in (run, exported))
+    assert [prediction.label for prediction in found] == [prediction.label for prediction in predicted]
+    if expected.shape[-1] == 1:
+        assert [p.value for p in predicted] == pytest.approx(expected.squeeze(-1).tolist(), abs=1e-5)
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "narrow embeddings"])
@@ -77,6 +105,13 @@ def test_a_decoder_with_a_new_head_has_the_same_hidden_states(name: str) -> None
     encoder = with_weights_of(decoder, spec.build(1)).eval()
     tokens = torch.randint(decoder.spec.vocab, (2, 9), generator=torch.Generator().manual_seed(0))
     assert torch.equal(encoder.encode(tokens)[0].x, decoder.hidden(tokens))
+
+
+def test_a_classifier_of_a_decoder_has_the_head_of_transformers() -> None:
+    head = with_new_head(pairs.spec(GPT), {"kind": "classification", "labels": 3}, pad=5)["head"]
+    assert head == {"kind": "classification", "labels": 3, "pool": "last", "bias": False, "pad": 5}
+    head = with_new_head(pairs.spec(GPT), {"kind": "classification", "labels": 3, "pool": "mean"}, pad=5)["head"]
+    assert head == {"kind": "classification", "labels": 3, "pool": "mean"}
 
 
 def test_heads_that_make_no_sense_are_refused() -> None:

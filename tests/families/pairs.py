@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from regard.checkpoint import load, save
-from regard.families import family
+from regard.families import family, weight_table
 from tests.families.cases import NO_SPECIAL_TOKENS
 from tests.laws import assert_equal_weights, broken_laws
 
@@ -65,7 +65,7 @@ def record_hidden_states(stack: nn.Module) -> Iterator[list[Tensor]]:
 def our_gradients(pair: Pair) -> dict[str, Tensor]:
     """Our gradients under the tensor names of the files of transformers."""
     gradients = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in pair.ours.named_parameters()}
-    return dict(family(pair.model_type).table(pair.ours.spec).write(gradients))
+    return dict(weight_table(pair.ours.spec, pair.model_type).write(gradients))
 
 
 def stored_gradients(model: Any, folder: Path) -> dict[str, Tensor]:

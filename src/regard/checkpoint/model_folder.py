@@ -26,7 +26,7 @@ from regard.checkpoint.gguf import open_gguf
 from regard.checkpoint.sentence_transformers import read_sentence_encoder, sentence_files, without_sentence_head
 from regard.checkpoint.stored_parts import drop_missing_pooler, resolve_tying, tied_names
 from regard.checkpoint.weight_files import open_tensors, read_json, write_tensors
-from regard.families import family, family_config
+from regard.families import family_config, family_spec, weight_table
 from regard.find_model import locate
 from regard.models.base import Model, build_on_meta, meta_device
 from regard.models.decoder import Decoder
@@ -151,7 +151,7 @@ def export(
     A sentence encoder is written in the format of sentence-transformers.
     """
     model, tokenizer, extra_files = separate_files(model, tokenizer, extra_files)
-    table, spec = family(model_type).table, model.spec
+    spec = model.spec
     assert isinstance(spec, Model), f"model.spec must be the spec of a model; found {spec!r:.80}"
     check_no_adapters(unique_parameters(model))
     extra_files = {**(extra_files or {}), **sentence_files(spec)}
@@ -163,7 +163,7 @@ def export(
     config |= family_config(model_type, spec)
     config["dtype"] = str(next(model.parameters()).dtype).removeprefix("torch.")
     with write_folder(folder) as temporary:
-        write_files(temporary, config, dict(table(spec).write(unique_parameters(model))), tokenizer)
+        write_files(temporary, config, dict(weight_table(spec, model_type).write(unique_parameters(model))), tokenizer)
         write_extra_files(temporary, extra_files)
 
 
@@ -194,7 +194,7 @@ def load(
         stored = open_tensors(folder, partial(loaded_dtype, device, dtype), mmap)
         check_size(folder, spec, stored)
         if table is not IDENTITY:
-            make_table = family(read_source_family(folder)).table
+            make_table = partial(weight_table, model_type=read_source_family(folder))
             spec = drop_missing_pooler(spec, make_table, stored)
             spec, stored = resolve_tying(folder, spec, make_table, stored)
             table = make_table(spec)
@@ -229,18 +229,17 @@ def read_spec_and_table(folder: Path) -> tuple[Model, Table | Chain]:
                 f"{folder}: the spec in config.json is of kind {spec.kind}, which is not a model; save the model again"
             )
         return spec, IDENTITY
-    family_module = family(config.get("model_type"))
     refuse_quantized(folder, config)
+    spec = family_spec(config)
     if config.get("auto_map") is not None:
         warnings.warn(
             f"{folder}: the code that auto_map in config.json names is never run; the model is read as a standard "
             f"{config['model_type']} model",
             stacklevel=3,
         )
-    spec = family_module.spec(config)
     if isinstance(spec, Encoder) and (spec.head is None or isinstance(spec.head, Pooler)):
         spec = read_sentence_encoder(folder, spec)
-    return spec, family_module.table(spec)
+    return spec, weight_table(spec, config["model_type"])
 
 
 def read_source_family(folder: Path) -> str | None:

@@ -84,11 +84,14 @@ def export(
 def write_peft_adapter(network: "Module", out: Path, family: str, base: Path, console: "Console") -> None:
     from regard.adapt.foreign_adapters import export_adapter
     from regard.checkpoint.atomic_folder import write_folder
-    from regard.families import family as family_module
+    from regard.families import weight_table
     from regard.find_model import kind_of_model
+    from regard.models.base import Model
 
+    spec = network.spec
+    assert isinstance(spec, Model), f"a model has a spec; found {spec!r:.80}"
     with write_folder(out) as temporary:
-        export_adapter(network, temporary, family_module(family).table(network.spec), base=str(base))
+        export_adapter(network, temporary, weight_table(spec, family), base=str(base))
     console.print(f"{out} is an adapter for PEFT, of the {family} model {base}", soft_wrap=True)
     if not (kind_of_model(base) or "").startswith("a Hugging Face folder"):
         merged = " --merge" if (base / "adapter_config.json").is_file() else ""

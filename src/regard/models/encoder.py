@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from regard.kernels.attention.mask import Full
 from regard.layout import Source, TokenLayout
 from regard.models.base import Model, Scheme, initialize
-from regard.models.heads import Head, Hidden, MaskedLMModule, PreTrainingModule
+from regard.models.heads import Classification, Head, Hidden, MaskedLMModule, PreTrainingModule
 from regard.models.outputs import Outputs
 from regard.models.stack import (
     Repeat,
@@ -124,13 +124,21 @@ class EncoderModule(nn.Module):
     ) -> Tensor | tuple[Tensor, Tensor] | Outputs:
         """tokens (B, L) or images (B, C, …) -> the output of the head; with `outputs`, as Outputs with the losses."""
         encoded, losses = self.encode(data, layout, types)
-        x, layout, head, pair_logits = encoded.x, encoded.layout, self.head, None
+        x, layout, head, pair_logits = encoded.x, self.pooling_layout(encoded.layout, data), self.head, None
         if not outputs:
             return head(x, layout)
         if isinstance(head, PreTrainingModule):
             pair_logits, head = head.pair(x, layout), head.words
         logits = head.lazy(x, layout) if isinstance(head, MaskedLMModule) else head(x, layout)
         return Outputs(logits, (), losses, pair_logits)
+
+    def pooling_layout(self, layout: TokenLayout, tokens: Tensor) -> TokenLayout:
+        """The layout for the head: tokens with its id of padding are not pooled."""
+        pad = self.spec.head.pad if isinstance(self.spec.head, Classification) else None
+        if pad is None:
+            return layout
+        valid = tokens != pad if layout.valid is None else layout.valid & (tokens != pad)
+        return replace(layout, valid=valid, ordered=False, consecutive=False)
 
     def encode(
         self, data: Tensor, layout: TokenLayout | None = None, types: Tensor | None = None, states: States | None = None

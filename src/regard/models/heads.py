@@ -116,11 +116,23 @@ class Classification(Head):
     dense: Dense | None = None
     dropout: float = 0.0
     label_names: tuple[str, ...] = ()  # one per label, or none
+    bias: bool = True
+    pad: int | None = None  # `last` pools the last token with another id, as transformers' decoders do
 
     def check(self) -> None:
         require(self.labels > 0, f"classification: labels={self.labels} must be positive")
         check_label_names(self.labels, self.label_names)
         require(0 <= self.dropout < 1, f"classification: dropout={self.dropout} must be in [0, 1)")
+        require(
+            self.pad is None or self.pool == "last",
+            f"classification: pad={self.pad} changes which token is pooled, but pool={self.pool!r}; set pool to last",
+        )
+
+    def check_input(self, input: Input, table_dim: int, width: int) -> None:
+        require(
+            self.pad is None or isinstance(input, Tokens),
+            f"classification: pad={self.pad} is the id of a token, and {input.kind} have none; leave it out",
+        )
 
     def build(self, width: int, input: nn.Module) -> nn.Module:
         return ClassificationModule(width, self)
@@ -133,7 +145,7 @@ class ClassificationModule(nn.Module):
         super().__init__()
         width = width if spec.pool == "none" else pooled_dim(width, spec.pool)
         self.dense = nn.Identity() if spec.dense is None else spec.dense.build(width)
-        self.labels = nn.Linear(width, spec.labels)
+        self.labels = nn.Linear(width, spec.labels, bias=spec.bias)
         self.pool, self.dropout = spec.pool, spec.dropout
 
     def forward(self, x: Tensor, layout: TokenLayout) -> Tensor:

@@ -1,7 +1,9 @@
 """A new head for a model that is trained further.
 
-An encoder keeps everything but its head. A decoder becomes an encoder with causal masks: the same embeddings, blocks
-and norm, with a head that pools the last token, which attends to all others, instead of the head for the next token.
+An encoder keeps everything but its head. A decoder becomes an encoder with causal masks (models/causal_encoder.py): the
+same embeddings, blocks and norm, with a head that pools the last token, which attends to all others, instead of the
+head for the next token. A classification head without further layers is then the one of `transformers`: it has no bias,
+and the last token is the last one that is not padding.
 """
 
 from collections.abc import Mapping
@@ -11,26 +13,20 @@ import torch
 from torch import nn
 
 from regard.models.base import Model
+from regard.models.causal_encoder import EMBEDDINGS, causal_encoder
 from regard.models.decoder import Decoder
 from regard.models.encoder import Encoder
-from regard.parts.input import Tokens
 from regard.spec import SpecError, require
 
 POOLED = ("classification", "pooled")  # heads with a `pool`
-EMBEDDINGS = {"embedding.weight": "input.table.weight"}  # names of a decoder: of the encoder that it becomes
 
 
-def with_new_head(model: Model, head: Mapping[str, Any]) -> dict[str, Any]:
-    """The table of the model's spec with another head."""
+def with_new_head(model: Model, head: Mapping[str, Any], pad: int | None = None) -> dict[str, Any]:
+    """The table of the model's spec with another head; `pad` is the tokenizer's id of padding."""
     if isinstance(model, Encoder):
         return {**model.to_dict(), "head": dict(head)}
     if not isinstance(model, Decoder):
         raise SpecError(f"[head] replaces the head of an encoder or a decoder, and this model is a {model.kind}")
-    require(
-        model.embedding_dim is None,
-        "[head]: the embeddings of this decoder are projected to its width (embedding_dim), which an encoder does with "
-        "other weights; use another model",
-    )
     table = dict(head)
     if table.get("kind") in POOLED:
         pool = table.setdefault("pool", "last")
@@ -38,17 +34,9 @@ def with_new_head(model: Model, head: Mapping[str, Any]) -> dict[str, Any]:
             pool not in ("cls", "cls_mean"),
             f"head.pool={pool!r}: the first token of a decoder attends to itself only; set it to last or mean",
         )
-    encoder = Encoder(
-        Tokens(model.vocab, scale=model.embedding_scale),
-        model.width,
-        model.layers,
-        model.position,
-        model.embedding_norm,
-        model.norm,
-        dropout=model.dropout,
-        context=model.context,
-    )
-    return {**encoder.to_dict(), "head": table}
+    if table.get("kind") == "classification" and table["pool"] == "last":
+        table = {"bias": False, **({} if pad is None else {"pad": pad}), **table}
+    return {**causal_encoder(model).to_dict(), "head": table}
 
 
 @torch.no_grad()

@@ -242,11 +242,16 @@ def tables_from(start: Path, tables: Mapping[str, Any]) -> dict[str, Any]:
         )
     return {key: value for key, value in tables.items() if key not in ("from", "head")} | {
         "start": str(folder.absolute()),
-        "model": model.to_dict() if head is None else with_new_head(model, head),
+        "model": model.to_dict() if head is None else with_new_head(model, head, pad_of(root)),
         # a model of images has none
         "tokenizer": {"by": "folder", "path": str(root.absolute())} if has_tokenizer(root) else {"by": "byte"},
         "source_family": read_source_family(root),
     }
+
+
+def pad_of(folder: Path) -> int | None:
+    """The tokenizer's id of padding."""
+    return Tokenizer.load(folder).pad if has_tokenizer(folder) else None
 
 
 def build_recipe(

@@ -17,7 +17,7 @@ from regard.checkpoint.atomic_folder import CheckpointError, sync_folder
 from regard.checkpoint.gguf.architectures import ARCHITECTURES, Architecture, find_architecture
 from regard.checkpoint.gguf.reading import family_config, gguf_library, read_spec_and_table
 from regard.checkpoint.gguf.rope_metadata import DIVISORS, llama3_as_divisors, rope_metadata
-from regard.families import FamilyError, family
+from regard.families import FamilyError, family, model_class
 from regard.families.common.roundtrip import check_roundtrip
 from regard.gguf_header import Header, TensorInfo
 from regard.models.base import Model
@@ -41,7 +41,12 @@ def export_gguf(
     name = next((name for name, entry in ARCHITECTURES.items() if entry.model_type == model_type), model_type)
     spec = model.spec
     assert isinstance(spec, Model), f"model.spec must be the spec of a model; found {spec!r:.80}"
-    config, metadata, divisors = config_and_metadata(spec, name, find_architecture(name))
+    architecture = find_architecture(name)
+    if not isinstance(spec, model_class(architecture.model_type)):
+        raise FamilyError(
+            f"a GGUF {name} model predicts the next token, and this one has another head; export a Hugging Face folder"
+        )
+    config, metadata, divisors = config_and_metadata(spec, name, architecture)
     tables = read_spec_and_table(expected_header(name, metadata, config), divisors)[1]
     tensors = dict(tables.write(dict(model.named_parameters())))
     if divisors is not None:

@@ -4,7 +4,6 @@ from collections import Counter
 from copy import deepcopy
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import get_type_hints
 
 import torch
 from torch import nn
@@ -13,9 +12,7 @@ from regard.adapt.adapters import DEFAULT, adapters, add_lora, merge_lora
 from regard.adapt.lora import LoRA
 from regard.adapt.targets import adaptable_weights, training_only
 from regard.checkpoint.model_folder import export, load, save
-from regard.families import FAMILIES, family
-from regard.families.common.config_reader import FamilyError
-from regard.models.base import Model
+from regard.families import FAMILIES, can_express
 from regard.verification.outcome import Outcome, broken, compared, difference, not_applicable
 from regard.verification.trial import Trial
 
@@ -37,7 +34,7 @@ def exported(trial: Trial) -> Outcome:
 
     The law is tested with every family that can represent the spec.
     """
-    families = [name for name in FAMILIES if can_export(name, trial.spec)]
+    families = [name for name in FAMILIES if can_express(name, trial.spec)]
     if not families:
         return not_applicable("no family can represent this spec")
     before = trial.model.state_dict()
@@ -49,17 +46,6 @@ def exported(trial: Trial) -> Outcome:
         if wrong:
             return broken(f"{name}: {wrong[0]} differs after loading")
     return compared(f"through {', '.join(families)}", 0.0, exact=True)
-
-
-def can_export(name: str, spec: Model) -> bool:
-    target = family(name)
-    if not isinstance(spec, get_type_hints(target.config)["model"]):
-        return False
-    try:
-        target.config(spec)
-    except FamilyError:
-        return False
-    return True
 
 
 def merged(trial: Trial) -> Outcome:
