@@ -1,5 +1,5 @@
-"""Writes the table of the instruments in docs/topics/instruments.md, and for the page their equations and those of the
-parts (part_equations.py) as MathML trees:
+"""Writes the list of the instruments in docs/topics/instruments.md, with the pictures of photograph_page.py, and for
+the page their equations and those of the parts (part_equations.py) as MathML trees:
 
     python docs/generate_equations.py [TEMML]
 
@@ -14,9 +14,12 @@ import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
+from PIL import Image
+
 from regard.instruments import COURSE, INSTRUMENTS
 
 PAGE = Path(__file__).parent / "topics/instruments.md"
+PICTURES = Path(__file__).parent / "pictures/instruments"
 START, END = "<!-- instruments -->\n", "<!-- end -->"
 VIEWS = Path(__file__).parents[1] / "src/regard/web/views"
 KEPT = {"display", "fence", "form", "stretchy", "separator", "lspace", "rspace", "width", "mathvariant", "accent",
@@ -40,20 +43,33 @@ def tree(element: ElementTree.Element) -> list:
     return [tag, {name: value for name, value in element.attrib.items() if name in KEPT}, *children]
 
 
-def table() -> str:
-    """The instruments by chapter, each with its explanation and its question."""
+def sections() -> str:
+    """The instruments by chapter, each with its picture, its explanation and its question."""
     lines = []
     for chapter, ids in COURSE.items():
-        lines += [f"\n## {chapter}\n", "| instrument | what it shows | question |", "| --- | --- | --- |"]
+        lines.append(f"## {chapter}\n")
         for instrument in (INSTRUMENTS[id] for id in ids):
-            cells = (f"{instrument.title} (`{instrument.id}`)", instrument.explanation, instrument.quiz.question)
-            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    return "\n".join(lines) + "\n\n"
+            lines += [
+                f"### {instrument.title} (`{instrument.id}`)\n",
+                f"![{description(instrument.id)}](../pictures/instruments/{instrument.id}.png)\n",
+                f"{instrument.explanation} *{instrument.quiz.question}*\n",
+            ]
+    return "\n".join(lines) + "\n"
+
+
+def description(id: str) -> str:
+    """The titles of the panels in the picture of an instrument, for people who do not see it."""
+    path = PICTURES / f"{id}.png"
+    if not path.exists():
+        raise FileNotFoundError(f"{path} is missing; run python docs/photograph_page.py RUN {id}")
+    with Image.open(path) as picture:
+        text = picture.info["Description"]
+    return text.replace("[", "(").replace("]", ")")
 
 
 def page() -> str:
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(START)
-    return before + START + table() + END + rest.partition(END)[2]
+    return before + START + "\n" + sections() + END + rest.partition(END)[2]
 
 
 def latex_by_view() -> dict[str, dict[str, str]]:

@@ -70,8 +70,9 @@ def test_the_api_reference_is_current() -> None:
 
 def test_every_picture_is_shown() -> None:
     texts = [page.read_text(encoding="utf-8") for page in (ROOT / "README.md", *PAGES)]
-    used_pictures = {found for text in texts for found in re.findall(r"pictures/(\w+\.png)\)", text)}
-    assert used_pictures == {picture.name for picture in (DOCS / "pictures").iterdir()}
+    used_pictures = {found for text in texts for found in re.findall(r"pictures/([\w/-]+\.png)\)", text)}
+    folder = DOCS / "pictures"
+    assert used_pictures == {picture.relative_to(folder).as_posix() for picture in folder.rglob("*.png")}
 
 
 @pytest.mark.slow

@@ -59,7 +59,7 @@ def ablate(
 
     \b
     Examples:
-      regard lens ablate runs/demo --text "Anna is in the barn. Where is Anna? Anna is in the"
+      regard lens ablate runs/demo --text "Ben is in the cellar. Where is Ben? Ben is in the"
       regard lens ablate runs/demo --text "Anna is in the" --heads 0.1,1.3 --mean-over "Ben was in the garden."
       regard lens ablate runs/demo --text "Anna is in the" --layers 1 --json
       regard lens ablate models/t5 --text "translate English to German: a cat" --part cross --heads 0.1

@@ -25,7 +25,7 @@ def logits(
 
     \b
     Examples:
-      regard lens logits runs/demo --text "Anna is in the barn. Where is Anna? Anna is in the"
+      regard lens logits runs/demo --text "Ben is in the cellar. Where is Ben? Ben is in the"
       regard lens logits models/t5 --text "translate English to German: a cat" --target "eine"
     """
     llm = open_inspected(model, device)

@@ -24,7 +24,7 @@ def report(
 
     \b
     Examples:
-      regard lens report runs/demo --text "Anna is in the barn. Where is Anna? Anna is in the" -o report.html
+      regard lens report runs/demo --text "Ben is in the cellar. Where is Ben? Ben is in the" -o report.html
       regard lens report smollm2 --text "The capital of France is"
     """
     llm = open_inspected(model, device, instead=INSTEAD)

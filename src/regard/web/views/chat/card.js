@@ -119,7 +119,7 @@ function TokenFacts({ token, position, source, pinned }) {
               <dt>rank</dt>
               <dd>${rank?.toLocaleString("en") ?? (at >= 0 ? at + 1 : `over ${top.length}`)}</dd>
             </div>
-            <div class="chat-fact-wide">
+            <div class=${entropy === undefined && "chat-fact-wide"}>
               <dt>surprisal</dt>
               <dd>${(-logprob / Math.LN2).toFixed(1)} bits</dd>
             </div>
