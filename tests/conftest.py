@@ -23,7 +23,11 @@ os.fsync = lambda handle: None
 # The quick tests of these folders run on the oldest torch too: their code depends most on the version of torch. Tests
 # elsewhere carry the mark `oldest`: laws in float32, one family per shape, compiled models.
 OLDEST_FOLDERS = ("tests/engine/", "tests/kernels/", "tests/training/")
-NOT_OLDEST = (  # files of these folders whose code hardly calls torch
+NOT_OLDEST = (  # files of these folders whose code hardly calls torch, or whose calls are those of quicker files
+    "tests/engine/test_batching.py",  # as in test_greedy_trials.py and test_random_requests.py
+    "tests/engine/test_beam.py",
+    "tests/engine/test_contrastive.py",
+    "tests/engine/test_generation_options.py",
     "tests/engine/test_grammar.py",
     "tests/engine/test_json_schema.py",
     "tests/training/test_prepare_data.py",

@@ -53,8 +53,8 @@ def test_every_part_can_be_drawn(kind: str) -> None:
             )
 
 
-# By the hypothesis profile: 30 specs and 10 hybrids, or 225 and 74; a spec takes seconds.
-EXAMPLES, HYBRIDS = (10, 5) if settings.default.max_examples < 100 else (75, 37)
+# By the hypothesis profile: 30 specs and 10 hybrids, or 150 and 60; a spec takes seconds.
+EXAMPLES, HYBRIDS = (10, 5) if settings.default.max_examples < 100 else (50, 30)
 NO_SHRINKING = settings(phases=[Phase.generate], suppress_health_check=list(HealthCheck))  # shrinking takes minutes
 MIXED = [law for law in LAWS if LAWS[law].needs in ("memory", "engine", "padding", "packing")]
 
@@ -64,11 +64,11 @@ MIXED = [law for law in LAWS if LAWS[law].needs in ("memory", "engine", "padding
 @settings(NO_SHRINKING, max_examples=EXAMPLES)
 @given(random_specs.decoders(), st.integers(0, 99))
 def test_laws_hold_for_random_specs(part: int, spec: Decoder, seed: int) -> None:
-    """In float64, a third of them in float32 too: tests/models/test_laws.py has every part in both."""
+    """A third of them have all laws in float64 and float32, the others half of the laws each in float64."""
     assert Decoder.from_json(spec.to_json()) == spec == Decoder.from_toml(spec.to_toml())
     train_a_step(spec, seed)
     if part > 0:
-        return keeps_laws(spec, seed)
+        return keeps_laws(spec, seed, laws=list(LAWS)[part - 1 :: 2])
     broken = verify(built(spec, seed), LENGTH, seed).failed
     assert not broken, broken
 

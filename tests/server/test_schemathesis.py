@@ -45,6 +45,11 @@ def make_app(folder: Path = Path("nosuch")) -> FastAPI:
 OPERATIONS = [result.ok() for result in schemathesis.openapi.from_dict(make_app().openapi()).get_all_operations()]
 
 
+def max_examples(operation) -> int:
+    """The bodies of /v1 routes nest and have dozens of fields; those of the page's routes are flat."""
+    return 300 if operation.path.startswith("/v1/") else 60
+
+
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch, serve(make_app(tmp_path_factory.mktemp("fuzzed"))) as port:
@@ -54,10 +59,10 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.label)
-@pytest.mark.parametrize("examples", [4, pytest.param(300, marks=pytest.mark.slow)])
-def test_every_route_answers_as_documented(url, operation, mode, examples):
+@pytest.mark.parametrize("thorough", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["some", "many"])
+def test_every_route_answers_as_documented(url, operation, mode, thorough):
     @settings(
-        max_examples=examples,
+        max_examples=max_examples(operation) if thorough else 4,
         deadline=None,
         derandomize=True,
         database=None,
