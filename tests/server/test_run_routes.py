@@ -196,6 +196,21 @@ def test_a_damaged_run_and_a_missing_folder_are_no_failure(connect, folder):
     assert metrics(client, "broken")["curves"] == {}
 
 
+def test_odd_names_and_numbers_do_not_hide_the_other_runs(connect, folder):
+    """A folder whose name is not UTF-8, integers beyond every float, and unpaired surrogates in a recipe."""
+    os.makedirs(os.fsencode(folder) + b"/bad\xff/checkpoints")
+    for name in ("huge", "good"):
+        write_run(folder / name, steps=2)
+    with (folder / "huge" / "metrics.jsonl").open("a") as file:
+        file.write(f'{{"step": 3, "loss": {"9" * 400}, "lr": 0.5}}\n{{"step": {"9" * 400}, "loss": 1}}\n')
+    (folder / "odd").mkdir()
+    (folder / "odd" / "config.json").write_text('{"train": {}, "model": "\\ud800", "data": "\\ud800"}')
+    client = connect()
+    assert sorted(run["run"] for run in client.get("/regard/runs").json()["runs"]) == ["good", "huge", "odd"]
+    curves = metrics(client, "huge")["curves"]
+    assert curves["lr"]["steps"][-1] == 3 and curves["loss"]["steps"][-1] == 2
+
+
 @pytest.mark.parametrize("network", [{"allow_origins": ("https://a.example",)}, {"allow_hosts": ("a.example",)}])
 def test_without_a_key_other_hosts_cannot_start_anything(connect, network):
     client = connect(**network)

@@ -32,15 +32,17 @@ class ServedRuns:
         """All runs, and the process of a demo that was started here and is no run yet, or failed to become one."""
         paths = self.paths()
         runs = [self.describe(path) for path in paths]
-        return {"folder": self.folder.name, "runs": runs, "process": self.process(set(paths))}
+        return {"folder": readable(self.folder.name), "runs": runs, "process": self.process(set(paths))}
 
     def paths(self) -> list[Path]:
+        """Without those whose names are not UTF-8: no request could name them."""
         root = self.folder.resolve()
         found = find_runs([self.folder]) if self.folder.is_dir() else []
-        return [path for path in found if is_inside(path, root)]
+        return [path for path in found if is_inside(path, root) and readable(name := self.name_of(path)) == name]
 
     def describe(self, path: Path) -> dict[str, Any]:
-        data = self.summarize(path).to_dict() | {"run": self.name_of(path)}
+        summary = self.summarize(path).to_dict()
+        data = {name: readable(value) for name, value in summary.items()} | {"run": self.name_of(path)}
         pid = self.processes.pid(path)
         return data | {
             "started": (path / "config.json").stat().st_mtime if (path / "config.json").exists() else None,
@@ -139,6 +141,13 @@ def is_inside(path: Path, root: Path) -> bool:
     """Whether a run and the files that are read of it are below `root`."""
     resolved = [path.resolve(), *((path / name).resolve() for name in READ_FILES)]
     return all(each.is_relative_to(root) for each in resolved)
+
+
+def readable(value: Any) -> Any:
+    """A string, or a list of them, with '?' for unpaired surrogates, which JSON files may have and UTF-8 has not."""
+    if isinstance(value, list):
+        return [readable(item) for item in value]
+    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
 
 
 def file_version(file: Path) -> tuple[int, int] | None:

@@ -5,7 +5,7 @@ many consecutive steps. Damaged lines are counted and skipped. The module does n
 """
 
 import json
-import math
+import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -138,4 +138,5 @@ def parse_line(line: bytes) -> dict[str, Any] | None:
 
 
 def is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    """Whether a value is finite as a float; JSON may have integers that are larger than any float."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
