@@ -22,11 +22,16 @@ def encoder(name: str) -> ServedModel:
 
 
 def test_a_job_that_runs_on_does_not_block_the_event_loop_while_its_model_stops() -> None:
-    model, release = encoder("a"), threading.Event()
+    model, started, release = encoder("a"), threading.Event(), threading.Event()
+
+    def work() -> None:
+        started.set()
+        release.wait(10)
 
     async def main() -> None:
-        job = asyncio.ensure_future(model.lens_thread.run(release.wait, 2))
-        await asyncio.sleep(0.02)
+        job = asyncio.ensure_future(model.lens_thread.run(work))
+        await asyncio.sleep(0)  # submits it
+        assert await asyncio.to_thread(started.wait, 10)
         job.cancel()  # its client has left
         assert model.busy
         stop = asyncio.ensure_future(model.stop())

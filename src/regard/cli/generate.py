@@ -85,10 +85,7 @@ def generate(
         quantize=quantize,
     )  # fmt: skip
     check_combination(engine)
-    if logprobs and not as_json:
-        raise ValueError("--logprobs are printed with --json only; add it, or leave them out")
-    if sum(given is not None for given in (schema, regex, choice)) > 1:
-        raise ValueError("--schema, --regex and --choice exclude each other; give one of them")
+    check_output_options(logprobs, as_json, schema, regex, choice)
     from regard.engine.request import derived_seed
 
     text = sys.stdin.read() if prompt == "-" else prompt
@@ -109,6 +106,15 @@ def generate(
         else:
             print("\n" if index else "", end="")
             print_text(text if llm.continues_prompt else "", output)
+
+
+def check_output_options(
+    logprobs: int, as_json: bool, schema: Path | None, regex: str | None, choice: list[str] | None
+) -> None:
+    if logprobs and not as_json:
+        raise ValueError("--logprobs are printed with --json only; add it, or leave them out")
+    if sum(given is not None for given in (schema, regex, choice)) > 1:
+        raise ValueError("--schema, --regex and --choice exclude each other; give one of them")
 
 
 def check_combination(options: EngineOptions) -> None:

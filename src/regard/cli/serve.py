@@ -40,6 +40,8 @@ from regard.cli.tensor_parallel import TensorParallelOption
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from regard.server.network_options import NetworkOptions
+
 
 def serve(
     models: ServedModelsArgument,
@@ -120,20 +122,33 @@ def serve(
         allow_origins=tuple(allow_origin or ()), access_log=access_log, max_body=max_body,
     )  # fmt: skip
     console = Console(stderr=True, soft_wrap=True)
-    announce = partial(print_address, console, named)
     if replicas is not None:
         from regard.cli.serve_replicas import run_replicas
 
+        announce = partial(print_address, console, named)
         return run_replicas(named, loras, options, network, replicas, console, announce)
-    served = open_served(named, console, options)
-    load_adapters(served[0], loras, console)
+    serve_in_process(named, loras, options, network, lora_folder, runs, console)
 
+
+def serve_in_process(
+    models: list[NamedModel],
+    loras: dict[str, Path],
+    options: EngineOptions,
+    network: "NetworkOptions",
+    lora_folder: Path | None,
+    runs: Path,
+    console: "Console",
+) -> None:
+    """Serve the models in this process, with the runs of a folder, and models that are loaded while it runs."""
     from regard.cli.model_library import ModelLibrary
     from regard.cli.served_runs import ServedRuns
     from regard.server.run_server import serve as run
 
+    served = open_served(models, console, options)
+    load_adapters(served[0], loras, console)
     shown = ServedRuns(runs)
-    library = ModelLibrary(named, options, shown, console) if tensor_parallel == 1 else None
+    library = ModelLibrary(models, options, shown, console) if options.tensor_parallel == 1 else None
+    announce = partial(print_address, console, models)
     run(served, network, adapters=lora_folder, runs=shown, library=library, on_ready=announce)
 
 

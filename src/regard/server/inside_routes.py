@@ -145,7 +145,7 @@ async def stream(request: Request, served: ServedModel, events: AsyncIterator[st
 
     try:
         finished = await run_until_disconnect(request, begin())
-    except BaseException:
+    except BaseException:  # also a cancelled request: else the lens would count it for ever
         stack.close()
         raise
     if not finished:

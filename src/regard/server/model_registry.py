@@ -102,6 +102,7 @@ class ModelRegistry:
             raise ApiError(409, message, code="last_model", param="model")
         self._leaving.append(self._models.pop(name))
         deadline = time.monotonic() + drain
+        # Polled: the requests of a model run in several threads and in its engine, and none of these signals its end.
         while model.busy and time.monotonic() < deadline:
             await asyncio.sleep(0.05)
         if model.engine is not None:
