@@ -65,7 +65,10 @@ def test_lens_heads_scores_every_head(demo_run: Path) -> None:
         "previous token", "first token", "duplicate token", "induction"
     }  # fmt: skip
     assert all(0 <= score <= 1 for layers in found["scores"].values() for layer in layers if layer for score in layer)
-    assert "induction" in regard("lens", "heads", demo_run, "--length", 8, "--sequences", 1).stdout
+    plain = [
+        regard("lens", "heads", demo_run, "--length", 8, "--sequences", 1, "--threshold", t).stdout for t in (0, 0.99)
+    ]
+    assert "induction" in plain[0] and "bold" in plain[0] and "no head is of one of these kinds" in plain[1]
     assert "choose fewer" in str(regard("lens", "heads", demo_run, "--length", 100000).exception)
 
 
@@ -123,6 +126,7 @@ def test_lens_report_is_one_file_without_requests(demo_run: Path, tmp_path: Path
         "residual stream",
     ):
         assert heading in html
+    assert 'name="viewport"' in html and "</span><wbr><span" in html  # fits a phone; lines of tokens wrap
     long = regard("lens", "report", demo_run, "-t", "Anna is in the barn. " * 60, "-o", page)
     assert "at most 200, so shorten it" in str(long.exception)
 

@@ -48,7 +48,11 @@ def heads(
         }
         print_json({"scores": scores, "uniform": found.uniform})
         return
-    table = Table("kind", "uniform", "layer.head score", caption=f"bold: more than {threshold}")
+    kinds = any(found.find(kind, threshold) for kind in found.uniform)
+    caption = (
+        f"bold: more than {threshold}" if kinds else f"no head is of one of these kinds: none has more than {threshold}"
+    )
+    table = Table("kind", "uniform", "layer.head score", caption=caption)
     for kind, uniform in found.uniform.items():
         best = found.find(kind, threshold=0.0)[:top]
         marked = (f"{layer}.{head} {score:.2f}" for layer, head, score in best)

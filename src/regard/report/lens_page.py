@@ -43,7 +43,7 @@ white-space: pre; background: #f1f4f8 } .cards { display: flex; flex-wrap: wrap;
 .cards div { background: #f1f4f8; border-radius: .6rem; padding: .6rem 1rem } .cards b { display: block;
 font-size: 1.25rem } .cards span { color: #52606d; font-size: .85rem } .bar { display: inline-block; height: .7rem;
 background: #3b6ea5; border-radius: .2rem; vertical-align: middle } td { font-variant-numeric: tabular-nums }
-nav a { margin-right: 1rem; color: #2f5d8f } code { background: #f1f4f8; padding: .1rem .3rem; border-radius: .25rem }
+nav a { margin-right: 1rem; color: #2f5d8f } code { background: #f1f4f8; padding: .1rem .3rem; border-radius: .25rem; white-space: pre }
 table { font-size: .92rem } body { max-width: 60rem } .heads { display: grid; gap: 0 1.5rem;
 grid-template-columns: repeat(auto-fit, minmax(20rem, 1fr)) } .heads figure { margin: .6rem 0 }
 </style>
@@ -87,7 +87,7 @@ def summary(page: Page, model: Any, tokens: Sequence[str]) -> None:
         "layers": str(len(model.stack.blocks)),
         "heads with a map": str(len(kinds)),
         "tokens": str(len(tokens)),
-        "maps": "; ".join(dict.fromkeys(kinds)) or "none",
+        "kind of maps": "; ".join(dict.fromkeys(kinds)) or "none",
     }
     inner = "".join(f"<div><b>{escape(value)}</b><span>{escape(name)}</span></div>" for name, value in cards.items())
     page.parts.append(f'<div class="cards">{inner}</div>')
@@ -101,7 +101,7 @@ def token_line(page: Page, tokens: Sequence[str], shares: Sequence[float] | None
         colour = f"rgba({'59, 110, 165' if share >= 0 else '217, 130, 43'}, {0.06 + 0.6 * min(1.0, abs(share)):.2f})"
         title = f"{i}" if shares is None else f"{i}: {share:+.2f}"
         chips.append(f'<span style="background: {colour}" title="{title}">{escape(visible(token))}</span>')
-    page.parts.append(f'<p class="tokens">{"".join(chips)}</p>')
+    page.parts.append(f'<p class="tokens">{"<wbr>".join(chips)}</p>')
 
 
 def visible(token: str) -> str:
@@ -207,7 +207,7 @@ def add_logit_lens(page: Page, model: DecoderModule, tokenizer: Tokenizer, rows:
         pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
         words = [f"{tokenizer.decode_token(id)!r} {p:.2f}" for id, p in pairs]
         lines.append(((name.removeprefix("stack."), *words), ""))
-    page.table(("after", "1", "2", "3", "4"), lines)
+    page.table(("after", "most likely", "second", "third", "fourth"), lines)
 
 
 def add_attribution(page: Page, model: DecoderModule, tokenizer: Tokenizer, rows: Tensor, picture: Path) -> None:

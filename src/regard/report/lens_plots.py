@@ -58,6 +58,7 @@ def layer_lines(
         for (name, values), colour in zip(lines.items(), LINES, strict=False):
             axes.plot(range(len(values)), values, "o-", color=colour, label=name, markersize=3, linewidth=1.6)
         axes.set(xlabel=x, title=title, yscale="log" if title in log else "linear")
+        axes.xaxis.get_major_locator().set_params(integer=True)  # layers
         axes.grid(color=GRID, linewidth=0.8)
         if len(lines) > 1:
             axes.legend(frameon=False, fontsize=8)
