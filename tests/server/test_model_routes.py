@@ -1,5 +1,7 @@
 """Models over HTTP: listed with their sizes, loaded and removed while requests run, planned and verified."""
 
+import os
+import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,6 +17,7 @@ from regard.cli.open_engine import EngineOptions
 from regard.cli.open_served import NamedModel, open_served
 from regard.cli.served_runs import ServedRuns
 from regard.server.app import create_app
+from regard.server.model_routes import adapter_names
 from regard.server.network_options import NetworkOptions
 from regard.server.served_model import ServedModel
 from tests.server.conftest import serve, wait_until
@@ -75,6 +78,21 @@ def names(client: httpx.Client) -> list[str]:
 def complete(client: httpx.Client, model: str) -> httpx.Response:
     body = {"model": model, "prompt": "Mira", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
     return client.post("/v1/completions", json=body)
+
+
+def test_folders_whose_names_are_not_utf8_are_not_listed(connect, folder, tmp_path):
+    odd = os.fsencode(folder) + b"/models/bad\xff"
+    shutil.copytree(os.fsencode(folder) + b"/models/first", odd)
+    try:
+        assert [card["model"] for card in connect().get("/regard/models").json()["available"]].count(
+            "models/second"
+        ) == 1
+    finally:
+        shutil.rmtree(odd)
+    for name in (b"pirate", b"bad\xff"):
+        os.makedirs(os.fsencode(tmp_path) + b"/adapters/" + name + b"/checkpoints")
+    assert adapter_names(tmp_path / "adapters") == ["pirate"]
+    assert adapter_names(tmp_path / "removed") == []
 
 
 def test_a_model_is_loaded_used_and_removed(connect, folder):

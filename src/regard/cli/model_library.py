@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regard.cli.open_served import NamedModel, open_served
-from regard.cli.served_runs import ServedRuns
+from regard.cli.served_runs import ServedRuns, readable
 from regard.find_model import DEFAULT_FOLDERS, PACKAGED, kind_of_model
 
 if TYPE_CHECKING:
@@ -71,6 +71,8 @@ class ModelLibrary:
         found: dict[Path, StoredModel] = {}
         entries = [*self.served_runs(), *folder_models(), *packaged_models(), *self.given_models()]
         for entry in entries:
+            if readable(entry.model) != entry.model:  # a folder's name is not UTF-8: no request could name it
+                continue
             key = entry.path.resolve() if entry.path is not None else Path(entry.model)
             found.setdefault(key, entry)  # a folder that several of them name is listed once
         named: dict[str, StoredModel] = {}

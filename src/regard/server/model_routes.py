@@ -147,7 +147,13 @@ def purpose(served: ServedModel) -> str:
 
 
 def adapter_names(folder: Path) -> list[str]:
-    """The folders and runs with adapters, by their names in the server's folder of adapters."""
+    """The folders and runs with adapters, by their names in the server's folder of adapters.
+
+    Names that are not UTF-8 or have control characters are left out. The folder may have been removed meanwhile.
+    """
+    if not folder.is_dir():
+        return []
     found = [path for path in sorted(folder.iterdir()) if path.is_dir() and not path.is_symlink()]
+    found = [path for path in found if path.name.isprintable()]
     names = [path.name for path in found if (path / "adapter_config.json").is_file() or (path / "checkpoints").is_dir()]
     return names[:MAX_ADAPTERS]
