@@ -67,7 +67,10 @@ PACKAGES["language_model"] = STORED | {
 }
 PACKAGES["load_model"] = PACKAGES["language_model"] | {"language_model", "objectives"}
 PACKAGES["verification"] = PACKAGES["language_model"] | {"language_model", "adapt"}
-PACKAGES["training_run"] = PACKAGES["language_model"] | {"language_model", "data", "objectives", "adapt", "planning"}
+PACKAGES["reinforcement_run"] = PACKAGES["training"] | {"training", "engine"}
+PACKAGES["training_run"] = PACKAGES["language_model"] | {
+    *("language_model", "data", "objectives", "adapt", "planning", "reinforcement_run"),
+}
 PACKAGES["pipeline"] = PACKAGES["training_run"] | {"training_run"}
 PACKAGES |= {"cli": set(PACKAGES), "__main__": {"cli"}, "__init__": {"kinds", "spec"}}
 

@@ -119,6 +119,9 @@ OBJECTIVES = {
     "simpo": "regard.objectives.preference:SimPO",
     "orpo": "regard.objectives.preference:ORPO",
     "kto": "regard.objectives.kto:KTO",
+    "reinforce": "regard.objectives.policy_gradient:REINFORCE",
+    "rloo": "regard.objectives.policy_gradient:RLOO",
+    "grpo": "regard.objectives.policy_gradient:GRPO",
 }
 
 SOURCES = {

@@ -26,6 +26,7 @@ from regard.models.decoder import DecoderModule
 from regard.objectives.base import Objective
 from regard.objectives.next_token import NextToken
 from regard.planning.machine import check_memory
+from regard.reinforcement_run import with_rollouts
 from regard.text.tokenizer import Tokenizer
 from regard.training.base_model import check_weights, fingerprint_model, keep_base
 from regard.training.loop import Trainer, TrainingResult
@@ -230,7 +231,7 @@ def run_training(
     processes = make_processes(recipe.train.parallel, device)
     run = run if processes.mesh is None else SharedRun(run.path, processes)
     trainer = build_trainer(run, recipe, model.to(device), tokenizer, splits, listener, processes)
-    if splits.held_out is not None:
+    if splits.held_out is not None and not recipe.objective.needs_rollouts:
         listener.note(describe_held_out(list(trainer.held_out), recipe.objective, processes))
     return replace(trainer, overrides=overrides or {}).train()
 
@@ -262,6 +263,7 @@ def build_trainer(
         ranks = (processes.row_rank, processes.row_ranks)
         return Loader(examples, objective, tokenizer, data.rows, data.length, data.seed, *ranks, warmup)
 
+    evaluated = held_out if not objective.needs_rollouts else None  # rollouts have an evaluation of their own
     can_sample = isinstance(model, DecoderModule) and isinstance(objective, NextToken) and held_out is not None
     trainer = Trainer(
         model,
@@ -269,7 +271,7 @@ def build_trainer(
         objective,
         recipe.train,
         run,
-        held_out=list(loader(held_out).without_repetition(data.held_out)) if held_out is not None else (),
+        held_out=list(loader(evaluated).without_repetition(data.held_out)) if evaluated is not None else (),
         sample=(lambda _: sample_text(model, tokenizer, objective, held_out)) if can_sample else None,
         tokenizer=ModelFiles.read(tokenizer, run.path / TOKENIZER),
         base=recipe.start,
@@ -278,6 +280,8 @@ def build_trainer(
         prefetch=data.prefetch,
         processes=processes,
     )
+    if objective.needs_rollouts:
+        return with_rollouts(trainer, recipe, tokenizer, splits)
     if not objective.needs_reference:
         return trainer
     if recipe.adapter is not None:

@@ -205,7 +205,26 @@ def example(row: str, kind: str, n: int) -> dict[str, Any]:
             return {"prompt": f"Cat {n}?", "chosen": f" In the {place}.", "rejected": f" The {animal}."}
         case "kto":
             return {"prompt": f"Cat {n}?", "completion": f" The {animal}.", "label": n % 2 == 0}
+        case "reinforce" | "rloo" | "grpo":
+            return {"prompt": f"Cat {n}?", "letters": animal}
     return {"text": text}
+
+
+def reward(prompts: list[str], completions: list[str], letters: list[str]) -> list[float]:
+    """For a completion with many of the letters, and a short one."""
+    return [
+        sum(text.count(letter) for letter in wanted) - len(text) / 10
+        for text, wanted in zip(completions, letters, strict=True)
+    ]
+
+
+ROLLOUTS = {"reward": "tests.cli.pairs:reward", "max_new": 4, "kl": 0.1}
+OPTIONS = {  # of objectives; resuming after step 2 is inside of a rollout of 4 steps
+    "span_corruption": {"sentinels": 8},
+    "reinforce": ROLLOUTS,
+    "rloo": ROLLOUTS | {"group": 2, "epochs": 4},
+    "grpo": ROLLOUTS | {"group": 2, "epochs": 2, "updates": 2},
+}
 
 
 def recipe(row: str, kind: str, folder: Path) -> dict[str, Any]:
@@ -214,7 +233,7 @@ def recipe(row: str, kind: str, folder: Path) -> dict[str, Any]:
     data.write_text("\n".join(json.dumps(example(row, kind, n)) for n in range(24)), encoding="utf-8")
     return {
         "model": MODELS[row],
-        "objective": {"kind": kind, **({"sentinels": 8} if kind == "span_corruption" else {})},
+        "objective": {"kind": kind, **OPTIONS.get(kind, {})},
         "data": {"path": str(data), "rows": 2, "length": LENGTH, "held_out": 1},
         "tokenizer": {"by": "byte"},
         "train": {

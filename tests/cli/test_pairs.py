@@ -14,10 +14,14 @@ from regard.families.common.config_reader import FamilyError
 from regard.kinds import KINDS, OBJECTIVES
 from regard.models.base import Model
 from regard.models.heads import Head
+from regard.objectives.reinforcement import Reinforcement
 from regard.parts.input import Input
+from regard.reinforcement_run import EngineGenerator
 from regard.spec import Spec, class_of, toml_lines
 from regard.training.recipe import Recipe
 from regard.training.reference import ReferenceTable
+from regard.training.rewards import load_reward
+from regard.training.rollouts import HeldOutRewards, RolloutLoader, Scorer
 from regard.training.run import Run
 from regard.training.step import evaluate
 from regard.verification.length import nested_specs
@@ -46,6 +50,12 @@ def held_out_loss(model: torch.nn.Module, run: Path) -> float:
     assert examples is not None
     loader = Loader(examples, objective, tokenizer, data.rows, data.length, data.seed)
     batches = loader.without_repetition(data.held_out)
+    if isinstance(objective, Reinforcement):
+        requests = data.rows * objective.updates
+        generate = EngineGenerator(model, tokenizer, data.length, objective.max_new, requests)
+        score, reward = Scorer(model), load_reward(objective.reward)
+        rollouts = RolloutLoader(examples, objective, tokenizer, data.rows, data.length, generate, reward, score, score)
+        batches = HeldOutRewards(rollouts, examples, data.held_out * data.rows)
     if objective.needs_reference:
         table = ReferenceTable(run)
         batches = map(table.add_to, batches)

@@ -22,8 +22,10 @@ from regard.objectives.image_text import image_text
 from regard.objectives.kto import KTO
 from regard.objectives.masked import MaskedTokens
 from regard.objectives.next_token import NextToken, next_token
+from regard.objectives.policy_gradient import GRPO, REINFORCE, RLOO
 from regard.objectives.preference import DPO, ORPO, SimPO
 from regard.objectives.prefix_lm import PrefixLanguageModel
+from regard.objectives.reinforcement import ROLLOUT_METRICS
 from regard.objectives.reward import Reward
 from regard.objectives.scores import regression, relevance
 from regard.objectives.span_corruption import SpanCorruption
@@ -54,6 +56,10 @@ OBJECTIVES = {
     "simpo": SimPO(),
     "orpo": ORPO(),
     "kto": KTO(good_weight=2.0),
+    "reinforce": REINFORCE(),
+    "rloo": RLOO(temperature=0.7),
+    "grpo": GRPO(kl=0.5),
+    "gspo": GRPO(ratio="sequence"),
 }
 VOCAB, ROWS, LENGTH, WIDTH = 23, 4, 6, 16
 
@@ -127,6 +133,19 @@ PAIRS = Case(
         "reference": -torch.arange(2.0 * ROWS, dtype=torch.float64).view(ROWS, 2),
     },
 )
+COUNTED = PAIRS.extra_fields["weights"]
+SAMPLED = Case(
+    PAIRS.model,
+    PAIRS.fields,
+    {
+        "targets": FIELDS["targets"],
+        "weights": COUNTED * 0.5,
+        "advantages": COUNTED * torch.tensor([-3.0, 1.0, -2.0, -1.0]).unsqueeze(1),
+        "old_logprobs": COUNTED * -3.0,
+        "reference_logprobs": COUNTED * -2.5,
+        "rollout": torch.arange(float(len(ROLLOUT_METRICS))).expand(ROWS, -1),
+    },
+)
 CASES = {
     "next_token": Case(lambda: decoder().build(seed=0), TOKENS),
     "image_text": Case(interleaved_model, TOKENS, ONE_IMAGE),
@@ -186,6 +205,9 @@ CASES = {
         },
     ),
     **dict.fromkeys(("dpo", "dpo_robust", "dpo_hinge", "ipo", "simpo", "orpo", "kto"), PAIRS),
+    **dict.fromkeys(("rloo", "grpo", "gspo"), SAMPLED),
+    # -log π has the sign of the advantage
+    "reinforce": Case(PAIRS.model, PAIRS.fields, SAMPLED.extra_fields | {"advantages": COUNTED}),
 }
 
 

@@ -65,7 +65,8 @@ def evaluate(
     from rich.console import Console
     from rich.progress import Progress
 
-    from regard.evals.generation import grade_outputs, has_target
+    from regard.data.targets import has_target
+    from regard.evals.generation import grade_outputs
     from regard.load_model import load
 
     recipe, overrides = split_recipe(recipe, context.args)

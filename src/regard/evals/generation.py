@@ -1,23 +1,22 @@
 """Exact match of generated outputs: examples are decoded greedily and compared with their targets as a whole.
 
     {"messages": […]}                  the last message, after the conversation before it, in the chat template
-    {"prompt": …, "completion": …}     the completion
+    {"prompt": …, "completion": …}     the completion, or the `answer`; a prompt may be a list of messages
     {"source": …, "target": …}         the output of an encoder-decoder
 
 If all targets are JSON objects, the form counts separately: an output that is a JSON object with the target's keys and
 nothing else, whatever its values.
 """
 
-import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
 
-from regard.data.sources.base import Example, Examples, shown
+from regard.data.sources.base import Example, Examples
+from regard.data.targets import is_well_formed, target_of
 from regard.engine.engine import Engine
 from regard.engine.inputs import decoder_of
 from regard.engine.request import Sampling
@@ -38,16 +37,7 @@ class GradedOutput:
     @property
     def well_formed(self) -> bool | None:
         """Whether the output has the form of the target; None if the target is not a JSON object."""
-        target = read_object(self.target)
-        return None if target is None else (read_object(self.output) or {}).keys() == target.keys()
-
-
-def read_object(text: str) -> dict[str, Any] | None:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
+        return is_well_formed(self.output, self.target)
 
 
 @torch.inference_mode()
@@ -62,6 +52,7 @@ def grade_outputs(
 ) -> list[GradedOutput]:
     """Generate the outputs of the first `count` examples, `rows` at once; `on_progress` is called with their number."""
     chosen = [examples.example(index) for index in range(count)]
+    targets = [target_of(example) for example in chosen]
     prompts = [encode_prompt(example, tokenizer) for example in chosen]
     engine = Engine(
         model,
@@ -75,41 +66,30 @@ def grade_outputs(
         requests = [engine.submit(ids, sampling, source) for ids, source in prompts[first : first + rows]]
         while not engine.idle:
             engine.step()
-        for example, request in zip(chosen[first : first + rows], requests, strict=True):
+        for index, request in enumerate(requests, start=first):
             ids = [token.id for token in request.new if token.finish != "stop"]
-            graded.append(GradedOutput(*prompt_and_target(example), tokenizer.decode(ids).strip()))
+            graded.append(GradedOutput(last_prompt(chosen[index]), targets[index], tokenizer.decode(ids).strip()))
         on_progress(len(graded))
     return graded
 
 
 def encode_prompt(example: Example, tokenizer: Tokenizer) -> tuple[list[int], list[int] | None]:
     """The ids of the decoder's prompt, and of the source of an encoder-decoder."""
-    prompt, _ = prompt_and_target(example)
-    if "messages" in example:
-        return encode_chat(tokenizer, list(example["messages"][:-1])), None
-    if "completion" in example:
-        return [*tokenizer.prefix_ids, *tokenizer.encode(prompt)], None
+    if "source" not in example:
+        prompt = example["messages"][:-1] if "messages" in example else example["prompt"]
+        if isinstance(prompt, str):
+            return [*tokenizer.prefix_ids, *tokenizer.encode(prompt)], None
+        return encode_chat(tokenizer, list(prompt)), None
     if tokenizer.decoder_start is None:
         raise ValueError(
             "the tokenizer has no token that starts an output; set decoder_start_token_id in generation_config.json"
         )
-    return [tokenizer.decoder_start], tokenizer.encode_with_special_tokens(prompt)
+    return [tokenizer.decoder_start], tokenizer.encode_with_special_tokens(example["source"])
 
 
-def has_target(example: Example) -> bool:
-    return any(name in example for name in ("messages", "completion", "target"))
-
-
-def prompt_and_target(example: Example) -> tuple[str, str]:
+def last_prompt(example: Example) -> str:
+    """The source, the prompt, or its last message."""
     if "messages" in example:
-        *before, last = example["messages"]
-        if not before or last["role"] != "assistant":
-            raise ValueError(f"this conversation does not end with an answer of the assistant: {shown(example)}")
-        return before[-1]["content"], last["content"].strip()
-    for prompt, target in (("prompt", "completion"), ("source", "target")):
-        if target in example:
-            return example[prompt], example[target].strip()
-    raise ValueError(
-        "outputs are compared with the targets of examples: messages, prompt and completion, or source and target; "
-        f"this example has {', '.join(example)}"
-    )
+        return example["messages"][-2]["content"]
+    prompt = example["source"] if "source" in example else example["prompt"]
+    return prompt if isinstance(prompt, str) else prompt[-1]["content"]

@@ -46,6 +46,10 @@ class LazyLogits(NamedTuple):
             self.bias, self.scale, self.softcap, label_smoothing=label_smoothing, z_loss=z_loss,
         )  # fmt: skip
 
+    def divide(self, temperature: float) -> "LazyLogits":
+        softcap = None if self.softcap is None else self.softcap / temperature
+        return self._replace(scale=self.scale / temperature, softcap=softcap)
+
     def logprobs(self, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Targets (…) -> log p(target), and the entropies, which have no gradient."""
         values, entropies = linear_logprobs(
@@ -65,8 +69,11 @@ def materialize(logits: Tensor | LazyLogits) -> Tensor:
     return logits.materialize() if isinstance(logits, LazyLogits) else logits
 
 
-def token_logprobs(logits: Tensor | LazyLogits, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """log p(target) of every token (…), and the entropies of the predictions, which have no gradient."""
+def token_logprobs(logits: Tensor | LazyLogits, targets: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+    """log p(target) of every token (…), and the entropies of the predictions, which have no gradient; p is
+    softmax(logits / temperature)."""
+    if temperature != 1.0:
+        logits = logits.divide(temperature) if isinstance(logits, LazyLogits) else logits / temperature
     return logits.logprobs(targets) if isinstance(logits, LazyLogits) else logprobs_of(logits, targets)
 
 

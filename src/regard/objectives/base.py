@@ -60,6 +60,11 @@ class Objective(Spec):
         return False
 
     @property
+    def needs_rollouts(self) -> bool:
+        """Whether batches hold completions that the model samples during training (objectives/reinforcement.py)."""
+        return False
+
+    @property
     def special_tokens(self) -> tuple[str, ...]:
         """The special tokens that a tokenizer needs beyond those of text/train.py; one that is trained gets them."""
         return ()

@@ -12,7 +12,7 @@ from regard.objectives.base import layout_of
 from regard.parts.block import Losses
 
 
-def counted_logprobs(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor, Losses]:
+def counted_logprobs(model: nn.Module, batch: Batch, temperature: float = 1.0) -> tuple[Tensor, Tensor, Losses]:
     """log p(target) (B, L) and the entropy (B, L, without gradient) of the tokens that count, 0 for all others; and the
     auxiliary losses of the model.
 
@@ -22,7 +22,7 @@ def counted_logprobs(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor, Lo
     outputs = model(batch.tokens, layout_of(batch), outputs=True)
     counted, logits = batch.weights > 0, outputs.logits
     logits = logits.select(counted) if isinstance(logits, LazyLogits) else logits[counted]
-    values, entropies = (spread(part, counted) for part in token_logprobs(logits, batch.targets[counted]))
+    values, entropies = (spread(part, counted) for part in token_logprobs(logits, batch.targets[counted], temperature))
     return values, entropies, outputs.losses
 
 
@@ -44,3 +44,8 @@ def sequence_logprobs(model: nn.Module, batch: Batch, count: int) -> tuple[Tenso
     values, _, losses = counted_logprobs(model, batch)
     lengths = sum_segments((batch.weights > 0).to(values.dtype), batch.segments, count)
     return sum_segments(values * batch.weights, batch.segments, count), lengths, losses
+
+
+def sum_sequences(values: Tensor, segments: Tensor) -> Tensor:
+    """Values of tokens (B, L) -> for every token the sum over its own sequence (B, L)."""
+    return sum_segments(values, segments, segments.shape[1]).gather(1, segments.clamp_min(0))

@@ -1,0 +1,49 @@
+"""The target of an example: the string that a generated output is compared with.
+
+{"prompt": …, "completion": …}, {"prompt": …, "answer": …}, {"source": …, "target": …}
+{"messages": […]}      the last message, of the assistant
+"""
+
+import json
+from typing import Any
+
+from regard.data.sources.base import Example, shown
+
+TARGETS = ("completion", "answer", "target")
+
+
+def has_target(example: Example) -> bool:
+    return any(name in example for name in ("messages", *TARGETS))
+
+
+def target_of(example: Example) -> str:
+    """Without the white space around it."""
+    if "messages" in example:
+        *before, last = example["messages"]
+        if not before or last["role"] != "assistant":
+            raise ValueError(f"this conversation does not end with an answer of the assistant: {shown(example)}")
+        return last["content"].strip()
+    name = next((name for name in TARGETS if name in example), None)
+    if name is None:
+        raise ValueError(
+            "outputs are compared with the targets of examples: messages, completion, answer or target; this example "
+            f"has {', '.join(example)}"
+        )
+    if not isinstance(example[name], str):
+        raise ValueError(f"`{name}` of an example must be a string, found {example[name]!r:.60}")
+    return example[name].strip()
+
+
+def read_object(text: str) -> dict[str, Any] | None:
+    """The JSON object that a string is; None if it is not one."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def is_well_formed(output: str, target: str) -> bool | None:
+    """Whether the output is a JSON object with the keys of the target; None if the target is not a JSON object."""
+    expected = read_object(target)
+    return None if expected is None else (read_object(output) or {}).keys() == expected.keys()

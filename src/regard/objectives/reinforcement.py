@@ -1,0 +1,137 @@
+"""Reinforcement learning: the model samples completions of prompts during training, and a reward rates them.
+
+    {"prompt": …, "answer": …}      a string or a list of messages, and any columns that the reward needs
+    {"messages": […]}               the prompt are the messages before the last answer of the assistant
+
+The batches come from rollouts (training/rollouts.py). Beside the fields of a packed batch they have, per token (B, L),
+
+    advantages             how much better than expected the completion is; the same for all of its tokens
+    old_logprobs           log π_old(token): of the model that sampled, computed by the forward of training
+    reference_logprobs     of the model before training, if `kl` is not 0
+
+and `rollout` (B, …), measurements of the whole rollout, which every step reports. Losses divide by the number of
+sampled tokens T. Objectives that divide by the number n or by the lengths of sequences have other weights instead: with
+T / (n · length) for the tokens of a sequence, Σ weight · loss / T is the mean over sequences of means over tokens.
+
+A batch without advantages is one of an evaluation. It has only `rewards` (B,) and `lengths` (B,), and its loss is the
+mean reward with a minus sign.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from regard.data.batch import Batch
+from regard.data.packing import Item
+from regard.data.sources.base import Example, Splits, shown
+from regard.models.base import Model
+from regard.models.decoder import Decoder
+from regard.objectives.base import Columns, LossResult, Objective, add_losses, require_model
+from regard.objectives.chat import checked_messages, prompt_ids
+from regard.objectives.next_token import slice_columns
+from regard.objectives.preference_pairs import pack_together
+from regard.objectives.sequence_logprobs import counted_logprobs
+from regard.spec import require
+from regard.text.tokenizer import Tokenizer
+
+# of a rollout: mean and standard deviation of its rewards, mean length of completions, the share that max_new cut off,
+# and mean and largest |log p of the engine - log p of the trainer| of the sampled tokens
+ROLLOUT_METRICS = ("reward", "reward_std", "completion_length", "truncated", "engine_gap", "largest_engine_gap")
+
+
+@dataclass(frozen=True)
+class Reinforcement(Objective):
+    """`data.rows` completions are the batch of one step, and a rollout has those of `updates` steps."""
+
+    kl_in_reward: ClassVar[bool] = False  # the divergence from the reference lowers the reward, not the loss
+    needs_rollouts = True
+
+    reward: str = "exact_match"  # or "json", "module:function", or the folder of a reward model
+    group: int = 8  # completions per prompt
+    max_new: int = 64  # tokens per completion
+    temperature: float = 1.0  # of sampling, and of the distribution that is trained
+    kl: float = 0.0  # coefficient of the divergence from the model before training
+    epochs: int = 1  # passes over a rollout
+    updates: int = 1  # steps per pass
+    max_kl: float = 1.0  # nats per token, above which training stops
+    min_entropy: float = 1e-4  # nats per token, below which training stops
+
+    def check(self) -> None:
+        for name in ("group", "max_new", "epochs", "updates"):
+            require(getattr(self, name) >= 1, f"{self.kind}: {name}={getattr(self, name)} must be at least 1")
+        for name in ("temperature", "max_kl"):
+            require(getattr(self, name) > 0, f"{self.kind}: {name}={getattr(self, name)} must be positive")
+        for name in ("kl", "min_entropy"):
+            require(getattr(self, name) >= 0, f"{self.kind}: {name}={getattr(self, name)} must not be negative")
+
+    def check_model(self, model: Model) -> None:
+        require_model(self, model, isinstance(model, Decoder), "a decoder")
+
+    def fit(self, splits: Splits, model: Model) -> Self:
+        prompt_of(splits.train.example(0))
+        return self
+
+    def tokenize(self, example: Example, tokenizer: Tokenizer) -> Columns:
+        """`ids` of the prompt."""
+        return {"ids": np.array(prompt_ids(prompt_of(example), tokenizer), np.int64)}
+
+    def sample(self, columns: Columns, tokenizer: Tokenizer, length: int, rng: np.random.Generator) -> list[Item]:
+        return [columns] if 0 < len(columns["ids"]) <= length - self.max_new else []  # too long for a row
+
+    def collate(self, rows: Sequence[Sequence[Item]], tokenizer: Tokenizer, length: int) -> Batch:
+        """The prompts alone, for display: none of their tokens counts."""
+        return sampled_batch([(item["ids"].tolist(), []) for (item,) in rows], tokenizer)
+
+    def advantages(self, rewards: Tensor) -> Tensor:
+        """Rewards (prompts, group) -> advantages (prompts, group)."""
+        raise NotImplementedError
+
+    def sequence_weights(self, lengths: Tensor) -> Tensor:
+        """The numbers of sampled tokens of all sequences of a batch (n,) -> the weight of a token of each (n,)."""
+        raise NotImplementedError
+
+    def token_losses(self, logprobs: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss of every token (B, L), and metrics as sums over the tokens that count."""
+        raise NotImplementedError
+
+    def __call__(self, model: nn.Module, batch: Batch) -> LossResult:
+        if "advantages" not in batch:
+            count = torch.ones_like(batch.rewards).sum()
+            return -batch.rewards.sum(), count, {"reward": batch.rewards.sum(), "length": batch.lengths.sum()}
+        logprobs, entropies, losses = counted_logprobs(model, batch, self.temperature)
+        token_losses, metrics = self.token_losses(logprobs, batch)
+        loss = (batch.weights.to(logprobs.dtype) * token_losses).sum()
+        count = (batch.weights > 0).to(logprobs.dtype).sum()
+        rollout = batch.rollout.to(logprobs.dtype).mean(0) * count  # the same in all rows
+        metrics |= {"entropy": entropies.sum(), **dict(zip(ROLLOUT_METRICS, rollout, strict=True))}
+        return add_losses(loss, count, losses, metrics)
+
+
+def prompt_of(example: Example) -> Any:
+    """The prompt, a string or a list of messages."""
+    if example.get("prompt") is not None:
+        return example["prompt"]
+    if "messages" not in example:
+        raise ValueError(
+            f"reinforcement learning needs examples with `prompt` or `messages`; this one has {', '.join(example)}; "
+            'rename a field, for example by data.columns=["prompt=question"]'
+        )
+    messages = checked_messages(example["messages"])
+    answered = messages[-1]["role"] == "assistant"
+    if answered and len(messages) == 1:
+        raise ValueError(f"this conversation has no message before the answer: {shown(example)}; add a prompt")
+    return messages[:-1] if answered else messages
+
+
+def sampled_batch(sequences: Sequence[tuple[Sequence[int], Sequence[int]]], tokenizer: Tokenizer) -> Batch:
+    """A row for every sequence, a prompt and its completion; the tokens of completions have weight 1."""
+    rows = []
+    for prompt, completion in sequences:
+        weights = np.repeat(np.array([0, 1], np.float32), [len(prompt), len(completion)])
+        columns = {"ids": np.array([*prompt, *completion], np.int64), "weights": weights}
+        rows.append([slice_columns(columns, 0, len(weights))])
+    return pack_together(rows, tokenizer)

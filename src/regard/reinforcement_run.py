@@ -1,0 +1,108 @@
+"""Reinforcement learning in a run: the engine that samples, the reference, and the loader of rollouts.
+
+The engine shares the weights of the model that is trained and is kept between rollouts. Training does not import it:
+it gets a function that generates.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from torch import Tensor, nn
+
+from regard.adapt.adapters import disable_adapters
+from regard.data.batch import Batch
+from regard.data.sources.base import Splits
+from regard.engine.engine import Engine
+from regard.engine.request import GenerationError, Sampling
+from regard.objectives.reinforcement import Reinforcement
+from regard.spec import require
+from regard.text.tokenizer import Tokenizer
+from regard.training.loop import Trainer
+from regard.training.recipe import Recipe
+from regard.training.rewards import load_reward
+from regard.training.rollouts import HeldOutRewards, RolloutLoader, SampledCompletion, Scorer
+from regard.training.start import build_model
+from regard.training.step import autocast
+
+Score = Callable[[Batch, float], tuple[Tensor, Tensor]]
+
+
+class EngineGenerator:
+    """Completions by an engine that is built for the first of them."""
+
+    def __init__(self, model: nn.Module, tokenizer: Tokenizer, capacity: int, max_new: int, requests: int):
+        self.model, self.tokenizer, self.capacity, self.max_new = model, tokenizer, capacity, max_new
+        self.requests = requests  # at most, per call
+        self.engine: Engine | None = None
+
+    def __call__(
+        self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], temperature: float
+    ) -> list[SampledCompletion]:
+        mode = self.model.training
+        self.model.eval()
+        try:
+            if self.engine is None:
+                self.engine = Engine(self.model, capacity=self.capacity, queue=self.requests)
+            # Prefixes that an evaluation has cached were computed in other batches; a resumed run has none of them.
+            self.engine.reset_prefix_cache()
+            sampling = Sampling(max_new=self.max_new, temperature=temperature, stop_ids=self.tokenizer.stop_ids)
+            requests = [
+                self.engine.submit(ids, replace(sampling, seed=seed)) for ids, seed in zip(prompts, seeds, strict=True)
+            ]
+            while not self.engine.idle:
+                self.engine.step()
+        finally:
+            self.model.train(mode)
+        completions = []
+        for request in requests:
+            if request.error is not None:
+                raise GenerationError(request.error)
+            text = self.tokenizer.decode([token.id for token in request.new if token.finish != "stop"])
+            ids, logprobs = [token.id for token in request.new], [token.logprob for token in request.new]
+            completions.append(SampledCompletion(ids, logprobs, text, request.finish == "length"))
+        return completions
+
+
+def with_rollouts(trainer: Trainer, recipe: Recipe, tokenizer: Tokenizer, splits: Splits) -> Trainer:
+    """The trainer with a loader of rollouts, and with the rewards of held-out prompts as its evaluation."""
+    objective, data, model = recipe.objective, recipe.data, trainer.model
+    assert isinstance(objective, Reinforcement)
+    require(
+        trainer.processes.mesh is None,
+        f"objective {objective.kind} samples in one process, and {trainer.processes.count} were started; start one",
+    )
+    require(
+        data.batch_warmup == 0 and recipe.train.length_warmup == 0,
+        f"objective {objective.kind} has no warm-up of batches or lengths; set data.batch_warmup and "
+        "train.length_warmup to 0",
+    )
+    require(
+        data.length > objective.max_new,
+        f"data.length={data.length} leaves no token for a prompt before objective.max_new={objective.max_new} new "
+        "ones; raise data.length or lower max_new",
+    )
+    device = next(model.parameters()).device
+    precision = autocast(recipe.train.precision, device)
+    scorer = Scorer(model, precision, recipe.train.accumulate)
+    generate = EngineGenerator(model, tokenizer, data.length, objective.max_new, data.rows * objective.updates)
+    reference = reference_scorer(scorer, recipe) if objective.kl else None
+    loader = RolloutLoader(
+        splits.train, objective, tokenizer, data.rows, data.length, generate, load_reward(objective.reward, device),
+        scorer, reference, data.seed, trainer.listener.note,
+    )  # fmt: skip
+    held_out = () if splits.held_out is None else HeldOutRewards(loader, splits.held_out, data.held_out * data.rows)
+    return replace(trainer, loader=loader, held_out=held_out, prefetch=0)
+
+
+def reference_scorer(scorer: Scorer, recipe: Recipe) -> Score:
+    """The log-probabilities of the model without its adapter, or of a frozen copy of the initial weights."""
+    if recipe.adapter is not None:
+
+        def without_adapter(batch: Batch, temperature: float) -> tuple[Tensor, Tensor]:
+            with disable_adapters(scorer.model):
+                return scorer(batch, temperature)
+
+        return without_adapter
+    device = next(scorer.model.parameters()).device
+    copy = build_model(recipe).to(device)
+    return scorer._replace(model=copy.eval().requires_grad_(False))

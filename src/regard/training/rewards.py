@@ -1,0 +1,144 @@
+"""Rewards of completions: numbers, the larger the better.
+
+    exact_match        1 if the completion is the target of the example (data/targets.py), else 0
+    json               1 if it is a JSON object; with a target that is one, only if it has the same keys
+    module:function    f(prompts, completions, **columns) -> list of numbers, with the other columns of the examples as
+                       lists, as in TRL. For prompts that are messages, a completion is a list with one message.
+    a folder           a reward model: an encoder, or a decoder with a new head, that has one label
+
+The module is imported from the working directory or the installed packages.
+"""
+
+import importlib
+import math
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from regard.data.batch import Batch
+from regard.data.packing import pad_items
+from regard.data.sources.base import Example
+from regard.data.targets import is_well_formed, read_object, target_of
+from regard.objectives.inputs import logits_of
+from regard.objectives.reinforcement import prompt_of
+from regard.objectives.reward import sequence_ids
+from regard.text.tokenizer import Tokenizer
+from regard.training.base_model import load_model
+
+ComputeRewards = Callable[[Sequence[Example], Sequence[str]], list[float]]
+MODEL_ROWS = 32  # completions that a reward model reads at once
+
+
+def exact_match(examples: Sequence[Example], completions: Sequence[str]) -> list[float]:
+    return [float(text.strip() == target_of(example)) for example, text in zip(examples, completions, strict=True)]
+
+
+def json_object(examples: Sequence[Example], completions: Sequence[str]) -> list[float]:
+    return [
+        float(read_object(text) is not None and is_well_formed(text, target_of(example)) is not False)
+        for example, text in zip(examples, completions, strict=True)
+    ]
+
+
+BUILT_IN: dict[str, ComputeRewards] = {"exact_match": exact_match, "json": json_object}
+
+
+def load_reward(name: str, device: torch.device | str = "cpu") -> ComputeRewards:
+    if name in BUILT_IN:
+        return BUILT_IN[name]
+    if Path(name).is_dir():
+        return RewardModel(Path(name), device)
+    module, separator, function = name.partition(":")
+    if not separator:
+        raise ValueError(
+            f"objective.reward={name!r} is not a reward: use {', '.join(BUILT_IN)}, a function as module:function, or "
+            "the folder of a reward model"
+        )
+    return RewardFunction(name, import_function(name, module, function))
+
+
+def import_function(name: str, module: str, function: str) -> Callable[..., Any]:
+    here = str(Path.cwd())
+    added = here not in sys.path
+    if added:
+        sys.path.insert(0, here)
+    try:
+        found = getattr(importlib.import_module(module), function, None)
+    except ImportError as error:
+        raise ValueError(
+            f"objective.reward={name!r}: the module {module} cannot be imported ({error}); start in its folder"
+        ) from error
+    finally:
+        if added:
+            sys.path.remove(here)
+    if not callable(found):
+        raise ValueError(f"objective.reward={name!r}: {module} has no function {function}")
+    return found
+
+
+class RewardFunction:
+    """A function of the user, whose results are checked."""
+
+    def __init__(self, name: str, function: Callable[..., Any]):
+        self.name, self.function = name, function
+
+    def __call__(self, examples: Sequence[Example], completions: Sequence[str]) -> list[float]:
+        prompts = [prompt_of(example) for example in examples]
+        outputs = [
+            text if isinstance(prompt, str) else [{"role": "assistant", "content": text.strip()}]
+            for prompt, text in zip(prompts, completions, strict=True)
+        ]
+        names = {name for example in examples for name in example} - {"prompt"}
+        columns = {name: [example.get(name) for example in examples] for name in sorted(names)}
+        try:
+            rewards = self.function(prompts=prompts, completions=outputs, **columns)
+        except Exception as error:
+            raise ValueError(f"the reward function {self.name} failed: {type(error).__name__}: {error}") from error
+        return checked_rewards(rewards, self.name, completions)
+
+
+def checked_rewards(rewards: Any, name: str, completions: Sequence[str]) -> list[float]:
+    try:
+        values = [float(reward) for reward in rewards]
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"the reward function {name} must return a list of numbers, not {rewards!r:.80}") from error
+    if len(values) != len(completions):
+        raise ValueError(
+            f"the reward function {name} returned {len(values)} rewards for {len(completions)} completions; return one "
+            "for each"
+        )
+    for value, text in zip(values, completions, strict=True):
+        if not math.isfinite(value):
+            raise ValueError(f"the reward function {name} returned {value} for {text!r:.80}; return a finite number")
+    return values
+
+
+class RewardModel:
+    """The logit of a model with one label, of the prompt with its completion."""
+
+    def __init__(self, folder: Path, device: torch.device | str = "cpu"):
+        self.model: nn.Module = load_model(folder, torch.float32).to(device).eval().requires_grad_(False)
+        self.tokenizer, self.device = Tokenizer.load(folder), device
+        head: Any = getattr(self.model.spec, "head", None)
+        if getattr(head, "labels", 0) != 1:
+            raise ValueError(
+                f"objective.reward={str(folder)!r} is not a reward model: it needs a classification head with one "
+                "label; train one with regard tune reward"
+            )
+
+    @torch.no_grad()
+    def __call__(self, examples: Sequence[Example], completions: Sequence[str]) -> list[float]:
+        items = [
+            {"ids": sequence_ids(prompt_of(example), text, self.tokenizer)}
+            for example, text in zip(examples, completions, strict=True)
+        ]
+        rewards: list[float] = []
+        for first in range(0, len(items), MODEL_ROWS):
+            tokens, valid = pad_items(items[first : first + MODEL_ROWS], "ids", self.tokenizer.pad or 0)
+            logits, _ = logits_of(self.model, Batch(tokens=tokens, valid=valid).to(self.device))
+            rewards += logits[:, 0].tolist()
+        return checked_rewards(rewards, "of the model", completions)

@@ -1,0 +1,305 @@
+"""Rollouts: the batches of reinforcement learning, sampled from the model that is trained.
+
+    prompts -> the engine samples `group` completions each -> rewards -> log-probabilities by the forward of training
+    -> advantages -> epochs × updates batches (objectives/reinforcement.py)
+
+The old log-probabilities are computed in the same micro-batches as those of training, so without dropout the ratios of
+the first step are exactly 1. Those of the engine are compared with them in every rollout (`engine_gap`): if they differ
+by more than rounding, the samples belong to another distribution than the one that is trained.
+
+The seed of a sample depends on the run's seed and on the number of the sample. The state holds the position in the
+prompts and, inside a rollout, the rollout, so a run that is stopped after any step resumes bit-identically.
+"""
+
+import base64
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from regard.data.batch import Batch
+from regard.data.loader import MAX_EMPTY_EXAMPLES
+from regard.data.sources.base import Example, Examples
+from regard.objectives.reinforcement import Reinforcement, sampled_batch
+from regard.objectives.sequence_logprobs import counted_logprobs
+from regard.text.tokenizer import Tokenizer
+from regard.training.rewards import ComputeRewards
+from regard.training.step import Precision
+
+LARGE_GAP = 1e-2  # nats, between the log-probabilities of engine and trainer in float32
+
+
+class SampledCompletion(NamedTuple):
+    ids: list[int]  # with the stop token
+    logprobs: list[float]  # of the model's distribution at temperature 1
+    text: str
+    truncated: bool  # by max_new
+
+
+# prompts, a seed each, temperature -> a completion each
+Generate = Callable[[Sequence[Sequence[int]], Sequence[int], float], list[SampledCompletion]]
+TokenizedPrompt = tuple[Example, list[int]]
+
+
+class Scorer(NamedTuple):
+    """Log-probabilities of sampled tokens, in eval mode, without gradients, in micro-batches of equal size."""
+
+    model: nn.Module
+    precision: Precision = nullcontext
+    micro_batches: int = 1
+
+    @torch.no_grad()
+    def __call__(self, batch: Batch, temperature: float) -> tuple[Tensor, Tensor]:
+        """Log-probabilities and entropies (B, L), on the CPU."""
+        device, mode = next(self.model.parameters()).device, self.model.training
+        size = batch.size // self.micro_batches
+        self.model.eval()
+        try:
+            with self.precision():
+                parts = [
+                    counted_logprobs(self.model, batch.rows(slice(first, first + size)).to(device), temperature)[:2]
+                    for first in range(0, batch.size, size)
+                ]
+        finally:
+            self.model.train(mode)
+        logprobs, entropies = zip(*parts, strict=True)
+        return torch.cat(logprobs).cpu(), torch.cat(entropies).cpu()
+
+
+class RolloutLoader:
+    """An endless iterator of batches of `rows` completions.
+
+    length: the largest number of tokens of a prompt with its completion; longer prompts are left out. reference: the
+    log-probabilities under the model before training, needed if the objective has a `kl`. note: is told warnings.
+    """
+
+    def __init__(
+        self,
+        examples: Examples,
+        objective: Reinforcement,
+        tokenizer: Tokenizer,
+        rows: int,
+        length: int,
+        generate: Generate,
+        reward: ComputeRewards,
+        scorer: Scorer,
+        reference: Callable[[Batch, float], tuple[Tensor, Tensor]] | None = None,
+        seed: int = 0,
+        note: Callable[[str], None] = lambda text: None,
+    ):
+        if rows * objective.updates % objective.group:
+            raise ValueError(
+                f"data.rows={rows} with objective.updates={objective.updates} gives rollouts of "
+                f"{rows * objective.updates} completions, which objective.group={objective.group} does not divide; use "
+                "a multiple"
+            )
+        if objective.kl and reference is None:
+            raise ValueError(f"objective.kl={objective.kl} needs the log-probabilities of a reference")
+        self.examples, self.objective, self.tokenizer, self.rows = examples, objective, tokenizer, rows
+        self.length, self.generate, self.reward, self.scorer = length, generate, reward, scorer
+        self.reference, self.seed, self.note = reference, seed, note
+        self._next_example = self._samples = self._done = 0
+        self._batches: list[Batch] = []  # of the rollout, if some of its steps are left
+        self._encoded: list[dict[str, Any]] = []
+        self._warned = False
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        if not self._batches:
+            self._batches, self._done = self.roll_out(), 0
+            self._encoded = [encode_batch(batch) for batch in self._batches]
+        batch = self._batches[self._done % self.objective.updates]
+        self._done += 1
+        if self._done == self.objective.epochs * self.objective.updates:
+            self._batches, self._encoded, self._done = [], [], 0
+        return batch
+
+    def roll_out(self) -> list[Batch]:
+        """The batches of a new rollout."""
+        objective, group = self.objective, self.objective.group
+        first, samples = self._next_example, self._samples
+        try:
+            chosen = [self.next_prompt() for _ in range(self.rows * objective.updates // group)]
+            prompts = [prompt for prompt in chosen for _ in range(group)]
+            seeds = [sample_seed(self.seed, samples + n) for n in range(len(prompts))]
+            completions = self.generate([ids for _, ids in prompts], seeds, objective.temperature)
+            self._samples += len(prompts)
+            examples = [example for example, _ in prompts]
+            rewards = torch.tensor(self.reward(examples, [c.text for c in completions]), dtype=torch.float64)
+            sequences = [(ids, c.ids) for (_, ids), c in zip(prompts, completions, strict=True)]
+            batches = [
+                self.score(sampled_batch(sequences[start : start + self.rows], self.tokenizer))
+                for start in range(0, len(sequences), self.rows)
+            ]
+            self.check_guards(batches)
+        except BaseException:
+            self._next_example, self._samples = first, samples  # the state before the rollout can be saved
+            raise
+        measured = torch.tensor([self.measure(batches, rewards, completions)], dtype=torch.float64)
+        return self.finish(batches, rewards, measured)
+
+    def next_prompt(self) -> TokenizedPrompt:
+        """The next example with a prompt that is short enough, and the tokens of its prompt."""
+        for _ in range(MAX_EMPTY_EXAMPLES):
+            index = self._next_example
+            self._next_example += 1
+            prompt = read_prompt(self.examples, index, self.objective, self.tokenizer, self.length)
+            if prompt is not None:
+                return prompt
+        raise ValueError(
+            f"{self.examples.name}: {MAX_EMPTY_EXAMPLES} prompts in a row are longer than data.length={self.length} - "
+            f"objective.max_new={self.objective.max_new}; raise data.length"
+        )
+
+    def score(self, batch: Batch) -> Batch:
+        """The batch with log-probabilities, and with entropies for the guards."""
+        temperature = self.objective.temperature
+        logprobs, entropies = self.scorer(batch, temperature)
+        fields = {"old_logprobs": logprobs, "entropies": entropies}
+        if self.objective.kl and self.reference is not None:
+            fields["reference_logprobs"] = self.reference(batch, temperature)[0]
+        return Batch(**batch, **fields)
+
+    def measure(self, batches: list[Batch], rewards: Tensor, completions: list[SampledCompletion]) -> list[float]:
+        """The values of ROLLOUT_METRICS."""
+        if self.objective.temperature == 1:
+            logprobs = [batch.old_logprobs for batch in batches]
+        else:  # those of the engine are of temperature 1
+            logprobs = [self.scorer(batch, 1.0)[0] for batch in batches]
+        ours = torch.cat([values[b.weights > 0] for values, b in zip(logprobs, batches, strict=True)]).double()
+        gaps = (ours - torch.tensor([p for c in completions for p in c.logprobs], dtype=torch.float64)).abs()
+        single = next(self.scorer.model.parameters()).dtype == torch.float32 and self.scorer.precision is nullcontext
+        if gaps.max() > LARGE_GAP and single and not self._warned:
+            self._warned = True
+            self.note(
+                f"the log-probabilities of engine and trainer differ by up to {gaps.max():.3g} for a token, more than "
+                f"{LARGE_GAP} and than rounding explains; the samples are not those of the model that is trained"
+            )
+        length = len(ours) / len(completions)
+        truncated = sum(c.truncated for c in completions) / len(completions)
+        return [float(rewards.mean()), spread_of(rewards), length, truncated, float(gaps.mean()), float(gaps.max())]
+
+    def check_guards(self, batches: list[Batch]) -> None:
+        objective, tokens = self.objective, sum(float((batch.weights > 0).sum()) for batch in batches)
+        entropy = sum(float(batch.entropies.sum()) for batch in batches) / tokens
+        if entropy < objective.min_entropy:
+            raise ValueError(
+                f"the entropy of the samples is {entropy:.3g} nats per token, below objective.min_entropy="
+                f"{objective.min_entropy}: the model has collapsed to one completion per prompt and learns nothing "
+                "more; start again with a larger kl, a smaller train.lr or a higher temperature"
+            )
+        if objective.kl:
+            differences = [batch.reference_logprobs - batch.old_logprobs for batch in batches]
+            kl = sum(float((difference.exp() - 1 - difference).sum()) for difference in differences) / tokens
+            if not kl <= objective.max_kl:
+                raise ValueError(
+                    f"the divergence from the model before training is {kl:.3g} nats per token, above objective.max_kl="
+                    f"{objective.max_kl}; start again with a larger kl or a smaller train.lr, or raise max_kl"
+                )
+
+    def finish(self, batches: list[Batch], rewards: Tensor, measured: Tensor) -> list[Batch]:
+        """The batches with advantages, the weights of tokens and the measurements of the rollout (1, …)."""
+        objective = self.objective
+        if objective.kl and objective.kl_in_reward:
+            differences = [(batch.old_logprobs - batch.reference_logprobs).double().sum(1) for batch in batches]
+            rewards = rewards - objective.kl * torch.cat(differences)
+        advantages = objective.advantages(rewards.view(-1, objective.group)).flatten().split(self.rows)
+        finished = []
+        for batch, values in zip(batches, advantages, strict=True):
+            counted = (batch.weights > 0).float()
+            weights = objective.sequence_weights(counted.sum(1))
+            fields = {name: tensor for name, tensor in batch.items() if name != "entropies"} | {
+                "weights": counted * weights.unsqueeze(1),
+                "advantages": counted * values.float().unsqueeze(1),
+                "rollout": measured.expand(batch.size, -1).clone(),
+            }
+            finished.append(Batch(**fields))
+        return finished
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "source": self.examples.name,
+            "fingerprint": self.examples.fingerprint,
+            "next": self._next_example,
+            "samples": self._samples,
+            "done": self._done,
+            "rollout": self._encoded,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, current in (("source", self.examples.name), ("fingerprint", self.examples.fingerprint)):
+            if state[name] != current:
+                raise ValueError(
+                    f"the saved position in the prompts has {name}={state[name]!r}, these prompts {current!r}; resume "
+                    "with the same data"
+                )
+        self._next_example, self._samples, self._done = state["next"], state["samples"], state["done"]
+        self._encoded = state["rollout"]
+        self._batches = [decode_batch(encoded) for encoded in self._encoded]
+
+
+class HeldOutRewards:
+    """The rewards of greedy completions of the first held-out prompts, generated anew in every evaluation."""
+
+    def __init__(self, loader: RolloutLoader, examples: Examples, count: int):
+        self.loader, self.examples = loader, examples
+        self.count = count if examples.count is None else min(count, examples.count)
+
+    def __iter__(self) -> Iterator[Batch]:
+        loader, rows = self.loader, self.loader.rows
+        for first in range(0, self.count, rows):
+            found = [
+                read_prompt(self.examples, index, loader.objective, loader.tokenizer, loader.length)
+                for index in range(first, min(first + rows, self.count))
+            ]
+            prompts = [prompt for prompt in found if prompt is not None]
+            if not prompts:
+                continue
+            completions = loader.generate([ids for _, ids in prompts], [0] * len(prompts), 0.0)
+            rewards = loader.reward([example for example, _ in prompts], [c.text for c in completions])
+            yield Batch(rewards=torch.tensor(rewards), lengths=torch.tensor([float(len(c.ids)) for c in completions]))
+
+
+def read_prompt(
+    examples: Examples, index: int, objective: Reinforcement, tokenizer: Tokenizer, length: int
+) -> TokenizedPrompt | None:
+    """An example and the tokens of its prompt; None if it is too long."""
+    example = examples.example(index)
+    try:
+        columns = objective.tokenize(example, tokenizer)
+    except ValueError as error:
+        raise ValueError(f"example {index} of {examples.name}: {error}") from error
+    items = objective.sample(columns, tokenizer, length, np.random.default_rng(0))
+    return (example, columns["ids"].tolist()) if items else None
+
+
+def sample_seed(seed: int, number: int) -> int:
+    """A seed of 63 bits: -1 would be a random one."""
+    return int.from_bytes(blake2b(f"{seed}/{number}".encode(), digest_size=8).digest()) >> 1
+
+
+def spread_of(rewards: Tensor) -> float:
+    return float(rewards.std()) if len(rewards) > 1 else 0.0
+
+
+def encode_batch(batch: Batch) -> dict[str, Any]:
+    """A batch as JSON: for every field its type, its shape and its bytes in base64."""
+    arrays = {name: tensor.contiguous().numpy() for name, tensor in batch.items()}
+    return {
+        name: [str(array.dtype), list(array.shape), base64.b64encode(array.tobytes()).decode()]
+        for name, array in arrays.items()
+    }
+
+
+def decode_batch(encoded: dict[str, Any]) -> Batch:
+    tensors = {}
+    for name, (dtype, shape, content) in encoded.items():
+        array = np.frombuffer(base64.b64decode(content), dtype=dtype).reshape(shape)
+        tensors[name] = torch.from_numpy(array.copy())
+    return Batch(**tensors)

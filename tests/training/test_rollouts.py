@@ -1,0 +1,218 @@
+"""Rollouts: the samples of the engine as batches of training, rewards, resuming inside a rollout, and guards."""
+
+import json
+import shutil
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import regard
+from regard.data.batch import Batch
+from regard.data.sources.base import open_collection
+from regard.objectives.policy_gradient import GRPO
+from regard.objectives.sequence_logprobs import counted_logprobs
+from regard.reinforcement_run import EngineGenerator
+from regard.training.rewards import RewardFunction, exact_match, json_object, load_reward
+from regard.training.rollouts import HeldOutRewards, RolloutLoader, SampledCompletion, Scorer
+from regard.training.run import Run
+from tests.cli import pairs
+from tests.training.tiny import TOKENIZER, curve
+
+EXAMPLES = [{"prompt": f"Cat {n}?", "letters": "cat"} for n in range(12)]
+LAYER = regard.Block((regard.Sublayer(regard.Attention(2, position=regard.Rope())), regard.Sublayer(regard.SwiGLU(24))))
+SPEC = regard.Decoder(TOKENIZER.vocab_size, 16, (regard.Repeat((LAYER,)),))
+OBJECTIVE = GRPO(group=2, max_new=5, epochs=2, updates=2, kl=0.1, temperature=0.8, max_kl=10.0)
+ROWS, LENGTH = 4, 24
+
+
+def loader_of(objective: GRPO = OBJECTIVE, seed: int = 0, **options: Any) -> RolloutLoader:
+    model = SPEC.build(seed=1).train()
+    splits = open_collection("prompts", EXAMPLES, 0, hold_out=False)
+    generate = EngineGenerator(model, TOKENIZER, LENGTH, objective.max_new, ROWS * objective.updates)
+    arguments = {"generate": generate, "reward": RewardFunction("reward", pairs.reward), "scorer": Scorer(model)}
+    reference = Scorer(SPEC.build(seed=2))
+    return RolloutLoader(
+        splits.train, objective, TOKENIZER, ROWS, LENGTH, reference=reference, seed=seed, **arguments | options
+    )
+
+
+def assert_equal(ours: Batch, theirs: Batch) -> None:
+    assert ours.fields == theirs.fields
+    for name, tensor in ours.items():
+        assert tensor.dtype == theirs[name].dtype and torch.equal(tensor, theirs[name]), name
+
+
+def test_ratios_of_the_first_step_are_exactly_one_and_the_engine_agrees() -> None:
+    for parts in (1, 2):
+        loader = loader_of()
+        loader.scorer = loader.scorer._replace(micro_batches=parts)
+        batch, model = next(loader), loader.scorer.model
+        assert model.training
+        size = ROWS // parts
+        for start in range(0, ROWS, size):
+            rows = batch.rows(slice(start, start + size))
+            assert torch.equal(counted_logprobs(model, rows, OBJECTIVE.temperature)[0], rows.old_logprobs)
+        _, count, metrics = OBJECTIVE(model, batch)
+        assert 0 < metrics["engine_gap"] / count <= metrics["largest_engine_gap"] / count < 1e-5
+        assert metrics["clip_fraction"] == 0 and metrics["reward_std"] > 0
+
+
+def test_a_rollout_is_a_function_of_its_seed() -> None:
+    first, same, other = (next(loader_of(seed=seed)) for seed in (0, 0, 1))
+    assert_equal(first, same)
+    assert not torch.equal(first.tokens[:, :10], other.tokens[:, :10])
+
+
+def test_batches_repeat_in_every_epoch_and_then_new_prompts_follow() -> None:
+    batches = list(islice(loader_of(), 6))
+    assert_equal(batches[0], batches[2]), assert_equal(batches[1], batches[3])
+    prompts = [tuple(batch.tokens[:, :6].flatten().tolist()) for batch in batches]
+    assert len({prompts[0], prompts[1], prompts[4], prompts[5]}) == 4
+    groups = batches[0].advantages.amax(1) + batches[0].advantages.amin(1)  # each row has one value, and zeros
+    assert torch.allclose(groups.view(-1, OBJECTIVE.group).sum(1), torch.zeros(2), atol=1e-6)
+
+
+@pytest.mark.parametrize("done", [0, 1, 3, 4, 5])
+def test_a_restored_loader_continues_inside_a_rollout(done: int) -> None:
+    loader = loader_of()
+    list(islice(loader, done))
+    restored = loader_of()
+    restored.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+    for _ in range(4):
+        assert_equal(next(loader), next(restored))
+
+
+def test_prompts_that_leave_no_space_are_left_out_and_groups_must_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("regard.training.rollouts.MAX_EMPTY_EXAMPLES", 20)
+    with pytest.raises(ValueError, match="objective.group=3 does not divide"):
+        loader_of(GRPO(group=3))
+    loader = loader_of()
+    loader.length = 10
+    with pytest.raises(ValueError, match=r"prompts in a row are longer than data.length=10 - objective.max_new=5"):
+        next(loader)
+
+
+def test_training_stops_at_bounds_and_the_state_before_the_rollout_remains() -> None:
+    for options, message in (
+        ({"max_kl": 1e-9}, r"nats per token, above objective.max_kl=1e-09; start again"),
+        ({"min_entropy": 100.0}, r"below objective.min_entropy=100.0: the model has collapsed"),
+    ):
+        loader = loader_of(GRPO(group=2, max_new=5, kl=0.1, **{"max_kl": 10.0} | options))
+        before = loader.state_dict()
+        with pytest.raises(ValueError, match=message):
+            next(loader)
+        assert loader.state_dict() == before
+
+
+def test_a_gap_between_engine_and_trainer_is_noted_once() -> None:
+    notes: list[str] = []
+    loader = loader_of(note=notes.append)
+    honest = loader.generate
+
+    def other_model(*arguments: Any) -> list[SampledCompletion]:
+        return [c._replace(logprobs=[p - 0.5 for p in c.logprobs]) for c in honest(*arguments)]
+
+    loader.generate = other_model
+    list(islice(loader, 5))
+    assert len(notes) == 1 and "differ by up to 0.5" in notes[0]
+
+
+def test_held_out_rewards_are_those_of_greedy_completions() -> None:
+    loader = loader_of()
+    held_out = HeldOutRewards(loader, loader.examples, 6)
+    batches = list(held_out)
+    assert [batch.size for batch in batches] == [4, 2]
+    assert_equal(batches[0], next(iter(held_out)))
+    loss, count, metrics = OBJECTIVE(loader.scorer.model, batches[0])
+    assert -loss == metrics["reward"] == batches[0].rewards.sum() and count == 4
+
+
+def test_built_in_rewards() -> None:
+    chat = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "yes"}]
+    examples = [{"prompt": "a", "answer": "yes"}, {"prompt": "a", "completion": " yes"}, {"messages": chat}]
+    assert exact_match(examples, [" yes", "no", "yes "]) == [1.0, 0.0, 1.0]
+    target = {"prompt": "a", "answer": '{"who": "Mia"}'}
+    texts = ['{"who": "Tom"}', '{"what": 1}', "[1]", "who"]
+    assert json_object([target] * 4, texts) == [1.0, 0.0, 0.0, 0.0]
+    with pytest.raises(ValueError, match="this example has prompt"):
+        exact_match([{"prompt": "a"}], ["b"])
+
+
+def test_a_reward_function_gets_prompts_completions_and_columns_as_lists() -> None:
+    def reward(prompts: Any, completions: Any, weight: Any) -> list[float]:
+        assert prompts == ["a", [{"role": "user", "content": "b"}]]
+        assert completions == [" x", [{"role": "assistant", "content": "y"}]]
+        return weight
+
+    examples = [{"prompt": "a", "weight": 2}, {"prompt": [{"role": "user", "content": "b"}], "weight": 3}]
+    assert RewardFunction("mine:reward", reward)(examples, [" x", " y"]) == [2.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        ([1.0, 2.0], "mine:f returned 2 rewards for 1 completions; return one for each"),
+        ([float("nan")], "mine:f returned nan for 'x'; return a finite number"),
+        ("no", "mine:f must return a list of numbers, not 'no'"),
+        (None, "mine:f must return a list of numbers, not None"),
+    ],
+)
+def test_wrong_results_of_a_reward_function_are_refused(result: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        RewardFunction("mine:f", lambda **_: result)([{"prompt": "a"}], ["x"])
+
+
+def test_errors_of_rewards_name_them() -> None:
+    def failing(**columns: Any) -> list[float]:
+        raise KeyError("answer")
+
+    with pytest.raises(ValueError, match="mine:failing failed: KeyError: 'answer'"):
+        RewardFunction("mine:failing", failing)([{"prompt": "a"}], ["x"])
+    for name, message in {
+        "exact": "'exact' is not a reward: use exact_match, json, a function as module:function",
+        "no_such_module:f": "the module no_such_module cannot be imported",
+        "tests.cli.pairs:nothing": "tests.cli.pairs has no function nothing",
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            load_reward(name)
+
+
+def test_a_reward_model_scores_prompts_with_completions(tmp_path: Path) -> None:
+    layers = (regard.Repeat((regard.Block((regard.Sublayer(regard.Attention(2, position=regard.Rope())),)),)),)
+    head = regard.Classification(1)
+    model = regard.Encoder(regard.Tokens(TOKENIZER.vocab_size), 16, layers, head=head).build(seed=0)
+    regard.save(model, tmp_path / "judge", TOKENIZER)
+    reward = load_reward(str(tmp_path / "judge"))
+    examples = [{"prompt": "a"}, {"prompt": "a longer prompt"}]
+    together = reward(examples, ["b", "c d e"])
+    alone = [reward([example], [text])[0] for example, text in zip(examples, ("b", "c d e"), strict=True)]
+    assert together == pytest.approx(alone, abs=1e-5) and together[0] != together[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("adapter", [False, True], ids=["all weights", "adapter"])
+def test_a_run_killed_inside_a_rollout_resumes_bit_identically(adapter: bool, tmp_path: Path) -> None:
+    tables = pairs.recipe("decoder, attention", "grpo", tmp_path)
+    start = regard.Decoder.from_dict(pairs.spec("decoder, attention").to_dict())
+    regard.save(start.build(seed=3), tmp_path / "start", TOKENIZER)
+    overrides = {"train.steps": 7, "train.save_every": 1, "train.keep": 9, "train.lr": 1e-2}
+    tables = {key: value for key, value in tables.items() if key not in ("model", "tokenizer")}
+    tables |= {"adapter": {"rank": 2}} if adapter else {}
+    run = tmp_path / "run"
+    regard.train(tables, out=run, overrides=overrides, start=tmp_path / "start", device="cpu")
+    expected, values = last_files(run), curve(run)
+    assert values[0]["kl"] == 0 and values[4]["kl"] > 0  # the first rollout is one of the reference
+    for step in (1, 3, 5):
+        stopped = tmp_path / f"stopped-{step}"
+        shutil.copytree(run, stopped)
+        for later in range(step + 1, 8):
+            shutil.rmtree(Run.open(stopped).checkpoint(later))
+        regard.train(resume=stopped, device="cpu")
+        assert last_files(stopped) == expected and curve(stopped) == values
+
+
+def last_files(run: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in Run.open(run).checkpoint(7).iterdir()}
