@@ -48,11 +48,9 @@ def heads(
         }
         print_json({"scores": scores, "uniform": found.uniform})
         return
-    kinds = any(found.find(kind, threshold) for kind in found.uniform)
-    caption = (
-        f"bold: more than {threshold}" if kinds else f"no head is of one of these kinds: none has more than {threshold}"
-    )
-    table = Table("kind", "uniform", "layer.head score", caption=caption)
+    marks = any(found.find(kind, threshold) for kind in found.uniform)
+    caption = "bold:" if marks else "no head is of one of these kinds: none has"
+    table = Table("kind", "uniform", "layer.head score", caption=f"{caption} more than {threshold}")
     for kind, uniform in found.uniform.items():
         best = found.find(kind, threshold=0.0)[:top]
         marked = (f"{layer}.{head} {score:.2f}" for layer, head, score in best)

@@ -43,7 +43,8 @@ white-space: pre; background: #f1f4f8 } .cards { display: flex; flex-wrap: wrap;
 .cards div { background: #f1f4f8; border-radius: .6rem; padding: .6rem 1rem } .cards b { display: block;
 font-size: 1.25rem } .cards span { color: #52606d; font-size: .85rem } .bar { display: inline-block; height: .7rem;
 background: #3b6ea5; border-radius: .2rem; vertical-align: middle } td { font-variant-numeric: tabular-nums }
-nav a { margin-right: 1rem; color: #2f5d8f } code { background: #f1f4f8; padding: .1rem .3rem; border-radius: .25rem; white-space: pre }
+nav a { margin-right: 1rem; color: #2f5d8f }
+code { background: #f1f4f8; padding: .1rem .3rem; border-radius: .25rem; white-space: pre }
 table { font-size: .92rem } body { max-width: 60rem } .heads { display: grid; gap: 0 1.5rem;
 grid-template-columns: repeat(auto-fit, minmax(20rem, 1fr)) } .heads figure { margin: .6rem 0 }
 </style>

@@ -21,7 +21,8 @@ STYLE = """
 body { font: 16px/1.55 system-ui, sans-serif; max-width: 52rem; margin: 3rem auto; padding: 0 1.2rem; color: #1f2933 }
 h1 { font-weight: 650; letter-spacing: -.02em } h2 { margin-top: 2.5rem; font-weight: 600 }
 figure { margin: 1.5rem 0 } img { max-width: 100% } figcaption { color: #616e7c; font-size: .9rem }
-table { border-collapse: collapse; display: block; max-width: 100%; overflow-x: auto } td, th { padding: .3rem .9rem .3rem 0; text-align: left; vertical-align: top;
+table { border-collapse: collapse; display: block; max-width: 100%; overflow-x: auto }
+td, th { padding: .3rem .9rem .3rem 0; text-align: left; vertical-align: top;
 border-bottom: 1px solid #e4e7eb } .big { font-size: 2.6rem; font-weight: 650 }
 .right { color: #2f855a } .wrong { color: #c53030 }
 """
