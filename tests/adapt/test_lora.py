@@ -5,6 +5,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from regard.adapt import AdapterError, LoRA, add_lora, merge_lora, unmerge_lora
+from regard.adapt.adapters import adapters
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention
@@ -14,6 +15,7 @@ from regard.parts.feedforward import FeedForward
 from regard.parts.recurrent import LSTM
 from regard.parts.router import Router
 from regard.spec import Spec, SpecError
+from regard.training.optimizer import AdamW
 from tests.laws import assert_equal_weights
 
 ALL_PROJECTIONS = LoRA(
@@ -120,6 +122,21 @@ def test_dropout_acts_on_the_adapter_in_training_only(make_model, ids, randomize
     assert torch.equal(model(ids), model(ids))
 
 
+@pytest.mark.ledger("lwr.init")
+def test_the_defaults_are_those_of_lora_without_regret(make_model):
+    """α = 32 for every rank, all layers but the head, A uniform within ±1/√in, B zero, and one rate for both."""
+    model = make_model()
+    linears = {name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
+    assert LoRA().alpha == 32 == LoRA(rank=64).alpha and {*add_lora(model, LoRA(64), seed=0)} == linears - {"head"}
+    for layer in adapters(model).values():
+        a, b = layer.matrix("A", "default"), layer.matrix("B", "default")
+        bound = a.shape[-1] ** -0.5
+        assert not b.any() and a.abs().max() <= bound
+        assert a.var().item() == pytest.approx(bound**2 / 3, rel=0.15)  # that of the uniform distribution
+    groups = AdamW(weight_decay=0.0).build(model, 1e-3).param_groups
+    assert {group["lr"] for group in groups} == {1e-3}
+
+
 def test_a_seed_fixes_the_initial_weights_and_not_the_global_generator(make_model):
     drawn = []
     for _ in range(2):
@@ -183,4 +200,6 @@ def test_targets_of_layers_used_only_in_training_are_refused(ids):
 
 def test_a_model_without_linear_layers_is_refused():
     with pytest.raises(AdapterError, match="'q_proj'; the model has no linear layer at all"):
+        add_lora(torch.nn.Sequential(torch.nn.ReLU()), LoRA(targets=("q_proj",)))
+    with pytest.raises(AdapterError, match="'all-linear' selects no layer; the model has no linear layer but its head"):
         add_lora(torch.nn.Sequential(torch.nn.ReLU()), LoRA())

@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tuned(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("tuned")
     (path / "text.txt").write_text("a few words to learn\n" * 40)
-    overrides = SMALL | {"adapter.rank": 2, "train.lr": 0.1}
+    overrides = SMALL | {"adapter.rank": 2, "train.lr": 0.02}
     train(start=folder, data=path / "text.txt", out=path / "run", overrides=overrides, device="cpu")
     return path / "run"
 

@@ -88,7 +88,7 @@ def test_all_weights_start_from_those_of_the_model(base: Path, chats: Path, tmp_
         (("--adapter.rnk=2",), "did you mean 'rank'"),
         (
             ("--objective.kind=classification",),
-            "this model is a decoder; set objective.kind to one that trains it (next_token)",
+            "this model is a decoder; set objective.kind to one that trains it (next_token, ",
         ),
         (("--head.kind=classification", "--head.pool=cls"), "the first token of a decoder attends to itself only"),
         (("--head.kind=classification", "--adapter.rank=2"), "both [head] and [adapter]"),

@@ -30,6 +30,8 @@ def test_a_published_model_is_planned_with_all_options():
             "int4",
             "--lora",
             "16",
+            "--targets",
+            "q_proj,v_proj",
             "--device",
             "rtx4090",
             "--draft",

@@ -57,21 +57,22 @@ def test_training_8b_takes_eight_times_the_memory_of_sampling():
     mixed = full_training_bytes(8 * 10**9, mixed=True)
     assert mixed == {"weights": 16e9, "gradients": 16e9, "float32 copy": 32e9, "moments": 64e9}
     assert sum(mixed.values()) == 128 * 10**9
-    base, adapter = plan(LLAMA_8B).parameters, lora_parameters(LLAMA_8B, 16)
+    base, adapter = plan(LLAMA_8B).parameters, lora_parameters(LLAMA_8B, 16, ("q_proj", "v_proj"))
     added = sum(lora_training_bytes(base, adapter).values()) - 2 * base
     assert round(added / 1e9, 2) == 0.11
     assert sum(lora_training_bytes(base, adapter, "nf4").values()) == -(-base * 4 // 8) + base // 64 * 4 + added
 
 
 @pytest.mark.ledger("lora.footprint", "calc.lora", "calc.train")
-@pytest.mark.parametrize("targets", [("q_proj", "v_proj"), ATTENTION, FEEDFORWARD, (*ATTENTION, *FEEDFORWARD)])
-def test_training_of_adapters_holds_the_planned_bytes(targets):
+@pytest.mark.parametrize("dora", [False, True])
+@pytest.mark.parametrize("targets", [("q_proj", "v_proj"), ATTENTION, FEEDFORWARD, "all-linear"])
+def test_training_of_adapters_holds_the_planned_bytes(targets, dora):
     spec = SPECS["gqa-tied"]
     model = spec.build(seed=0)
     base = plan(spec).parameters
-    add_lora(model, LoRA(rank=4, targets=targets), seed=0)
-    count = sum(layer.matrix(side, "default").numel() for layer in adapters(model).values() for side in ("A", "B"))
-    assert count == lora_parameters(spec, 4, targets)
+    add_lora(model, LoRA(rank=4, targets=targets, dora=dora), seed=0)
+    count = sum(parameter.numel() for layer in adapters(model).values() for _, parameter in layer.trained())
+    assert count == lora_parameters(spec, 4, targets, dora)
     planned = lora_training_bytes(base, count, "float32")
     found = training_bytes(model)
     assert sum(found.values()) == sum(planned.values())
@@ -107,7 +108,7 @@ def test_rank_16_on_queries_and_values_of_8b_takes_13_mib():
     shapes = adapted_shapes(LLAMA_8B, ("q_proj", "v_proj"))
     assert len(shapes) == 64 and set(shapes.values()) == {(4096, 4096), (1024, 4096)}
     assert adapter_parameters(16, 4096, 4096) == 131_072 and adapter_parameters(16, 4096, 1024) == 81_920
-    assert lora_parameters(LLAMA_8B, 16) == 6_815_744
+    assert lora_parameters(LLAMA_8B, 16, ("q_proj", "v_proj")) == 6_815_744
     numbers = lora_groups(LLAMA_8B, plan(LLAMA_8B).parameters, 16, ("q_proj", "v_proj"))
     assert numbers["lora_bytes"]["adapter_in_float16"] == 13_631_488 == 13 * 2**20
     naive = 64 * adapter_parameters(16, 4096, 4096)  # if values had as many heads as queries
@@ -123,7 +124,10 @@ def test_parameter_counts_equal_those_of_lora_without_regret():
     heads = [lora_parameters(LLAMA_8B, rank, ("head",)) for rank in (256, 128)]
     assert (round((attention + heads[0]) / 1e9, 3), round((feedforward + heads[1]) / 1e9, 3)) == (0.252, 0.243)
     rank_one = lora_parameters(LLAMA_8B, 1, (*ATTENTION, *FEEDFORWARD))
-    assert rank_one == 2_621_440 and rank_one + lora_parameters(LLAMA_8B, 1, ("head",)) == 2_753_792
+    assert (
+        rank_one == lora_parameters(LLAMA_8B, 1) == 2_621_440
+        and rank_one + lora_parameters(LLAMA_8B, 1, ("head",)) == 2_753_792
+    )
     bits = episode_bits(problems=10_000, samples=32)
     assert bits == 320_000 and 8 < rank_one / bits < 9 and BITS_PER_PARAMETER * rank_one > bits
 

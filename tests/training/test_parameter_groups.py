@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from peft.optimizers import create_loraplus_optimizer
 from torch import nn
 
 from regard.adapt import add_lora
@@ -187,6 +188,18 @@ def test_patterns_scale_the_learning_rate() -> None:
         learning_rate_scales(model, 1.0, (LRScale("embeding*", 0.1),))
     with pytest.raises(SpecError, match="scale=0.0 must be positive"):
         LRScale("embedding*", 0.0)
+
+
+def test_lora_plus_is_a_larger_rate_of_b() -> None:
+    """LoRA+ (Hayou et al. 2024) by `lr_scales`: the rates of PEFT's optimizer."""
+    model = SPEC.build(0)
+    add_lora(model, LoRA(rank=2))
+    scales = learning_rate_scales(model, 1.0, (LRScale("*.lora_B.*", 16.0),))
+    found = {n: group["lr"] for group in make_groups(model, 1e-3, 0.0, scales) for n, _ in group["params"]}
+    optimizer = create_loraplus_optimizer(model, torch.optim.AdamW, lr=1e-3, loraplus_lr_ratio=16.0)
+    rates = {parameter: group["lr"] for group in optimizer.param_groups for parameter in group["params"]}
+    assert found == {name: rates[p] for name, p in model.named_parameters() if p.requires_grad}
+    assert set(found.values()) == {1e-3, 16e-3}
 
 
 def test_frozen_parameters_match_a_pattern() -> None:

@@ -6,6 +6,7 @@
     PiSSA     y = W x + s (B A − B₀ A₀) x     A and B start at A₀ and B₀, singular vectors of W (pissa.py)
 
 Hu et al. 2021; Kalajdzievski 2023; Liu et al. 2024; Meng et al. 2024. The norm of DoRA is a constant for the gradient.
+The defaults are those of Schulman et al. 2025, "LoRA without regret": all layers, α = 32, A uniform within ±1/√in.
 Experts have one pair A, B per expert, and stacked projections one per head. A layer can have adapters of several names,
 of which at most one is active. adapters.py adds, activates and merges them in a model.
 """
@@ -30,8 +31,8 @@ Targets = tuple[str, ...] | Literal["all-linear"]
 @dataclass(frozen=True)
 class LoRA(Spec):
     rank: int = 8
-    alpha: float = 16.0
-    targets: Targets = ("q_proj", "v_proj")  # names of layers, or their last components; "all-linear": all but the head
+    alpha: float = 32.0  # fixed: with α = 2r the best learning rate would depend on the rank
+    targets: Targets = "all-linear"  # all but the head; else names of layers, or their last components
     dropout: float = 0.0
     rslora: bool = False  # scale α / √r instead of α / r
     dora: bool = False  # train the norms of the rows of the adapted weight too

@@ -46,7 +46,7 @@ def plan(
     dtype: Annotated[str, typer.Option(help="Format of cache and weights: float32, bfloat16, int8 …")] = "float32",
     weights: WeightsFlag = None,
     lora: RankFlag = None,
-    targets: Annotated[str, typer.Option(help="Linear layers with adapters, separated by commas.")] = "q_proj,v_proj",
+    targets: Annotated[str, typer.Option(help="Linear layers with adapters, separated by commas.")] = "all-linear",
     device: DeviceFlag = None,
     draft: DraftFlag = None,
     acceptance: Annotated[float, typer.Option(min=0, max=1, help="Share of draft tokens that are accepted.")] = 0.8,
@@ -63,6 +63,7 @@ def plan(
       regard plan demo --model.width=1024
       regard plan runs/demo --context 4096 --batch 16 --dtype bfloat16 --json
       regard plan llama-3.1-70b --dtype bfloat16 --weights int4/128 --device h100
+      regard plan llama-3.1-8b --lora 16
       regard plan llama-3.1-8b --lora 16 --targets q_proj,v_proj
       regard plan 7B --draft 100M --acceptance 0.7 --tokens 2e12
     """

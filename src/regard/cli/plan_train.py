@@ -103,7 +103,7 @@ def adapter_size(spec: "Model", adapter: Mapping[str, Any] | None) -> int | None
         return None
     lora = parse_spec(adapter, "adapter", LoRA)
     assert isinstance(lora, LoRA)
-    return lora_parameters(spec, lora.rank, lora.targets)
+    return lora_parameters(spec, lora.rank, lora.targets, lora.dora)
 
 
 def corpus_tokens(data: Mapping[str, Any], tokenizer: Mapping[str, Any]) -> float | None:

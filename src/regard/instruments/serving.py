@@ -168,7 +168,7 @@ INSTRUMENTS = (
         r"y = Wx + \frac{\alpha}{r}\,BAx, \qquad r\,(d_{in} + d_{out}) \text{ weights instead of } d_{in}\,d_{out}",
         (
             Slider("rank", "rank r", 1, 64, 8),
-            Slider("alpha", "α", 1.0, 64.0, 16.0, 1.0),
+            Slider("alpha", "α", 1.0, 64.0, 32.0, 1.0),
             Slider("rows", "outputs of W", 64, 8192, 4096, 64),
             Slider("columns", "inputs of W", 64, 8192, 4096, 64),
         ),

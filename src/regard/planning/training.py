@@ -15,7 +15,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from regard.adapt.targets import select_weights
+from regard.adapt.targets import ALL_LINEAR, select_weights
 from regard.kernels.attention.arguments import ScoreOptions
 from regard.layout import TokenLayout
 from regard.models.base import Model, build_on_meta, meta_device
@@ -42,10 +42,13 @@ def lora_training_bytes(parameters: int, adapters: int, base: str = "bfloat16") 
     }
 
 
-def lora_parameters(spec: Model, rank: int, targets: Iterable[str] = ("q_proj", "v_proj")) -> int:
-    """Parameters of an adapter: one pair of matrices per weight and per expert; tied weights share one pair."""
+def lora_parameters(spec: Model, rank: int, targets: Iterable[str] = ALL_LINEAR, dora: bool = False) -> int:
+    """Parameters of an adapter: one pair of matrices per weight and per expert; tied weights share one pair.
+
+    dora: with one magnitude per output.
+    """
     return sum(
-        prod(stack) * adapter_parameters(rank, inputs, outputs)
+        prod(stack) * (adapter_parameters(rank, inputs, outputs) + (outputs if dora else 0))
         for *stack, outputs, inputs in adapted_shapes(spec, targets).values()
     )
 
