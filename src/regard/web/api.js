@@ -79,7 +79,11 @@ export const stopDemo = (run) => requestJson("/regard/runs/stop", { run });
 // Attention as typed arrays. sequence: {model, ids, target}; layers: [first, end]; part: {layer, head, rows, columns,
 // pool}. The overview is a list of layers with their arrays.
 export async function attentionOverview(sequence, layers, signal) {
-  const { layers: sizes, ...arrays } = await requestArrays("/regard/attention/overview", { ...sequence, layers }, signal);
+  const { layers: sizes, ...arrays } = await requestArrays(
+    "/regard/attention/overview",
+    { ...sequence, layers },
+    signal,
+  );
   const [offsets, next] = [{}, (name, count) => take(arrays, offsets, name, count)];
   return sizes.map(({ layer, heads, rows, columns }) => ({
     ...{ layer, heads, rows, columns },
@@ -108,7 +112,8 @@ export const instruments = async () => (await requestJson("/regard/instruments")
 export const instrument = (id, controls, model, signal) =>
   requestJson(`/regard/instruments/${encodeURIComponent(id)}`, { model, controls }, signal);
 
-// Models: {served, available, loading, adapters, choices, may_load}; options: {model, context, batch, dtype, weights, device}
+// Models: {served, available, loading, adapters, choices, may_load}; options: {model, context, batch, dtype, weights,
+// device}
 export const listModels = (signal) => requestJson("/regard/models", undefined, signal);
 export const loadModel = (model) => requestJson("/regard/models/load", { model });
 export const unloadModel = (model) => requestJson("/regard/models/unload", { model });

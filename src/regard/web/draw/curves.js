@@ -18,7 +18,7 @@ export function arrange({ x, lines, smooth, logX, logY, hidden }) {
     };
     const smoothed = smooth > 0 && !line.markers;
     if (smoothed) add("raw", line.values);
-    else if (line.low) add("low", line.low), add("high", line.high);
+    else if (line.low) (add("low", line.low), add("high", line.high));
     add("main", smoothed ? movingAverage(line.values, smooth) : line.values);
   });
   if (logX && xs.includes(null)) return { layers, data: withoutNulls(data) };
@@ -42,8 +42,8 @@ function withoutNulls(data) {
   return data.map((column) => kept.map((i) => column[i]));
 }
 
-// The mean of exponential moving averages from both ends, which does not lag behind a falling curve. `weight` is that of
-// the values before.
+// The mean of exponential moving averages from both ends, which does not lag behind a falling curve. `weight` is that
+// of the values before.
 function movingAverage(values, weight) {
   const [forward, backward] = [averageOf(values, weight), averageOf([...values].reverse(), weight).reverse()];
   return forward.map((value, i) => (value === null ? null : (value + backward[i]) / 2));

@@ -29,12 +29,15 @@ export function placeInPassage(weights, axes, length) {
   return placed;
 }
 
-const STACKS = { layers: "Layer", encoder: "Encoder layer", decoder: "Decoder layer", cross: "Cross-attention of layer" };
+const STACKS = {
+  layers: "Layer",
+  encoder: "Encoder layer",
+  decoder: "Decoder layer",
+  cross: "Cross-attention of layer",
+};
 const SHORT = { layers: "", encoder: "E", decoder: "D", cross: "C" };
 
 export const layerName = ({ stack, index }) => `${STACKS[stack]} ${index}`;
 export const shortLayerName = ({ stack, index }) => `${SHORT[stack]}${index}`;
 
-export const bits = (nats) => nats / Math.LN2;
-export const percent = (weight) => `${weight === 0 ? 0 : (100 * weight).toFixed(Math.abs(weight) < 0.01 ? 2 : 1)} %`;
 export const isImplied = ({ mixers }) => mixers.some(({ implied }) => implied);

@@ -31,10 +31,12 @@ function Maps() {
     <section class="panel attention-all" aria-labelledby="attention-all-title">
       <h2 id="attention-all-title">All heads</h2>
       <${HeadFilters} />
-      ${length > THUMBNAIL_QUERIES &&
-      html`<p class="muted attention-hint">
+      ${
+        length > THUMBNAIL_QUERIES &&
+        html`<p class="muted attention-hint">
         Thumbnails and mean entropies are of at most ${THUMBNAIL_QUERIES} evenly spaced queries.
-      </p>`}
+      </p>`
+      }
       <${FittedOverview} />
     </section>
     <section class="panel attention-one" aria-labelledby="attention-one-title">
@@ -43,7 +45,8 @@ function Maps() {
         <${ViewChoice} />
       </div>
       <div class="attention-one-body">
-        <${LargeMap} label="Attention weights of the selected head. Arrow keys move between cells, plus and minus zoom." />
+        <${LargeMap}
+          label="Attention weights of the selected head. Arrow keys move between cells, plus and minus zoom." />
         <div class="attention-side">
           <${HeadFacts} />
           <${MapOptions} />

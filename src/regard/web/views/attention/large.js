@@ -7,7 +7,8 @@ import { HeatMap } from "../../draw/heatmap.js";
 import { theme } from "../../draw/theme.js";
 import { model, passage, select, selection } from "../../state.js";
 import { visible } from "../../token_text.js";
-import { axesOf, bits, isImplied, layerName, percent } from "./axes.js";
+import { bits, percent } from "../../draw/numbers.js";
+import { axesOf, isImplied, layerName } from "./axes.js";
 import { settings, tokenFilter } from "./settings.js";
 import { headMap, loadTile, loadedRow, rowOf, weightAt } from "./weights.js";
 
@@ -55,13 +56,15 @@ function useMap() {
   return [map, axes];
 }
 
-function MapView({ label }) {
-  const frame = useRef();
-  const drawing = useRef();
+// What a drawing of the head depends on, and the references of its element and of the drawing.
+function useDrawing() {
   const [map, axes] = useMap();
-  const shown = useSignal(settings);
-  const filter = useSignal(tokenFilter);
-  const colours = useSignal(theme);
+  const [shown, filter, colours] = [useSignal(settings), useSignal(tokenFilter), useSignal(theme)];
+  return { frame: useRef(), drawing: useRef(), map, axes, shown, filter, colours };
+}
+
+function MapView({ label }) {
+  const { frame, drawing, map, axes, shown, filter, colours } = useDrawing();
   useEffect(() => {
     let timer = 0;
     let abort = () => {};
@@ -94,7 +97,12 @@ function MapView({ label }) {
     const heatmap = drawing.current;
     if (!map || !axes) return;
     heatmap.pointer = pointer(axes);
-    heatmap.show({ rows: axes.rows, columns: axes.columns, images: paint(map, axes, shown, filter), bars: entropyBars(map) });
+    heatmap.show({
+      rows: axes.rows,
+      columns: axes.columns,
+      images: paint(map, axes, shown, filter),
+      bars: entropyBars(map),
+    });
   }, [map, axes, shown, filter, colours]);
   useEffect(() => {
     if (!axes) return;
@@ -106,8 +114,10 @@ function MapView({ label }) {
   }, [axes]);
   return html`<${Frame} frame=${frame} label=${label} loaded=${Boolean(map)} />
     <div class="attention-zoom" role="group" aria-label="Zoom">
-      <button class="icon-button" aria-label="Zoom out" title="Zoom out" onClick=${() => drawing.current.zoom(1 / 1.6)}>−</button>
-      <button class="icon-button" aria-label="Zoom in" title="Zoom in" onClick=${() => drawing.current.zoom(1.6)}>+</button>
+      <button class="icon-button" aria-label="Zoom out" title="Zoom out"
+        onClick=${() => drawing.current.zoom(1 / 1.6)}>−</button>
+      <button class="icon-button" aria-label="Zoom in" title="Zoom in"
+        onClick=${() => drawing.current.zoom(1.6)}>+</button>
       <button class="quiet" onClick=${() => drawing.current.fit()}>Whole map</button>
     </div>`;
 }
@@ -126,7 +136,13 @@ function paint(map, axes, shown, filter) {
   if (signed && shown.scale === "absolute") options.scale = "map";
   const whole = { ...map, rows: [0, rows], columns: [0, columns] };
   const images = [{ image: paintCells(whole, options), pool, row: 0, column: 0 }];
-  if (tile) images.push({ image: paintCells({ ...tile, pool: 1 }, options), pool: 1, row: tile.rows[0], column: tile.columns[0] });
+  if (tile)
+    images.push({
+      image: paintCells({ ...tile, pool: 1 }, options),
+      pool: 1,
+      row: tile.rows[0],
+      column: tile.columns[0],
+    });
   return images;
 }
 
@@ -150,12 +166,7 @@ function entropyBars({ entropy, columns }) {
 }
 
 function ArcView({ label }) {
-  const frame = useRef();
-  const drawing = useRef();
-  const [map, axes] = useMap();
-  const shown = useSignal(settings);
-  const filter = useSignal(tokenFilter);
-  const colours = useSignal(theme);
+  const { frame, drawing, map, axes, shown, filter, colours } = useDrawing();
   const loaded = useSignal(loadedRow);
   const [row, setRow] = useState(null);
   useEffect(() => selection.subscribe((selected) => setRow(selected.row)), []);
@@ -178,9 +189,11 @@ function ArcView({ label }) {
     drawing.current.mark(inside ? index : null);
   }, [map, axes, arcs, row, loaded, colours]);
   return html`<${Frame} frame=${frame} label=${label} loaded=${Boolean(map)} />
-    ${map?.pool > 1 &&
-    row === null &&
-    html`<p class="muted">Point at a word to see its arcs: the passage is too long for all of them.</p>`}`;
+    ${
+      map?.pool > 1 &&
+      row === null &&
+      html`<p class="muted">Point at a word to see its arcs: the passage is too long for all of them.</p>`
+    }`;
 }
 
 function arcsOfRow(map, row, { hideFirst, threshold }) {
@@ -222,18 +235,25 @@ function Readout({ arcs }) {
     return html`<p class="attention-readout" aria-live="polite">
       <b>${name}</b>${" "}
       <span class="muted">
-        ${arcs ? "arcs join a query and the keys that it attends to" : "rows are queries, columns the keys that they attend to"}
+        ${
+          arcs
+            ? "arcs join a query and the keys that it attends to"
+            : "rows are queries, columns the keys that they attend to"
+        }
       </span>
     </p>`;
   }
   const key = column === null ? -1 : column - axes.firstColumn;
   const weight = key < 0 || key >= map.columns ? null : weightAt(map, index, key);
+  const written = weight === null ? "…" : write(weight);
   const entropy = `${bits(map.entropy[index]).toFixed(2)} bits`;
   return html`<p class="attention-readout" aria-live="polite">
     <code>${axes.rows[index]}</code> at ${index}
-    ${key >= 0 && key < map.columns
-      ? html` attends to <code>${axes.columns[key]}</code> at ${key} with <b>${weight === null ? "…" : write(weight)}</b>`
-      : null}
+    ${
+      key >= 0 && key < map.columns
+        ? html` attends to <code>${axes.columns[key]}</code> at ${key} with <b>${written}</b>`
+        : null
+    }
     <span class="muted"> · entropy of the row ${entropy}${pinned ? " · pinned" : ""}</span>
   </p>`;
 }

@@ -3,7 +3,8 @@
 import { html, useSignal } from "../../html.js";
 import { Check, Choice, Segments, Slider } from "../../controls.js";
 import { model, select, selection } from "../../state.js";
-import { bits, layerName, percent } from "./axes.js";
+import { bits, percent } from "../../draw/numbers.js";
+import { layerName } from "./axes.js";
 import { useSelectedHead } from "./selected_head.js";
 import { KINDS, kindFilter, set, settings, tokenFilter } from "./settings.js";
 import { headMap, labelFailure, labels, labelsOf, overview } from "./weights.js";
@@ -28,7 +29,10 @@ export function MapOptions() {
     <${Choice}
       label="Colour scale"
       value=${shown.linear ? "linear" : "root"}
-      choices=${[["root", "square root"], ["linear", "linear"]]}
+      choices=${[
+        ["root", "square root"],
+        ["linear", "linear"],
+      ]}
       onChange=${(choice) => set({ linear: choice === "linear" })}
     />
     <${Slider}
@@ -58,7 +62,10 @@ export function ViewChoice() {
   return html`<${Segments}
     label="Show the head as"
     value=${view}
-    choices=${[["map", "Map"], ["arcs", "Arcs"]]}
+    choices=${[
+      ["map", "Map"],
+      ["arcs", "Arcs"],
+    ]}
     onChange=${(chosen) => set({ view: chosen })}
   />`;
 }
@@ -72,7 +79,8 @@ export function HeadPickers() {
     .filter(([i]) => opened.heads[i] > 0);
   const heads = Array.from({ length: opened.heads[layer] ?? 0 }, (_, i) => [i, `Head ${i}`]);
   return html`<div class="attention-pickers">
-    <${Choice} label="Layer" value=${layer} choices=${layers} onChange=${(chosen) => select({ layer: chosen, head: 0 })} />
+    <${Choice} label="Layer" value=${layer} choices=${layers}
+      onChange=${(chosen) => select({ layer: chosen, head: 0 })} />
     <${Choice} label="Head" value=${head} choices=${heads} onChange=${(chosen) => select({ head: chosen })} />
   </div>`;
 }
@@ -88,12 +96,17 @@ export function HeadFilters() {
     const { layer, head } = selection.value;
     if (kind && !labelsOf(found, layer, head).some(([name]) => name === kind)) select(strongest(found.scores[kind]));
   };
-  const counts = found ? Object.entries(found.scores).map(([kind, layers]) => [kind, count(layers, found.threshold)]) : [];
+  const counts = found
+    ? Object.entries(found.scores).map(([kind, layers]) => [kind, count(layers, found.threshold)])
+    : [];
   return html`<div class="attention-filters">
     <${Segments}
       label="Order of heads"
       value=${order}
-      choices=${[["layers", "By layer"], ["entropy", "By entropy"]]}
+      choices=${[
+        ["layers", "By layer"],
+        ["entropy", "By entropy"],
+      ]}
       onChange=${(value) => set({ order: value })}
     />
     ${counts.map(
@@ -101,7 +114,7 @@ export function HeadFilters() {
         key=${kind}
         class="attention-kind"
         aria-pressed=${chosen === kind}
-        title=${`Heads that attend to ${KINDS[kind]?.key ?? kind}: a mean weight over ${found.threshold} on random tokens`}
+        title=${`Heads that attend to ${KINDS[kind]?.key ?? kind}: a mean over ${found.threshold} on random tokens`}
         disabled=${number === 0 && chosen !== kind}
         onClick=${() => choose(chosen === kind ? null : kind)}
       >
@@ -109,12 +122,15 @@ export function HeadFilters() {
         ${kind} <span class="muted">${number}</span>
       </button>`,
     )}
-    ${counts.length > 0 &&
-    counts.every(([, number]) => number === 0) &&
-    html`<p class="muted attention-hint">
-      On random tokens, no head gives more than ${Math.round(100 * found.threshold)} % of its weight to one of these keys.
+    ${
+      counts.length > 0 &&
+      counts.every(([, number]) => number === 0) &&
+      html`<p class="muted attention-hint">
+      On random tokens, no head gives more than ${Math.round(100 * found.threshold)} % of its weight to one of
+      these keys.
       Larger models have such heads, for instance smollm2: load it in${" "}<a href="#/models">Models</a>.
-    </p>`}
+    </p>`
+    }
     ${refusal && html`<p class="muted" role="status">The heads have no labels: ${refusal}</p>`}
   </div>`;
 }
@@ -126,7 +142,8 @@ function strongest(layers) {
   return { layer, head };
 }
 
-const count = (layers, threshold) => layers.reduce((sum, scores) => sum + (scores ?? []).filter((s) => s > threshold).length, 0);
+const count = (layers, threshold) =>
+  layers.reduce((sum, scores) => sum + (scores ?? []).filter((s) => s > threshold).length, 0);
 
 // What the selected layer is, and the numbers of the selected head.
 export function HeadFacts() {
@@ -136,9 +153,11 @@ export function HeadFacts() {
   const labelled = useSignal(labels);
   const { layer, head } = useSelectedHead();
   const facts = [];
-  const entropy = found?.layers[layer]?.entropy[head] ?? (map?.layer === layer && map.head === head ? mean(map.entropy) : null);
+  const entropy =
+    found?.layers[layer]?.entropy[head] ?? (map?.layer === layer && map.head === head ? mean(map.entropy) : null);
   if (entropy !== null && entropy !== undefined) facts.push(["Mean entropy", `${bits(entropy).toFixed(2)} bits`]);
-  for (const [kind, score] of labelsOf(labelled, layer, head)) facts.push([`${kind[0].toUpperCase()}${kind.slice(1)} score`, score.toFixed(2)]);
+  for (const [kind, score] of labelsOf(labelled, layer, head))
+    facts.push([`${kind[0].toUpperCase()}${kind.slice(1)} score`, score.toFixed(2)]);
   facts.push(...mixerFacts(opened.attention_layers[layer], head));
   return html`<dl class="attention-facts">
     ${facts.map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}
@@ -154,14 +173,23 @@ function* mixerFacts(layer, head) {
     first += mixer.heads;
     if (own < 0 || own >= mixer.heads) continue;
     yield ["Mixer", layer.stack === "cross" ? "attention to the source" : mixer.name];
-    if (mixer.implied) yield ["Map", "the matrix that the recurrence implies; entries may be negative and rows need not sum to 1"];
-    if (mixer.window) yield ["Window", `the latest ${mixer.window} tokens${mixer.first_tokens ? ` and the first ${mixer.first_tokens}` : ""}`];
-    else if (mixer.causal !== null && layer.stack !== "cross") yield ["Mask", mixer.causal ? "causal: earlier tokens and itself" : "none: all tokens"];
+    if (mixer.implied)
+      yield ["Map", "the matrix that the recurrence implies; entries may be negative and rows need not sum to 1"];
+    if (mixer.window)
+      yield [
+        "Window",
+        `the latest ${mixer.window} tokens${mixer.first_tokens ? ` and the first ${mixer.first_tokens}` : ""}`,
+      ];
+    else if (mixer.causal !== null && layer.stack !== "cross")
+      yield ["Mask", mixer.causal ? "causal: earlier tokens and itself" : "none: all tokens"];
     if (mixer.sinks) yield ["Sink", "a learned score takes weight, so rows sum to less than 1"];
     if (mixer.kv_heads && mixer.kv_heads < mixer.heads) {
       const size = mixer.heads / mixer.kv_heads;
       const group = Math.floor(own / size);
-      yield ["Keys and values", `shared by heads ${group * size} to ${(group + 1) * size - 1} (${mixer.kv_heads} groups)`];
+      yield [
+        "Keys and values",
+        `shared by heads ${group * size} to ${(group + 1) * size - 1} (${mixer.kv_heads} groups)`,
+      ];
     }
   }
   for (const { name, reason } of layer.mixers.filter(({ heads }) => heads === 0)) {

@@ -5,7 +5,9 @@ import { html, useEffect, useRef, useSignal, useState } from "../../html.js";
 import { css, table } from "../../draw/colours.js";
 import { theme } from "../../draw/theme.js";
 import { model, select } from "../../state.js";
-import { bits, isImplied, layerName, shortLayerName } from "./axes.js";
+import { bits } from "../../draw/numbers.js";
+import { useWidth } from "../../draw/width.js";
+import { isImplied, layerName, shortLayerName } from "./axes.js";
 import { useSelectedHead } from "./selected_head.js";
 import { KINDS, kindFilter, settings } from "./settings.js";
 import { labels, labelsOf, overview } from "./weights.js";
@@ -14,7 +16,7 @@ const [MARGIN, GAP] = [30, 3]; // pixels: width of the layers' names, space betw
 const [MIN_CELL, MAX_CELL] = [20, 96];
 
 export function Overview({ height }) {
-  const frame = useRef();
+  const [frame, width] = useWidth(0); // 0 until it is measured
   const canvas = useRef();
   const state = useRef({});
   const found = useSignal(overview);
@@ -22,16 +24,9 @@ export function Overview({ height }) {
   const { order, hideFirst, linear } = useSignal(settings);
   const kind = useSignal(kindFilter);
   const colours = useSignal(theme);
-  const [width, setWidth] = useState(0);
   const [pointed, setPointed] = useState(null);
   const { layer, head } = useSelectedHead();
   const opened = useSignal(model);
-  useEffect(() => {
-    const element = frame.current; // the reference is null when the view is left, the observer still reports once
-    const observer = new ResizeObserver(() => setWidth(element.clientWidth));
-    observer.observe(element);
-    return () => observer.disconnect();
-  }, []);
   const heads = listHeads(opened, found, labelled, order, kind);
   const grid = arrange(opened, heads, order, width, height);
   useEffect(() => {
@@ -86,8 +81,8 @@ function describe(opened, found, labelled, layer, head) {
   return parts.join(" · ");
 }
 
-// The heads by layer, or by entropy, the lowest first. By entropy, a kind leaves only the heads with its label; by layer,
-// the others are drawn faintly.
+// The heads by layer, or by entropy, the lowest first. By entropy, a kind leaves only the heads with its label; by
+// layer, the others are drawn faintly.
 function listHeads(opened, found, labelled, order, kind) {
   const heads = opened.heads.flatMap((count, layer) => Array.from({ length: count }, (_, head) => ({ layer, head })));
   if (order === "layers") return heads;
@@ -169,7 +164,9 @@ function draw(canvas, grid, opened, found, labelled, kind, options) {
       context.imageSmoothingEnabled = grid.cell < Math.max(layer.rows, layer.columns);
       context.drawImage(image, place.x, place.y, grid.cell, grid.cell);
     }
-    labelsOf(labelled, place.layer, place.head).forEach(([name], i) => drawBadge(context, grid, place, name, i, family));
+    labelsOf(labelled, place.layer, place.head).forEach(([name], i) =>
+      drawBadge(context, grid, place, name, i, family),
+    );
   }
   context.globalAlpha = 1;
 }

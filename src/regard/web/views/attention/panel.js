@@ -14,7 +14,8 @@ export function AttentionPanel() {
   const refusal = useSignal(failure);
   useAttention();
   if (!opened?.attention) return html`<p class="muted">This model has no attention maps.</p>`;
-  if (!opened.heads.some((count) => count > 0)) return html`<p class="muted">No layer of this model has an attention map.</p>`;
+  if (!opened.heads.some((count) => count > 0))
+    return html`<p class="muted">No layer of this model has an attention map.</p>`;
   if (!shown) return html`<p class="muted">The attention of the answer will appear here.</p>`;
   if (refusal) return html`<${Refusal} text=${refusal} />`;
   return html`<div class="attention-panel">

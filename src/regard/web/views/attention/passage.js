@@ -9,7 +9,9 @@ export const Passage = () => html`<${PassageBar}
   draw=${(shown, edit) => html`<section class="attention-passage" aria-label="Passage">
     <${Words} />
     <p class="attention-passage-facts">
-      <span class="muted number">${shown.example ? "an example · " : ""}${shown.ids.length.toLocaleString("en")} tokens</span>
+      <span class="muted number">
+        ${shown.example ? "an example · " : ""}${shown.ids.length.toLocaleString("en")} tokens
+      </span>
       <button onClick=${edit}>Edit</button>
     </p>
   </section>`}

@@ -1,5 +1,5 @@
-// The selected layer and head, {layer, head}. Pointing at tokens changes the selection often; a component that calls this
-// is rendered again only for another head.
+// The selected layer and head, {layer, head}. Pointing at tokens changes the selection often; a component that calls
+// this is rendered again only for another head.
 
 import { useEffect, useState } from "../../html.js";
 import { selection } from "../../state.js";

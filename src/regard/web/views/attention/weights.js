@@ -130,7 +130,8 @@ effect(() => {
   labelled = name;
   api.headLabels(name).then(
     (found) => labelled === name && ([labels.value, labelFailure.value] = [found, ""]),
-    (error) => labelled === name && ([labelled, labelFailure.value] = ["", error.message]), // the next passage asks again
+    // the next passage asks again
+    (error) => labelled === name && ([labelled, labelFailure.value] = ["", error.message]),
   );
 });
 
@@ -165,7 +166,8 @@ export function weightAt(map, row, column) {
   const whole = rowOf(map, row);
   if (whole) return whole[column];
   const { tile } = map;
-  if (!tile || row < tile.rows[0] || row >= tile.rows[1] || column < tile.columns[0] || column >= tile.columns[1]) return null;
+  if (!tile || row < tile.rows[0] || row >= tile.rows[1] || column < tile.columns[0] || column >= tile.columns[1])
+    return null;
   return tile.weights[(row - tile.rows[0]) * (tile.columns[1] - tile.columns[0]) + column - tile.columns[0]];
 }
 
@@ -203,7 +205,11 @@ effect(() => {
 function loadRow(map, index) {
   return load(async (signal) => {
     const sequence = sequenceOf(model.value, passage.value);
-    const part = await api.attentionHead(sequence, { layer: map.layer, head: map.head, rows: [index, index + 1] }, signal);
+    const part = await api.attentionHead(
+      sequence,
+      { layer: map.layer, head: map.head, rows: [index, index + 1] },
+      signal,
+    );
     loadedRow.value = { layer: map.layer, head: map.head, index, weights: part.weights };
   });
 }

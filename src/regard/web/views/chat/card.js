@@ -1,8 +1,10 @@
 // The card of a token: its probability, rank and alternatives. It follows the pointer; a click or Enter pins it, and
 // then its alternatives are buttons from which the text continues.
 
+import { bits, percent } from "../../draw/numbers.js";
 import { html, signal, useEffect, useLayoutEffect, useRef, useSignal, useState } from "../../html.js";
 import { select, selection } from "../../state.js";
+import { visible } from "../../token_text.js";
 import { scoreOf } from "./generation.js";
 
 // {element, list, start, piece, pinned, selects: whether it has pinned the row of its token, number} or null. The
@@ -13,8 +15,6 @@ let branchFrom = () => {};
 export const setBranch = (callback) => (branchFrom = callback);
 
 const probabilityOf = (logprob) => Math.exp(logprob);
-const percent = (p) => (p < 0.0005 ? "<0.1 %" : `${(100 * p).toFixed(1)} %`);
-export const visible = (text) => text.replaceAll(" ", "·").replaceAll("\n", "↵").replaceAll("\t", "⇥") || "∅";
 
 export function openCard(element) {
   if (openedCard.value?.element === element) return;
@@ -121,17 +121,18 @@ function TokenFacts({ token, position, source, pinned }) {
             </div>
             <div class=${entropy === undefined && "chat-fact-wide"}>
               <dt>surprisal</dt>
-              <dd>${(-logprob / Math.LN2).toFixed(1)} bits</dd>
+              <dd>${bits(-logprob).toFixed(1)} bits</dd>
             </div>
             ${
               entropy === undefined
-                ? html`<div class="chat-fact-wide" title="Of the most likely tokens, listed below, with their probabilities scaled to a sum of 1">
+                ? html`<div class="chat-fact-wide"
+                  title="Of the most likely tokens, listed below, with their probabilities scaled to a sum of 1">
                     <dt>entropy of these ${top.length}</dt>
                     <dd>${entropyOf(top).toFixed(1)} bits</dd>
                   </div>`
                 : html`<div class="chat-fact-wide" title="Of the probabilities of all tokens of the vocabulary: 0 if only one is possible">
                     <dt>entropy</dt>
-                    <dd>${(entropy / Math.LN2).toFixed(1)} bits</dd>
+                    <dd>${bits(entropy).toFixed(1)} bits</dd>
                   </div>`
             }
           </dl>`

@@ -88,7 +88,8 @@ function useStickToEnd(scroll, opened, index) {
 }
 
 // Marks the selected row of the attention map, and tints tokens by its weights while the panel is open.
-// An effect, not a render: pointing at tokens must not render the messages again. Only the first column has the passage.
+// An effect, not a render: pointing at tokens must not render the messages again. Only the first column has the
+// passage.
 function useMarks(scroll, index) {
   const follow = () => {
     const shown = showsPanel.value;

@@ -5,6 +5,11 @@ import { list, listVersion, load, rename, storageProblem } from "./conversations
 import { asMarkdown, download, importFile } from "./exports.js";
 import { discard, switchTo } from "./switching.js";
 
+const EXPORTS = [
+  ["JSON", "json", (stored) => [stored]],
+  ["Markdown", "md", asMarkdown],
+]; // format, ending of the file, its contents
+
 // opened: the id of the opened conversation
 export function History({ opened, onClose }) {
   const version = useSignal(listVersion);
@@ -83,22 +88,17 @@ function Entry({ about, current, onProblem }) {
       <button type="button" class="quiet" aria-label=${`Rename ${name}`} onClick=${() => setRenaming(true)}>
         Rename
       </button>
-      <button
-        type="button"
-        class="quiet"
-        aria-label=${`Export ${name} as JSON`}
-        onClick=${use((kept) => download(`${fileName(name)}.json`, [kept]))}
-      >
-        JSON
-      </button>
-      <button
-        type="button"
-        class="quiet"
-        aria-label=${`Export ${name} as Markdown`}
-        onClick=${use((kept) => download(`${fileName(name)}.md`, asMarkdown(kept)))}
-      >
-        Markdown
-      </button>
+      ${EXPORTS.map(
+        ([format, ending, contents]) => html`<button
+          key=${format}
+          type="button"
+          class="quiet"
+          aria-label=${`Export ${name} as ${format}`}
+          onClick=${use((kept) => download(`${fileName(name)}.${ending}`, contents(kept)))}
+        >
+          ${format}
+        </button>`,
+      )}
       <button type="button" class="quiet" aria-label=${`Delete ${name}`} onClick=${() => discard([id])}>Delete</button>
     </div>
   </li>`;

@@ -1,10 +1,10 @@
 // What all messages have: the mark of the end, buttons, versions, the editor.
 
 import { CopyButton } from "../../copying.js";
+import { bits } from "../../draw/numbers.js";
 import { html, useEffect, useRef, useState } from "../../html.js";
 import { conversation, touch } from "./conversations.js";
 import { answer, send } from "./generation.js";
-import { bits } from "./tokens.js";
 import { children, chooseSibling, path, textOf, tokensOf } from "./tree.js";
 
 // Replaces a message by a new version, in every column the message in the same place.
@@ -48,7 +48,7 @@ function statistics(node) {
   if (finish === "stop" && !node.pieces.length) return "the model ended without any text";
   if (!count) return finish === "stopped" ? "stopped" : "";
   const scored = [...tokensOf(node), ...(node.end ? [node.end] : [])];
-  const mean = scored.reduce((sum, token) => sum + bits(token.logprob), 0) / scored.length;
+  const mean = scored.reduce((sum, token) => sum + bits(-token.logprob), 0) / scored.length;
   const reason = { stop: "ended", length: "token limit reached", stopped: "stopped", failed: "failed" }[finish];
   const all = scored.length === 1 ? "1 token" : `${scored.length} tokens`;
   const tokens = count < scored.length ? `${all}, ${count} of them new` : all; // after a branch

@@ -2,6 +2,7 @@
 // arrow keys move between tokens. Events are handled for a whole column, so pointing at a token renders nothing again.
 // The surprisal of a token is −log2 p, in bits: 0 for a certain token, 1 for a probability of one half.
 
+import { bits } from "../../draw/numbers.js";
 import { tintShares } from "../../draw/tint_shares.js";
 import { html, useMemo } from "../../html.js";
 import { passage, select, selection } from "../../state.js";
@@ -9,8 +10,6 @@ import { closeCard, dismissCard, openCard, openedCard, pinCard } from "./card.js
 
 const FULL_TINT = 5; // bits of surprisal with the strongest tint
 const CHUNK = 64; // tokens that are rendered together, so that a new token touches only the last ones
-
-export const bits = (logprob) => -logprob / Math.LN2;
 
 // pieces: as in tree.js; trim: without the space before the first word; offset: index of the first token in the
 // passage, or null; source: what the card of a token needs (card.js)
@@ -33,7 +32,7 @@ function Chunk({ part, position, trim, offset }) {
     return part.map((piece, i) => {
       const start = at;
       at += piece.tokens.length;
-      const surprisal = piece.tokens.reduce((sum, { logprob }) => sum + bits(logprob ?? 0), 0);
+      const surprisal = piece.tokens.reduce((sum, { logprob }) => sum + bits(-(logprob ?? 0)), 0);
       return html`<span
         class=${piece.text.includes("\n") ? "chat-token chat-line-break" : "chat-token"}
         tabindex=${start === 0 ? 0 : -1}

@@ -1,8 +1,8 @@
 // The drawing: one box per part, from the input to the output. Blocks that repeat are drawn once, with their number.
 
 import { classes, html, useRef } from "../../html.js";
-import { bytes } from "../../draw/numbers.js";
-import { compact, kindTitle } from "./format.js";
+import { bytes, compact } from "../../draw/numbers.js";
+import { kindTitle } from "./format.js";
 
 const FORMATS = { parameters: compact, flops: compact, cache: bytes };
 const UNITS = { parameters: "parameters", flops: "FLOPs per token", cache: "of cache" };
@@ -29,7 +29,8 @@ export function Diagram({ tree, measure, chosen, onChoose }) {
   const names = allParts(tree).map(({ name }) => name);
   const largest = Math.max(1, ...allParts(tree).map((part) => part[measure]));
   const draw = (part) =>
-    html`<${PartBox} key=${part.name} part=${part} measure=${measure} largest=${largest} chosen=${chosen} onChoose=${onChoose} />`;
+    html`<${PartBox} key=${part.name} part=${part} measure=${measure} largest=${largest} chosen=${chosen}
+      onChoose=${onChoose} />`;
   const move = (event) => {
     const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
     if (!step) return;
@@ -50,7 +51,8 @@ function StackOfBlocks({ stack, draw }) {
     <h2>${STACKS[name] ?? kindTitle(kind)} <small class="muted number">${layers} layers, width ${width}</small></h2>
     ${before.map(draw)}
     ${runs.map((run) => html`<${Run} key=${run.first} run=${run} draw=${draw} />`)} ${after.map(draw)}
-    ${ahead.map((block, i) => html`<${BlockBox} key=${i} block=${block} title=${`ahead ${i + 1}, for training`} draw=${draw} />`)}
+    ${ahead.map((block, i) => html`<${BlockBox} key=${i} block=${block} title=${`ahead ${i + 1}, for training`}
+      draw=${draw} />`)}
   </div>`;
 }
 
@@ -58,7 +60,8 @@ function Run({ run, draw }) {
   const { times, tied, first, layers, blocks } = run;
   const title = layers === 1 ? `layer ${first}` : `layers ${first} to ${first + layers - 1}`;
   return html`<div class=${classes("inside-run", times > 1 && "repeated")}>
-    <p class="inside-times"><span>${title}${tied && ", one set of weights"}</span>${times > 1 && html`<b>× ${times}</b>`}</p>
+    <p class="inside-times">
+      <span>${title}${tied && ", one set of weights"}</span>${times > 1 && html`<b>× ${times}</b>`}</p>
     ${blocks.map((block) => {
       const place = blocks.length > 1 ? (block.times > 1 ? `× ${block.times}` : `layer ${block.layer}`) : "";
       return html`<${BlockBox} key=${block.name} block=${block} title=${place} draw=${draw} />`;

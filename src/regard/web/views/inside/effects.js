@@ -22,7 +22,7 @@ export function Effects({ body, events, running }) {
   return html`<div class="inside-columns wide">
     <div class="inside-scroll" tabindex="-1">
       <${Grid}
-        label=${`Effects of ${columns.length} positions in ${rows.length} layers. Arrow keys move, Enter patches a cell.`}
+        label=${`Effects of ${columns.length} positions in ${rows.length} layers. Arrows move, Enter patches a cell.`}
         rows=${rows}
         columns=${columns}
         colour=${(row, column) => (at(row, column) === undefined ? null : diverging(at(row, column)))}
@@ -37,24 +37,33 @@ export function Effects({ body, events, running }) {
     <section class="panel inside-reading">
       <p aria-live="polite">
         <b class="number">${effect === undefined ? "…" : (effect ?? NaN).toFixed(2)}</b>
-        <span class="muted"> ${place.row === depth ? "input" : `after ${rows[place.row]}`}, at </span><code>${visible(columns[place.column])}</code>
+        <span class="muted"> ${place.row === depth ? "input" : `after ${rows[place.row]}`}, at </span>
+          <code>${visible(columns[place.column])}</code>
       </p>
       <p class="inside-scale" aria-hidden="true"><span>worse</span><i></i><span>1: clean answer</span></p>
       ${running && html`<p class="muted number">${found.length} of ${rows.length} layers</p>`}
       <${Answer} title="Clean" entries=${start.clean_top} marked=${start.answer} />
       <${Answer} title="Corrupted" entries=${start.corrupted_top} marked=${start.answer} />
-      ${cell
-        ? html`<${Patched} body=${body} cell=${cell} answer=${start.answer} />`
-        : html`<p class="muted">Click a cell to see the answer with it.</p>`}
+      ${
+        cell
+          ? html`<${Patched} body=${body} cell=${cell} answer=${start.answer} />`
+          : html`<p class="muted">Click a cell to see the answer with it.</p>`
+      }
     </section>
   </div>`;
 }
 
 // The token of both prompts, or both tokens.
-const labels = ({ tokens, corrupted_tokens: others }) => tokens.map((token, i) => (token === others[i] ? token : `${token}/${others[i]}`));
-const firstDifference = ({ tokens, corrupted_tokens: others }) => Math.max(0, tokens.findIndex((token, i) => token !== others[i]));
+const labels = ({ tokens, corrupted_tokens: others }) =>
+  tokens.map((token, i) => (token === others[i] ? token : `${token}/${others[i]}`));
+const firstDifference = ({ tokens, corrupted_tokens: others }) =>
+  Math.max(
+    0,
+    tokens.findIndex((token, i) => token !== others[i]),
+  );
 
-const Answer = ({ title, entries, marked }) => html`<h2>${title}</h2><${Candidates} entries=${entries} marked=${marked} />`;
+const Answer = ({ title, entries, marked }) =>
+  html`<h2>${title}</h2><${Candidates} entries=${entries} marked=${marked} />`;
 
 function Patched({ body, cell, answer }) {
   const [found, setFound] = useState(null);
@@ -69,7 +78,10 @@ function Patched({ body, cell, answer }) {
     return () => stop.abort();
   }, [cell.layer, cell.position]);
   if (refusal) return html`<p class="problem" role="alert">${refusal}</p>`;
-  if (found?.layer !== cell.layer || found.position !== cell.position) return html`<h2>Patched</h2><p class="muted">Running …</p>`;
-  const title = `Corrupted, with ${cell.layer === 0 ? "the input" : layerTitle(cell.layer)} at ${visible(found.event.tokens[cell.position])} from clean`;
-  return html`<div class="inside-patched" role="status"><${Answer} title=${title} entries=${found.event.patched_top} marked=${answer} /></div>`;
+  if (found?.layer !== cell.layer || found.position !== cell.position)
+    return html`<h2>Patched</h2><p class="muted">Running …</p>`;
+  const part = cell.layer === 0 ? "the input" : layerTitle(cell.layer);
+  const title = `Corrupted, with ${part} at ${visible(found.event.tokens[cell.position])} from clean`;
+  return html`<div class="inside-patched" role="status"><${Answer} title=${title} entries=${found.event.patched_top}
+    marked=${answer} /></div>`;
 }

@@ -10,26 +10,51 @@ import { visible } from "../../token_text.js";
 // rows, columns: labels; colour(row, column): [red, green, blue] or null for a cell that is not computed yet;
 // text(row, column): the text in a cell, or undefined; cell: [width, height]; version: changes with the values;
 // fromEnd: the last columns are shown first.
-export function Grid({ label, rows, columns, colour, text, cell: [width, height], version, point, onPoint, onPick, fromEnd }) {
+export function Grid({
+  label,
+  rows,
+  columns,
+  colour,
+  text,
+  cell: [width, height],
+  version,
+  point,
+  onPoint,
+  onPick,
+  fromEnd,
+}) {
   const canvas = useRef();
   const theme = useSignal(themes);
   const [across, down] = [columns.length * width, rows.length * height];
-  useLayoutEffect(() => paint(canvas.current, rows.length, columns.length, width, height, colour, text), [version, theme, across, down]);
+  useLayoutEffect(
+    () => paint(canvas.current, rows.length, columns.length, width, height, colour, text),
+    [version, theme, across, down],
+  );
   useLayoutEffect(() => {
     const frame = canvas.current.closest(".inside-scroll");
     if (fromEnd) frame.scrollLeft = frame.scrollWidth;
   }, [columns]);
   const heads = useMemo(
-    () => columns.map((token, i) => html`<span key=${i} style=${{ width: `${width}px` }} title=${`${i}: ${token}`}>${visible(token)}</span>`),
+    () =>
+      columns.map(
+        (token, i) =>
+          html`<span key=${i} style=${{ width: `${width}px` }} title=${`${i}: ${token}`}>${visible(token)}</span>`,
+      ),
     [columns, width],
   );
   const sides = useMemo(
-    () => rows.map((name) => html`<span key=${name} style=${{ height: `${height}px`, lineHeight: `${height}px` }}>${name}</span>`),
+    () =>
+      rows.map(
+        (name) => html`<span key=${name} style=${{ height: `${height}px`, lineHeight: `${height}px` }}>${name}</span>`,
+      ),
     [rows, height],
   );
   const locate = (event) => {
     const box = canvas.current.getBoundingClientRect();
-    const [row, column] = [Math.floor((event.clientY - box.top) / height), Math.floor((event.clientX - box.left) / width)];
+    const [row, column] = [
+      Math.floor((event.clientY - box.top) / height),
+      Math.floor((event.clientX - box.left) / width),
+    ];
     return rows[row] !== undefined && columns[column] !== undefined ? { row, column } : null;
   };
   const follow = (event) => {
@@ -38,13 +63,15 @@ export function Grid({ label, rows, columns, colour, text, cell: [width, height]
   };
   const press = (event) => {
     const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
-    if ((event.key === "Enter" || event.key === " ") && point && onPick) return event.preventDefault(), onPick(point);
+    if ((event.key === "Enter" || event.key === " ") && point && onPick) return (event.preventDefault(), onPick(point));
     if (!step) return;
     event.preventDefault();
     const { row, column } = point ?? { row: 0, column: 0 };
     const next = { row: clamp(row + step[0], rows.length), column: clamp(column + step[1], columns.length) };
     onPoint(next);
-    canvas.current.parentElement.querySelector(".inside-cursor")?.scrollIntoView({ block: "nearest", inline: "nearest" });
+    canvas.current.parentElement
+      .querySelector(".inside-cursor")
+      ?.scrollIntoView({ block: "nearest", inline: "nearest" });
   };
   return html`<div class=${width < 60 ? "inside-grid narrow" : "inside-grid"}>
     <div class="inside-grid-corner"></div>
@@ -61,11 +88,18 @@ export function Grid({ label, rows, columns, colour, text, cell: [width, height]
         onClick=${(event) => onPick && locate(event) && onPick(locate(event))}
         onKeyDown=${press}
       ></canvas>
-      ${point &&
-      html`<i
+      ${
+        point &&
+        html`<i
         class="inside-cursor"
-        style=${{ left: `${point.column * width}px`, top: `${point.row * height}px`, width: `${width}px`, height: `${height}px` }}
-      ></i>`}
+        style=${{
+          left: `${point.column * width}px`,
+          top: `${point.row * height}px`,
+          width: `${width}px`,
+          height: `${height}px`,
+        }}
+      ></i>`
+      }
     </div>
   </div>`;
 }

@@ -7,7 +7,8 @@ import { passage } from "../../state.js";
 import { heat } from "../../draw/colours.js";
 import { hasSource } from "../attention/axes.js";
 import { visible } from "../../token_text.js";
-import { layerTitle, percent } from "./format.js";
+import { bits, percent } from "../../draw/numbers.js";
+import { layerTitle } from "./format.js";
 import { Grid, cellHeight } from "./grid.js";
 import { Passage } from "./passage.js";
 import { useEvents } from "./stream.js";
@@ -57,11 +58,12 @@ function Layers({ first, layers, running, measure, point, setPoint }) {
   const rows = useMemo(() => Array.from({ length: first.layers + 1 }, (_, i) => layerTitle(first.layers - i)), [first]);
   const known = layers.length; // row i is depth `layers - i`, and rows arrive from the last layer down
   const colour = (row, column) => (layers[row] ? heat(shade(layers[row], column, measure), true) : null);
-  const place = point && layers[point.row] && columns[point.column] !== undefined ? point : { row: 0, column: columns.length - 1 };
+  const place =
+    point && layers[point.row] && columns[point.column] !== undefined ? point : { row: 0, column: columns.length - 1 };
   return html`<div class="inside-columns wide">
     <div class="inside-scroll" tabindex="-1">
       <${Grid}
-        label=${`Top tokens of ${rows.length} layers at ${columns.length} positions. Arrow keys move between the cells.`}
+        label=${`Top tokens of ${rows.length} layers at ${columns.length} positions. Arrow keys move between cells.`}
         rows=${rows}
         columns=${columns}
         colour=${colour}
@@ -85,8 +87,9 @@ function Reading({ layer, row, column, rows, columns, start, running, known }) {
     <p class="muted">next token after <code>${visible(columns[column])}</code>, position ${start + column}</p>
     <${Candidates} entries=${entries} />
     <dl class="inside-costs">
-      <div><dt>final token</dt><dd class="number">${percent(layer.final[column])}, rank ${layer.rank[column] + 1}</dd></div>
-      <div><dt>entropy</dt><dd class="number">${((layer.entropy[column] ?? NaN) / Math.LN2).toFixed(2)} bits</dd></div>
+      <div><dt>final token</dt><dd
+        class="number">${percent(layer.final[column] ?? NaN)}, rank ${layer.rank[column] + 1}</dd></div>
+      <div><dt>entropy</dt><dd class="number">${bits(layer.entropy[column] ?? NaN).toFixed(2)} bits</dd></div>
     </dl>
     ${running && html`<p class="muted number">${known} of ${rows.length} layers</p>`}
   </section>`;

@@ -1,10 +1,11 @@
 // The model drawn from its spec: the stack from the tokens to the output, with the chosen part beside it.
 
 import * as api from "../../api.js";
-import { html, useEffect, useState } from "../../html.js";
+import { html, useState } from "../../html.js";
 import { Segments, Slider } from "../../controls.js";
-import { bytes } from "../../draw/numbers.js";
-import { compact, exact } from "./format.js";
+import { bytes, compact } from "../../draw/numbers.js";
+import { useDelayed } from "../../request_hook.js";
+import { exact } from "./format.js";
 import { Diagram, allParts } from "./diagram.js";
 import { PartPanel } from "./part.js";
 
@@ -18,16 +19,12 @@ export function ModelTab({ model }) {
   const [refusal, setRefusal] = useState("");
   const [measure, setMeasure] = useState("parameters");
   const [chosen, setChosen] = useState(null);
-  useEffect(() => {
-    const stop = new AbortController();
-    const load = () =>
-      api.describeParts(model.name, 2 ** power, stop.signal).then(
-        (found) => (setTree(found), setRefusal("")),
-        (error) => error.name === "AbortError" || setRefusal(error.message),
-      );
-    const timer = setTimeout(load, tree ? DELAY : 0);
-    return () => (clearTimeout(timer), stop.abort());
-  }, [power]);
+  const load = (signal) =>
+    api.describeParts(model.name, 2 ** power, signal).then(
+      (found) => (setTree(found), setRefusal("")),
+      (error) => error.name === "AbortError" || setRefusal(error.message),
+    );
+  useDelayed(tree ? DELAY : 0, load, [power]);
   if (!tree) return html`<p class="notice" role="status">${refusal || "Drawing the model …"}</p>`;
   const parts = allParts(tree);
   const part = parts.find(({ name }) => name === chosen) ?? largestCache(parts);
@@ -67,6 +64,7 @@ function Totals({ tree: { totals, length, dtype } }) {
     totals.state && ["recurrent state", bytes(totals.state), `${exact(totals.state)} bytes`],
   ].filter(Boolean);
   return html`<dl class="inside-totals">
-    ${facts.map(([name, value, title]) => html`<div key=${name} title=${title}><dt>${name}</dt><dd>${value}</dd></div>`)}
+    ${facts.map(([name, value, title]) => html`<div key=${name} title=${title}><dt>${name}</dt><dd>${value}</dd>
+      </div>`)}
   </dl>`;
 }

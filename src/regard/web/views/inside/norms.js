@@ -22,13 +22,18 @@ export function NormsTab({ model }) {
   const { events, running, problem } = useEvents(api.lensEvents, body, shown && `${side} ${shown.ids.join()}`);
   return html`
     <p class="inside-lead">
-      The length of the residual stream, a vector per token, after every block. It grows with depth as blocks add to it. A
-      few tokens often carry massive activations: single channels a thousand times larger than the median.
+      The length of the residual stream, a vector per token, after every block. It grows with depth as blocks add to it.
+      A few tokens often carry massive activations: single channels a thousand times larger than the median.
     </p>
     <${Passage} />
     <div class="inside-controls">
-      ${source &&
-      html`<${Segments} label="Stack" value=${side} choices=${[["encoder", "Encoder"], ["decoder", "Decoder"]]} onChange=${setSide} />`}
+      ${
+        source &&
+        html`<${Segments} label="Stack" value=${side} choices=${[
+          ["encoder", "Encoder"],
+          ["decoder", "Decoder"],
+        ]} onChange=${setSide} />`
+      }
       <${Check} label="leave the first token out of the scale" value=${hideFirst} onChange=${setHideFirst} />
     </div>
     ${problem && html`<p class="problem" role="alert">${problem}</p>`}
@@ -39,7 +44,9 @@ export function NormsTab({ model }) {
 
 function sequence({ ids, generated }, source, side) {
   if (!source) return { ids };
-  return side === "encoder" ? { ids: ids.slice(0, generated) } : { ids: ids.slice(0, generated), target: ids.slice(generated) };
+  return side === "encoder"
+    ? { ids: ids.slice(0, generated) }
+    : { ids: ids.slice(0, generated), target: ids.slice(generated) };
 }
 
 function Norms({ found, hideFirst, point, setPoint }) {
@@ -48,11 +55,12 @@ function Norms({ found, hideFirst, point, setPoint }) {
   const scale = Math.log1p(Math.max(...norms.flatMap((row) => (hideFirst ? row.slice(1) : row)), 1e-9));
   const at = (row, column) => norms[norms.length - 1 - row][column];
   const width = Math.max(10, Math.min(34, Math.floor(680 / tokens.length)));
-  const place = point && rows[point.row] !== undefined && tokens[point.column] !== undefined ? point : { row: 0, column: 0 };
+  const place =
+    point && rows[point.row] !== undefined && tokens[point.column] !== undefined ? point : { row: 0, column: 0 };
   return html`<div class="inside-columns wide">
     <div class="inside-scroll" tabindex="-1">
       <${Grid}
-        label=${`Norms of the residual stream of ${tokens.length} tokens in ${rows.length} rows. Arrow keys move between the cells.`}
+        label=${`Norms of the residual stream of ${tokens.length} tokens in ${rows.length} rows. Arrow keys move.`}
         rows=${rows}
         columns=${tokens}
         colour=${(row, column) => heat(Math.log1p(at(row, column)) / scale, true)}
@@ -65,11 +73,13 @@ function Norms({ found, hideFirst, point, setPoint }) {
     <section class="panel inside-reading">
       <p aria-live="polite">
         <b class="number">${(at(place.row, place.column) ?? NaN).toFixed(2)}</b>
-        <span class="muted"> norm, ${place.row === rows.length - 1 ? "embeddings" : `after ${rows[place.row]}`}, of </span>
+        <span
+          class="muted"> norm, ${place.row === rows.length - 1 ? "embeddings" : `after ${rows[place.row]}`}, of </span>
         <code>${visible(tokens[place.column])}</code>
       </p>
       <h2>Largest activations</h2>
-      <${Largest} entries=${largest} tokens=${tokens} onPoint=${({ layer, position }) => setPoint({ row: norms.length - 1 - layer, column: position })} />
+      <${Largest} entries=${largest} tokens=${tokens}
+        onPoint=${({ layer, position }) => setPoint({ row: norms.length - 1 - layer, column: position })} />
     </section>
   </div>`;
 }
@@ -85,7 +95,8 @@ function Largest({ entries, tokens, onPoint }) {
     event.target.closest("tr")[next]?.focus();
   };
   const massive = entries.filter((entry) => entry.massive).length;
-  return html`<p class="muted">${massive ? `${massive} of them massive (over 100, and over 1,000 times the median)` : "None is massive (over 100, and over 1,000 times the median)."}</p>
+  const count = massive ? `${massive} of them massive` : "None is massive";
+  return html`<p class="muted">${count} (over 100, and over 1,000 times the median).</p>
     <table class="inside-largest">
       <thead><tr><th>token</th><th>layer</th><th>channel</th><th>value</th><th>× median</th></tr></thead>
       <tbody onKeyDown=${move}>

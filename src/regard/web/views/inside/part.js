@@ -52,7 +52,8 @@ function Shapes({ title, rows, note }) {
     <summary>${title} ${note && html`<span class="muted">(${note})</span>`}</summary>
     <table class="inside-shapes">
       <tbody>
-        ${rows.map(([name, shape]) => html`<tr key=${name}><th scope="row"><code>${name}</code></th><td>${shape.join(" × ")}</td></tr>`)}
+        ${rows.map(([name, shape]) => html`<tr key=${name}><th scope="row"><code>${name}</code></th>
+          <td>${shape.join(" × ")}</td></tr>`)}
       </tbody>
     </table>
   </details>`;
@@ -62,13 +63,18 @@ function Source({ source }) {
   const place = source.line ? `${source.file}, line ${source.line}` : source.file;
   return html`<details open>
       <summary>Source <span class="muted">${place}</span></summary>
-      ${source.source
-        ? html`<pre class="inside-source" tabindex="0" role="region" aria-label=${`Source of ${source.class}`}><code>${source.source}</code></pre>`
-        : html`<p class="muted">The file of ${source.class} is not available.</p>`}
+      ${
+        source.source
+          ? html`<pre class="inside-source" tabindex="0" role="region" aria-label=${`Source of ${source.class}`}>
+            <code>${source.source}</code></pre>`
+          : html`<p class="muted">The file of ${source.class} is not available.</p>`
+      }
     </details>
-    ${source.about &&
-    html`<details>
+    ${
+      source.about &&
+      html`<details>
       <summary>About <span class="muted">from its file</span></summary>
       <pre class="inside-about" tabindex="0" role="region" aria-label=${`About ${source.class}`}>${source.about}</pre>
-    </details>`}`;
+    </details>`
+    }`;
 }

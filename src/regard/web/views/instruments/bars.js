@@ -1,7 +1,7 @@
 // Bars: one row per label, so that long labels stay readable. Values may be negative.
 
 import { classes, html } from "../../html.js";
-import { format } from "./format.js";
+import { format } from "../../draw/numbers.js";
 
 export function Bars({ panel, onPick }) {
   const { labels, values, unit, sets, selected, digits } = panel;

@@ -1,8 +1,8 @@
 // Nodes at given positions and weighted edges between them; pointing at a node brings out its edges.
 
 import { classes, html, useState } from "../../html.js";
-import { short } from "./format.js";
-import { useWidth } from "./width.js";
+import { short } from "../../draw/numbers.js";
+import { useWidth } from "../../draw/width.js";
 
 const MARGIN_Y = 26;
 
@@ -59,8 +59,10 @@ export function Diagram({ panel, onPick }) {
           <text x=${x(node)} y=${y(node) + (inside ? -3 : 4)} text-anchor="middle"
             >${text}<title>${node.label}</title></text
           >
-          ${inside &&
-          html`<text class="value" x=${x(node)} y=${y(node) + 12} text-anchor="middle">${short(node.value)}</text>`}
+          ${
+            inside &&
+            html`<text class="value" x=${x(node)} y=${y(node) + 12} text-anchor="middle">${short(node.value)}</text>`
+          }
         </g>`;
       })}
     </svg>

@@ -5,7 +5,7 @@ import { html, useEffect, useRef, useSignal, useState } from "../../html.js";
 import { css, diverging, heat } from "../../draw/colours.js";
 import { clip } from "../../draw/scroll_canvas.js";
 import { theme } from "../../draw/theme.js";
-import { format, short } from "./format.js";
+import { format, short } from "../../draw/numbers.js";
 
 const FONT = "ui-sans-serif, system-ui, sans-serif";
 const [MIN_CELL, MAX_CELL] = [5, 46];

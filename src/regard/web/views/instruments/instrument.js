@@ -2,9 +2,10 @@
 
 import * as api from "../../api.js";
 import { Check, Choice, Slider } from "../../controls.js";
-import { html, useEffect, useId, useRef, useSignal, useState } from "../../html.js";
+import { html, useId, useRef, useSignal, useState } from "../../html.js";
 import { model } from "../../state.js";
 import { Equation } from "../../equation.js";
+import { useDelayed } from "../../request_hook.js";
 import { Panel } from "./panels.js";
 
 const DELAY = 40; // milliseconds between the last change and the request
@@ -67,24 +68,17 @@ export function Instrument({ instrument, number, count, previous, next, onDone }
 function usePanels(instrument, controls) {
   const [state, setState] = useState({ panels: [], failure: "", waiting: true });
   const opened = useSignal(model);
-  useEffect(() => {
-    const abort = new AbortController();
-    const load = async () => {
-      try {
-        const { panels } = await api.instrument(instrument.id, controls, opened?.name, abort.signal);
-        setState({ panels, failure: "", waiting: false });
-      } catch (error) {
-        if (error.status === 429) timer = setTimeout(load, RETRY);
-        else if (error.name !== "AbortError")
-          setState(({ panels }) => ({ panels, failure: error.message, waiting: false }));
-      }
-    };
-    let timer = setTimeout(load, DELAY);
-    return () => {
-      clearTimeout(timer);
-      abort.abort();
-    };
-  }, [instrument, controls, opened?.name]);
+  const load = async (signal) => {
+    try {
+      const { panels } = await api.instrument(instrument.id, controls, opened?.name, signal);
+      setState({ panels, failure: "", waiting: false });
+    } catch (error) {
+      if (error.status === 429) setTimeout(() => signal.aborted || load(signal), RETRY);
+      else if (error.name !== "AbortError")
+        setState(({ panels }) => ({ panels, failure: error.message, waiting: false }));
+    }
+  };
+  useDelayed(DELAY, load, [instrument, controls, opened?.name]);
   return state;
 }
 

@@ -2,8 +2,9 @@
 // the arrow keys move from point to point.
 
 import { html, useState } from "../../html.js";
-import { axisLabel, format, logTicks, ticks } from "./format.js";
-import { useWidth } from "./width.js";
+import { axisLabel, format } from "../../draw/numbers.js";
+import { logTicks, ticks } from "../../draw/ticks.js";
+import { useWidth } from "../../draw/width.js";
 
 const HEIGHT = 250;
 const FRAME = { left: 56, right: 12, top: 32, bottom: 40 };
@@ -58,7 +59,9 @@ export function Lines({ panel }) {
   const path = (points) =>
     points.map(([a, b], i) => `${i ? "L" : "M"}${x.at(a).toFixed(1)} ${y.at(b).toFixed(1)}`).join("");
   const found = near === null ? [] : series.map(({ points }) => nearest(points, near));
-  const texts = series.map(({ name, points }) => `${name}: from ${format(points[0][1])} to ${format(points.at(-1)[1])}`);
+  const texts = series.map(
+    ({ name, points }) => `${name}: from ${format(points[0][1])} to ${format(points.at(-1)[1])}`,
+  );
   const place = found[0] ? `${panel.x} ${format(found[0][0])}` : "";
   const summary = `${panel.title}. ${texts.join("; ")}`;
   return html`<div class="instrument-plot" ref=${frame}>

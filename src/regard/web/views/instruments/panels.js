@@ -5,7 +5,7 @@ import { visible } from "../../token_text.js";
 import { Bars } from "./bars.js";
 import { Diagram } from "./diagram.js";
 import { Equation } from "../../equation.js";
-import { format } from "./format.js";
+import { format } from "../../draw/numbers.js";
 import { Heatmap } from "./heatmap.js";
 import { Lines } from "./lines.js";
 import { Scatter } from "./scatter.js";

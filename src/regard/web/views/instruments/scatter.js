@@ -1,7 +1,8 @@
 // Points in the plane with labels, or vectors from the origin in equal scales.
 
 import { html } from "../../html.js";
-import { axisLabel, ticks } from "./format.js";
+import { axisLabel } from "../../draw/numbers.js";
+import { ticks } from "../../draw/ticks.js";
 
 const SIZE = 320;
 const MARGIN = 34;
@@ -44,7 +45,8 @@ export function Scatter({ panel }) {
         </g>`,
       )}
       ${labels.map(
-        (label, i) => label && html`<text key=${i} class="name" x=${label.left} y=${label.top + 10}>${label.text}</text>`,
+        (label, i) =>
+          label && html`<text key=${i} class="name" x=${label.left} y=${label.top + 10}>${label.text}</text>`,
       )}
     </svg>
     ${

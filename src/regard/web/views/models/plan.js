@@ -1,8 +1,9 @@
 // `regard plan` as a form: the parameters, FLOPs and bytes of any model, before it is built or loaded.
 
 import * as api from "../../api.js";
-import { html, useEffect, useId, useSignal, useState } from "../../html.js";
+import { html, useId, useSignal, useState } from "../../html.js";
 import { Choice, NumberField } from "../../controls.js";
+import { useDelayed } from "../../request_hook.js";
 import { listed } from "./store.js";
 
 const DELAY = 250; // milliseconds after the last change
@@ -16,21 +17,15 @@ export function Plan() {
   const [found, setFound] = useState({ table: null, error: "" });
   const set = (name) => (value) => setOptions((previous) => ({ ...previous, [name]: value }));
   const id = useId();
-  useEffect(() => {
-    const request = new AbortController();
-    const timer = setTimeout(() => {
-      if (!options.model) return;
-      const body = { ...options, batch: options.batch ?? 1, device: options.device || null };
-      api.planModel(body, request.signal).then(
-        (table) => setFound({ table, error: "" }),
-        (error) => error.name === "AbortError" || setFound(({ table }) => ({ table, error: error.message })),
-      );
-    }, DELAY);
-    return () => {
-      clearTimeout(timer);
-      request.abort();
-    };
-  }, [JSON.stringify(options)]);
+  const load = (signal) => {
+    if (!options.model) return;
+    const body = { ...options, batch: options.batch ?? 1, device: options.device || null };
+    api.planModel(body, signal).then(
+      (table) => setFound({ table, error: "" }),
+      (error) => error.name === "AbortError" || setFound(({ table }) => ({ table, error: error.message })),
+    );
+  };
+  useDelayed(DELAY, load, [JSON.stringify(options)]);
   return html`<section class="panel models-plan" aria-labelledby="models-plan">
     <h2 id="models-plan">Plan</h2>
     <p class="models-hint">

@@ -34,13 +34,18 @@ export function Verify() {
       itself. Packed = separate: documents packed into one row give the logits of each by itself. A recipe is tested
       with random weights.
     </p>
-    ${mayLoad &&
-    html`<div class="models-form">
+    ${
+      mayLoad &&
+      html`<div class="models-form">
       <${Choice} label="Model" value=${name} choices=${[...stored, ...choices.recipes]} onChange=${setName} />
-      ${running
-        ? html`<button type="button" onClick=${() => act(api.stopVerifying)}>Stop</button>`
-        : html`<button type="button" class="primary" onClick=${() => act(() => api.verifyModel(name))}>Verify</button>`}
-    </div>`}
+      ${
+        running
+          ? html`<button type="button" onClick=${() => act(api.stopVerifying)}>Stop</button>`
+          : html`<button type="button" class="primary"
+            onClick=${() => act(() => api.verifyModel(name))}>Verify</button>`
+      }
+    </div>`
+    }
     ${running && html`<${Progress} work=${work} />`}
     ${work?.state === "failed" && html`<p class="problem" role="alert">${work.model}: ${work.error}</p>`}
     ${error && html`<p class="problem" role="alert">${error}</p>`}
@@ -63,8 +68,8 @@ const CLASSES = { pass: "models-good", FAIL: "models-error" };
 function Laws({ table }) {
   const passed = table.rows.filter(([, result]) => result === "pass").length;
   return html`<p class="models-conditions">
-      <b>${table.model}</b>: ${table.ok ? `all laws that apply hold (${passed})` : "some laws do not hold"}, in sequences
-      of ${table.length} tokens. The numbers are the largest differences.
+      <b>${table.model}</b>: ${table.ok ? `all laws that apply hold (${passed})` : "some laws do not hold"}, in
+      sequences of ${table.length} tokens. The numbers are the largest differences.
     </p>
     <div class="models-scroll" tabindex="0" role="region" aria-label="Table of laws">
       <table class="models-table">
