@@ -24,6 +24,7 @@ from regard.engine.engine import Engine
 from regard.engine.request import Sampling
 from regard.models.decoder import DecoderModule
 from regard.objectives.base import Objective
+from regard.objectives.distillation import Distillation
 from regard.objectives.next_token import NextToken
 from regard.planning.machine import check_memory
 from regard.reinforcement_run import with_rollouts
@@ -49,6 +50,7 @@ from regard.training.run import Run
 from regard.training.run_identity import TOKENIZER, RunIdentity
 from regard.training.start import ModelFiles, build_model, start_files
 from regard.training.step import autocast
+from regard.training.teacher import load_teacher
 
 FINE_TUNE = "finetune"  # the recipe for a start without one
 FEW_EXAMPLES, FEW_TOKENS = 32, 1000  # in an evaluation
@@ -282,6 +284,9 @@ def build_trainer(
     )
     if objective.needs_rollouts:
         return with_rollouts(trainer, recipe, tokenizer, splits)
+    if isinstance(objective, Distillation):
+        device = next(model.parameters()).device
+        return replace(trainer, objective=load_teacher(objective, recipe.model, tokenizer, device))
     if not objective.needs_reference:
         return trainer
     if recipe.adapter is not None:

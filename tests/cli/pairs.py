@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from regard.checkpoint import save
 from regard.checkpoint.sentence_transformers import without_sentence_head
 from regard.families import detect_family
 from regard.families.common.config_reader import FamilyError
@@ -16,6 +17,7 @@ from regard.models.base import Model
 from regard.objectives.base import Objective, PairError
 from regard.objectives.defaults import check_pair
 from regard.spec import class_of, parse_spec
+from regard.text.train import byte
 from regard.training.recipe import fill_model
 
 PAGE = Path(__file__).parents[2] / "docs" / "models-and-objectives.md"
@@ -231,9 +233,14 @@ def recipe(row: str, kind: str, folder: Path) -> dict[str, Any]:
     """The tables of a recipe of four steps, with its data in the folder."""
     data = folder / "data.jsonl"
     data.write_text("\n".join(json.dumps(example(row, kind, n)) for n in range(24)), encoding="utf-8")
+    options: dict[str, dict[str, Any]] = dict(OPTIONS)
+    if kind == "distillation" and REFUSALS[row, kind] is None:
+        tokenizer = byte()
+        save(spec(row, vocab=tokenizer.vocab_size).build(1), folder / "teacher", tokenizer)
+        options[kind] = {"teacher": str(folder / "teacher"), "weight": 0.5}
     return {
         "model": MODELS[row],
-        "objective": {"kind": kind, **OPTIONS.get(kind, {})},
+        "objective": {"kind": kind, **options.get(kind, {})},
         "data": {"path": str(data), "rows": 2, "length": LENGTH, "held_out": 1},
         "tokenizer": {"by": "byte"},
         "train": {

@@ -14,6 +14,7 @@ from regard.families.common.config_reader import FamilyError
 from regard.kinds import KINDS, OBJECTIVES
 from regard.models.base import Model
 from regard.models.heads import Head
+from regard.objectives.distillation import Distillation
 from regard.objectives.reinforcement import Reinforcement
 from regard.parts.input import Input
 from regard.reinforcement_run import EngineGenerator
@@ -24,6 +25,7 @@ from regard.training.rewards import load_reward
 from regard.training.rollouts import HeldOutRewards, RolloutLoader, Scorer
 from regard.training.run import Run
 from regard.training.step import evaluate
+from regard.training.teacher import load_teacher
 from regard.verification.length import nested_specs
 from tests.cli import pairs
 from tests.cli.conftest import regard as command
@@ -59,6 +61,9 @@ def held_out_loss(model: torch.nn.Module, run: Path) -> float:
     if objective.needs_reference:
         table = ReferenceTable(run)
         batches = map(table.add_to, batches)
+    if isinstance(objective, Distillation):
+        taught = load_teacher(objective, recipe.model, tokenizer, torch.device("cpu"))
+        return evaluate(model, taught, batches)["loss"]
     return evaluate(model, objective, batches)["loss"]
 
 

@@ -17,6 +17,7 @@ from regard.objectives.bert_pretraining import BertPretraining
 from regard.objectives.classification import classification
 from regard.objectives.contrastive import Contrastive
 from regard.objectives.denoising import Denoising
+from regard.objectives.distillation import Distillation
 from regard.objectives.embeddings import SentenceEmbeddings
 from regard.objectives.image_text import image_text
 from regard.objectives.kto import KTO
@@ -30,6 +31,7 @@ from regard.objectives.reward import Reward
 from regard.objectives.scores import regression, relevance
 from regard.objectives.span_corruption import SpanCorruption
 from regard.objectives.translation import translation
+from regard.training.teacher import TaughtObjective
 
 OBJECTIVES = {
     "next_token": next_token,
@@ -60,7 +62,7 @@ OBJECTIVES = {
     "rloo": RLOO(temperature=0.7),
     "grpo": GRPO(kl=0.5),
     "gspo": GRPO(ratio="sequence"),
-}
+}  # and distillation, whose teacher is a model
 VOCAB, ROWS, LENGTH, WIDTH = 23, 4, 6, 16
 
 
@@ -204,11 +206,16 @@ CASES = {
             "margins": torch.tensor([0.0, 1.0, 0.0, -1.0], dtype=torch.float64),
         },
     ),
+    "distillation": Case(lambda: decoder().build(seed=0), TOKENS),
     **dict.fromkeys(("dpo", "dpo_robust", "dpo_hinge", "ipo", "simpo", "orpo", "kto"), PAIRS),
     **dict.fromkeys(("rloo", "grpo", "gspo"), SAMPLED),
     # -log π has the sign of the advantage
     "reinforce": Case(PAIRS.model, PAIRS.fields, SAMPLED.extra_fields | {"advantages": COUNTED}),
 }
+
+
+TEACHER = decoder().build(seed=1).double().eval()
+OBJECTIVES["distillation"] = TaughtObjective(Distillation(beta=0.3, weight=0.6), TEACHER)
 
 
 def batch_of(case: Case) -> Batch:

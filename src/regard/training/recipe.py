@@ -48,6 +48,7 @@ from regard.training.parallel.mesh import Parallel
 from regard.training.parameter_groups import LRScale, freeze, learning_rate_scales
 from regard.training.run import newest_checkpoint
 from regard.training.schedule import Cosine, Schedule
+from regard.training.teacher import with_teacher_path
 
 FINE_TUNING_LENGTH = 512  # of rows, for a model that has at least this context
 RECIPES = Path(__file__).parents[1] / "recipes"
@@ -308,7 +309,7 @@ def build_recipe(
         f"data.length={recipe.data.length} is longer than model.context={context}; lower data.length or raise the "
         "context",
     )
-    return replace(recipe, objective=objective, data=with_absolute_paths(recipe.data))
+    return replace(recipe, objective=with_teacher_path(objective), data=with_absolute_paths(recipe.data))
 
 
 def fill_model(model: Mapping[str, Any], vocab: int, head: Mapping[str, Any]) -> dict[str, Any]:
