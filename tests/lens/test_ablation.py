@@ -157,7 +157,7 @@ def test_heads_and_layers_of_an_encoder_decoder_are_ablated() -> None:
     expected = model(source, ids)
     with pytest.raises(ValueError, match="choose stack='source' or stack='target'"), ablate(model, heads=[(0, 0)]):
         pass
-    with pytest.raises(ValueError, match="stack='encoder' is no stack"), ablate(model, stack="encoder"):
+    with pytest.raises(ValueError, match="stack='encoder' is not a stack"), ablate(model, stack="encoder"):
         pass
     cross = "target.stack.blocks.1.sublayers.1.body.z"
     for mean_over in (None, (source.flip(0, 1), ids)):

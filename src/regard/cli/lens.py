@@ -59,7 +59,7 @@ def lens(
         show_pair(model, llm, text, target, layer, head, out, as_json)
         return
     if target is not None:
-        raise ValueError(f"{model} is no encoder-decoder; leave --target out")
+        raise ValueError(f"{model} is not an encoder-decoder; leave --target out")
     network, ids = llm.model, encode(model, llm, text)
     tokens = [llm.tokenizer.decode_token(id) for id in ids]
     if states:
@@ -71,7 +71,7 @@ def lens(
         return
     maps = {i: weights for i, weights in enumerate(attention_maps(network, ids)) if weights is not None}
     if not maps:
-        raise ValueError(f"{model} has no layer with a map of tokens")
+        raise ValueError(f"{model} has no layer with an attention map; regard lens names lists its activations")
     selected = {
         (i, h): weights[h]
         for i, weights in maps.items()

@@ -88,7 +88,7 @@ def check_part(name: Path, llm: "LanguageModel", part: PairPart | None, needed: 
         if needed and part is None:
             raise ValueError(f"{name} is an encoder-decoder; choose --part encoder, decoder or cross")
     elif part is not None:
-        raise ValueError(f"{name} is no encoder-decoder; leave --part out")
+        raise ValueError(f"{name} is not an encoder-decoder; leave --part out")
 
 
 def pairs(text: str, *lengths: int) -> list[tuple[int, ...]]:

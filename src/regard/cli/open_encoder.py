@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def open_text_encoder(
     name: Path, device: str, context: int | None, adapter: Path | None, dtype: str
 ) -> "tuple[LanguageModel, TextEncoder] | None":
-    """The model and its functions; None if it is no encoder. ValueError if its head has neither of them."""
+    """The model and its functions; None if it is not an encoder. ValueError if its head has neither of them."""
     from regard.checkpoint.model_folder import read_spec_and_table
     from regard.load_model import load
     from regard.models.encoder import Encoder

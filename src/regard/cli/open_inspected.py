@@ -87,7 +87,7 @@ def encode_inputs(
     if isinstance(llm.model, EncoderDecoderModule):
         return encode_pair(name, llm, text, target or "")
     if target is not None:
-        raise ValueError(f"{name} is no encoder-decoder; leave --target out")
+        raise ValueError(f"{name} is not an encoder-decoder; leave --target out")
     return encode(name, llm, text)
 
 

@@ -29,7 +29,7 @@ class ServedRuns:
         self._summaries: dict[Path, tuple[tuple, RunSummary]] = {}
 
     def listing(self) -> dict[str, Any]:
-        """All runs, and the process of a demo that was started here and is no run yet, or failed to become one."""
+        """All runs, and the process of a demo that was started here and has not written a run yet, or failed before."""
         paths = self.paths()
         runs = [self.describe(path) for path in paths]
         return {"folder": readable(self.folder.name), "runs": runs, "process": self.process(set(paths))}
@@ -69,7 +69,7 @@ class ServedRuns:
         return "answering" if state == "finished" else "starting"
 
     def process(self, runs: set[Path]) -> dict[str, Any] | None:
-        """The newest process that was started here in a folder that is no run."""
+        """The newest process that was started here in a folder that is not a run."""
         files = sorted(self.folder.glob(f"*/{PROCESS}"), key=lambda file: file.stat().st_mtime)
         folders = [file.parent for file in files if file.parent not in runs and not is_run(file.parent)]
         if not folders:
@@ -105,15 +105,15 @@ class ServedRuns:
             raise ValueError(f"the name {name!r:.100} has other characters than letters, digits, '.', '_' and '-'")
         path = self.folder / name
         if path.is_symlink() or path.exists() and not path.is_dir():
-            raise ValueError(f"{name} is no folder; choose another name")
+            raise ValueError(f"{name} is not a folder; choose another name")
         if running := next((run for run in self.candidates() if self.processes.pid(run) is not None), None):
             raise ValueError(f"the demo runs in {running.name}; stop it, or wait until it ends")
         if is_run(path) and not self.is_demo(path):
-            raise ValueError(f"{name} holds a run that is not of the demo; choose another name")
+            raise ValueError(f"{name} holds a run that the demo did not train; choose another name")
         if is_locked(path):
             raise ValueError(f"another process trains in {name}; wait until it ends")
         if (path / "summary.json").exists():
-            raise ValueError(f"{name} is trained; choose another name, or remove its folder to train it again")
+            raise ValueError(f"{name} is trained already; choose another name, or remove its folder to train it again")
         try:
             self.processes.start(path, None if is_run(path) else steps)
         except BlockingIOError:

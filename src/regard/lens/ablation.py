@@ -74,7 +74,7 @@ def find_stack(model: nn.Module, stack: str | None) -> tuple[Any, str]:
         raise ValueError(f"{type(model).__name__} has no single stack of layers; choose {choices}")
     name = found[0] if stack is None else stack
     if name not in found:
-        raise ValueError(f"stack={stack!r} is no stack of {type(model).__name__}; choose one of {found}")
+        raise ValueError(f"stack={stack!r} is not a stack of {type(model).__name__}; choose one of {found}")
     return model.get_submodule(name), f"{name}." if name else ""
 
 

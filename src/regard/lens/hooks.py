@@ -48,7 +48,7 @@ def record(
     Outputs are detached copies, which in-place writes (a store's keys change with the next token) do not affect, on
     this `device` (None: that of the model). With `grad` they are the tensors of the graph, so that gradients can be
     computed with respect to them. With a `folder` they are written to one file per name, and read when they are used
-    (recorded.py). A pattern with `*` skips outputs that are no tensors.
+    (recorded.py). A pattern with `*` skips outputs that are not tensors.
     """
     if grad and device is not None:
         raise ValueError(

@@ -163,7 +163,7 @@ async def sequences(served: ServedModel, work: Inspected, body: LensBody) -> tup
     if body.target is None:
         return None, ids
     if not served.prompt_is_source or work.start is None:
-        message = "target is the output of an encoder-decoder, and this model is none; omit it"
+        message = "target is the output of an encoder-decoder, and this model is not one; omit it"
         raise ApiError(400, message, code="invalid_value", param="target")
     target = body.target
     if isinstance(target, str):

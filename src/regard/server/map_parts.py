@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import adaptive_max_pool1d, max_pool2d
 
-from regard.lens.maps import row_entropy
+from regard.lens.maps import relative_weights, row_entropy
 
 THUMBNAIL_SIZE = 24
 MAX_QUERIES = 256
@@ -121,10 +121,7 @@ def chunks(
 
 def entropy_of(weights: Tensor, implied: bool) -> Tensor:
     """(…, S) -> (…); of an implied matrix by the size of its entries."""
-    if implied:
-        weights = weights.abs()
-        weights = weights / weights.sum(-1, keepdim=True).clamp_min(torch.finfo(weights.dtype).tiny)
-    return row_entropy(weights)
+    return row_entropy(relative_weights(weights) if implied else weights)
 
 
 def largest(weights: Tensor) -> Tensor:
