@@ -40,7 +40,7 @@ def test_commands_run(tmp_path: Path, demo_run: Path) -> None:
     """They run in the README's order, with smaller models or less data; `serve` and `chat` are tested elsewhere."""
     from tests.cli.conftest import regard
 
-    folder_names = {"runs/mine": "mine", "exported": "exported", "models/mine": "imported"}
+    folder_names = {"runs/mine": "mine", "exported": "exported", "models/mine": "imported", "lens.html": "lens.html"}
     folders = {
         "runs/demo": str(demo_run),
         **{argument: str(tmp_path / name) for argument, name in folder_names.items()},
