@@ -1,5 +1,6 @@
 """Distillation: the divergences equal TRL's in loss and gradients, in chunks too; other vocabularies are refused."""
 
+import shutil
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -71,6 +72,12 @@ def test_teachers_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     save(CASES["classification"].model(), tmp_path / "encoder")
     with pytest.raises(ValueError, match="is no decoder; choose a model that predicts tokens"):
         load_teacher(Distillation(teacher=str(tmp_path / "encoder")), spec, tokenizer, CPU)
+    started = with_teacher_path(Distillation(teacher=str(tmp_path / "other")))
+    assert isinstance(started, Distillation) and load_teacher(started, spec, other, CPU)
+    shutil.rmtree(tmp_path / "other")
+    save(spec.build(1), tmp_path / "other", other)
+    with pytest.raises(ValueError, match="are not those that the run started with; restore them"):
+        load_teacher(started, spec, other, CPU)
     with pytest.raises(SpecError, match="objective.teacher is not set"):
         with_teacher_path(Distillation())
     with pytest.raises(SpecError, match=r"beta=1.5 must be in \[0, 1\]"):

@@ -33,6 +33,7 @@ from regard.spec import require
 @dataclass(frozen=True)
 class Distillation(NextToken):
     teacher: str = ""  # a run, a folder, or the name of a packaged model
+    teacher_weights: str = ""  # their fingerprint, found at the start of a run
     beta: float = 0.0  # 0: forward KL, 1: reverse KL, between: generalised Jensen-Shannon divergence
     temperature: float = 1.0  # of both distributions in the divergence; its gradients are not scaled by T²
     weight: float = 1.0  # of the divergence; the rest is that of the ordinary loss

@@ -15,7 +15,7 @@ from regard.objectives.distillation import Distillation
 from regard.spec import require
 from regard.text.tokenizer import Tokenizer
 from regard.text.tokenizer_folder import has_tokenizer
-from regard.training.base_model import load_model, root_of
+from regard.training.base_model import fingerprint_model, load_model, root_of
 from regard.training.run import newest_checkpoint
 
 
@@ -35,14 +35,17 @@ class TaughtObjective:
 
 
 def with_teacher_path(objective: Objective) -> Objective:
-    """The objective with the folder of its teacher, so that a resumed run has the same one."""
+    """The objective with the folder and the fingerprint of its teacher, so that a resumed run has the same one."""
     if not isinstance(objective, Distillation):
         return objective
     require(
         objective.teacher != "",
         "objective.teacher is not set; distillation needs the model to learn from: a run, a folder or a packaged name",
     )
-    return replace(objective, teacher=str(newest_checkpoint(Path(objective.teacher)).absolute()))
+    folder = newest_checkpoint(Path(objective.teacher)).absolute()
+    return replace(
+        objective, teacher=str(folder), teacher_weights=objective.teacher_weights or fingerprint_model(folder)
+    )
 
 
 def load_teacher(
@@ -50,6 +53,11 @@ def load_teacher(
 ) -> TaughtObjective:
     """Raises ValueError unless the teacher is a decoder with the vocabulary of the student."""
     folder = Path(objective.teacher)
+    if objective.teacher_weights and fingerprint_model(folder) != objective.teacher_weights:
+        raise ValueError(
+            f"the weights of objective.teacher={objective.teacher} are not those that the run started with; restore "
+            "them, or start a new run"
+        )
     teacher = load_model(folder).requires_grad_(False).to(device)
     spec = teacher.spec
     if not isinstance(spec, Decoder):
