@@ -12,7 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from regard.kernels.linear_cross_entropy import CHUNK, GPU_CHUNK
+from regard.kernels.linear_cross_entropy import CHUNK
+
+GPU_CHUNK = 1 << 26  # logits per chunk: a gigabyte in the backward, which has several copies of them in float32
 
 
 def linear_logprobs(
