@@ -109,3 +109,12 @@ def test_responses_that_are_cut_off_or_no_json_are_reported(start_server, visit,
     send_prompt(page, QUESTION)
     page.wait_for_selector(f".problem:has-text('{message}')")
     assert page.locator("#send").is_visible()
+
+
+def test_the_error_of_one_model_is_not_shown_with_the_next(start_server, visit):
+    page = visit(start_server(lens=None).url)
+    page.evaluate("() => { window.fetch = () => Promise.reject(new TypeError('Failed to fetch')); }")
+    send_prompt(page, QUESTION)
+    page.wait_for_selector(".problem:has-text('The server cannot be reached')")
+    page.evaluate("import('/web/state.js').then(({ model }) => (model.value = { ...model.value, name: 'other' }))")
+    page.wait_for_selector(".problem", state="detached")

@@ -9,7 +9,7 @@ import { Card, setBranch } from "./card.js";
 import { Column } from "./column.js";
 import { Composer } from "./composer.js";
 import { conversation, open, openedBefore, save, touch } from "./conversations.js";
-import { branch, draft, restorePrompt, running, send, stop } from "./generation.js";
+import { branch, draft, problems, restorePrompt, running, send, stop } from "./generation.js";
 import { History, StorageNotice } from "./history.js";
 import { hasRoom, showsAttention, showsHistory, showsPanel } from "./preferences.js";
 import { switchTo } from "./switching.js";
@@ -39,6 +39,7 @@ function Chat({ model }) {
   const history = useSignal(showsHistory);
   useSignal(running);
   useEffect(() => {
+    problems.value = {}; // of the model before
     const fits = (kept) => kept && (kept.mode === "continue" || model.chat);
     const other = newConversation(model.chat ? "chat" : "continue");
     const before = isEmpty(conversation.value) ? openedBefore() : null;
