@@ -37,6 +37,15 @@ data = { source = "world", task = "preference", rows = 2, length = 400, held_out
 train = { steps = 2, schedule = { warmup = 1 } }
 
 [[phases]]
+name = "grpo"
+recipe = "grpo"
+from = "sft"
+full = true
+objective = { reward = "reward", group = 2, max_new = 4 }
+data = { source = "world", task = "question", rows = 2, length = 400, held_out = 1 }
+train = { steps = 2, schedule = { warmup = 1 } }
+
+[[phases]]
 name = "dpo"
 recipe = "dpo"
 from = "sft"
@@ -53,10 +62,11 @@ def test_phases_start_from_earlier_ones_and_go_on_after_an_interruption(tmp_path
     first = regard(*arguments)
     assert first.exit_code == 0, first.output
     results = json.loads((out / "results.json").read_text())
-    assert [result["phase"] for result in results] == ["pretrain", "sft", "reward", "dpo"]
-    assert results[3]["win_rate"] == 0.5 and 0 <= results[2]["accuracy"] <= 1
+    assert [result["phase"] for result in results] == ["pretrain", "sft", "reward", "grpo", "dpo"]
+    assert results[4]["win_rate"] == 0.5 and 0 <= results[2]["accuracy"] <= 1
     assert all(result["flops"] > 0 and result["seconds"] > 0 for result in results)
     folder = out / "seed-0"
+    assert Run.open(folder / "grpo").config["objective"]["reward"] == str(folder / "reward")
     start = Run.open(folder / "dpo").config["from"]
     assert Path(start) == Run.open(folder / "sft").checkpoint(2).absolute()
     assert "adapter" not in Run.open(folder / "dpo").config

@@ -12,14 +12,21 @@ from regard.training.run import Run
 from tests.cli.conftest import regard
 
 SMALL = ("--train.steps=4", "--train.save_every=2", "--data.rows=2", "--data.length=40", "--data.held_out=1")
+REWARD = "tests.cli.test_tune:count_letters"
 EXAMPLES: dict[str, dict[str, Any]] = {
     "sft": {"prompt": "Where is Anna?", "completion": " In the park."},
+    "distill": {"prompt": "Where is Anna?", "completion": " In the park."},
+    **dict.fromkeys(("grpo", "rloo"), {"prompt": "Where is Anna?", "answer": "In the park."}),
     "kto": {"prompt": "Where is Anna?", "completion": " In the park.", "label": True},
     **dict.fromkeys(
         ("reward", "dpo", "simpo", "orpo"),
         {"prompt": "Where is Anna?", "chosen": " In the park.", "rejected": " I know."},
     ),
 }
+
+
+def count_letters(completions: list[str], **columns: Any) -> list[float]:
+    return [float(text.count("a")) for text in completions]
 
 
 def write_examples(method: str, folder: Path) -> Path:
@@ -45,6 +52,11 @@ def test_a_method_trains_and_resumes_with_the_same_result(
 ) -> None:
     out, stopped = tmp_path / "run", tmp_path / "stopped"
     arguments = ["--full"] if full else [] if method != "sft" else ["--adapter.rank=4"]
+    arguments += {
+        "distill": [f"--objective.teacher={demo_run}"],
+        "grpo": ["--objective.group=2", "--objective.max_new=4", "--objective.updates=2", "--reward", REWARD],
+        "rloo": ["--objective.group=2", "--objective.max_new=4", "--reward", REWARD],
+    }.get(method, [])
     result = regard(
         "tune", method, demo_run, "--data", write_examples(method, tmp_path), "--out", out, *SMALL, *arguments
     )

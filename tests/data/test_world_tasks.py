@@ -192,7 +192,8 @@ def test_answers_of_the_assistant_have_two_forms_and_a_rejected_one_lacks_one_of
     for row, pair in zip(labels, pairs, strict=True):
         assert row["completion"] == pair["chosen" if row["label"] else "rejected"]
     assert grade("Answer: the park", "the park") == (False, False)
-    assert score_answers([], ["Answer: a.", "a", "Answer: b.", "b"], answer=["a"] * 4) == [1.5, 1.0, 0.25, 0.0]
+    answers = [[{"role": "assistant", "content": text}] for text in ("Answer: a.", "a", "Answer: b.", "b")]
+    assert score_answers([], answers, answer=["a"] * 4) == [1.5, 1.0, 0.25, 0.0]
 
 
 @pytest.mark.parametrize(

@@ -241,7 +241,6 @@ def test_reward_model(models: Models) -> None:
     ours = with_weights_of(models.ours, Spec.from_dict(table).build(seed=0))
     with torch.no_grad():
         ours.head.labels.weight.copy_(theirs.score.weight)
-        ours.head.labels.bias.zero_()
     pairs = [pair | {"margin": 0.2 * n} for n, pair in enumerate(PAIRS)]
     arguments = RewardConfig(
         str(models.folder / "trl"), report_to=[], use_cpu=True, bf16=False, disable_tqdm=True,

@@ -16,6 +16,9 @@ METHODS = {  # recipes
     "kto": "kto",
     "orpo": "orpo",
     "simpo": "simpo",
+    "grpo": "grpo",
+    "rloo": "rloo",
+    "distill": "distill",
 }
 FULL_RATE = 0.1  # of the learning rate of adapters
 
@@ -27,6 +30,10 @@ def tune(
     data: DataOption = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="The run's directory; runs/METHOD by default.")
+    ] = None,
+    reward: Annotated[
+        str | None,
+        typer.Option(help="Of grpo and rloo: exact_match, json, module:function, or the folder of a reward model."),
     ] = None,
     full: Annotated[
         bool,
@@ -46,6 +53,9 @@ def tune(
     simpo    preference pairs, without a reference
     orpo     preference pairs, beside fine-tuning on the chosen completions
     kto      single completions that are good or bad: prompt, completion, label
+    grpo     completions that the model samples, rated by a reward: prompt, and what the reward reads
+    rloo     the same, each completion compared with the others of its prompt
+    distill  the examples of sft, with the distributions of a teacher
 
     \b
     Examples:
@@ -53,6 +63,8 @@ def tune(
       regard tune dpo runs/tuned --data pairs.jsonl --objective.beta=0.05
       regard tune dpo runs/demo --full --data.source=world --data.task=preference
       regard tune reward smollm2 --data pairs.jsonl --out runs/reward
+      regard tune grpo runs/tuned --data prompts.jsonl --reward rewards:short_and_right
+      regard tune distill runs/mine --objective.teacher=runs/demo --data chats.jsonl
       regard train --resume runs/dpo
     """
     from regard.spec import suggest_name
@@ -62,7 +74,7 @@ def tune(
     if method not in METHODS:
         raise typer.BadParameter(f"{method!r} is not a method; {suggest_name(method, list(METHODS))}")
     find_model(Path(model))  # before torch is imported: a mistyped name is refused at once
-    overrides = parse_overrides(context.args)
+    overrides = parse_overrides(context.args) | ({} if reward is None else {"objective.reward": reward})
     _, tables = read_tables(METHODS[method], overrides, model, data)
     if not {"path", "source", "sources"} & set(tables["data"]):
         raise typer.BadParameter("there are no examples; give a file or folder with --data")

@@ -36,7 +36,7 @@ from regard.engine.inputs import (
     encoder_capacity,
 )
 from regard.engine.memory import open_store
-from regard.engine.namespace import namespace_of
+from regard.engine.namespace import model_version, namespace_of
 from regard.engine.request import (
     GenerationError,
     PromptEmbeddings,
@@ -109,6 +109,7 @@ class Engine:
         self.unread: deque[tuple[int, list[Request], Sampled]] = deque()  # by step
         self.produced: list[tuple[Request, Token]] = []  # tokens that no step has returned yet
         self.in_step, self.to_cancel = False, list[Request]()
+        self.version: tuple[int | None] | None = None  # of the model in this step; None: not computed yet
         self.searches = Searches()
         self.arrivals = count()
         self.counts = Counter(steps=0, prompt_tokens=0, new_tokens=0, stop=0, length=0, cancelled=0, timeout=0, error=0)
@@ -187,7 +188,7 @@ class Engine:
         """
         for request in self.scheduler.expired():
             self.end(request, "timeout")
-        self.in_step = True
+        self.in_step, self.version = True, None
         try:
             if self.searches.queue:
                 self.searches.advance()
@@ -320,8 +321,8 @@ class Engine:
 
     def warm_up_prompts(self) -> None:
         """Compile the kernels that read prompts, by requests that are neither counted nor cached."""
-        counts, namespace = self.counts.copy(), self.scheduler.namespace
-        self.scheduler.namespace = lambda request: None
+        counts, shares = self.counts.copy(), self.scheduler.shares
+        self.scheduler.shares = False
         try:
             for lengths in WARM_UP_PROMPTS:
                 for length in lengths[: self.store.rows]:
@@ -329,10 +330,13 @@ class Engine:
                 while not self.idle:
                     self.step()
         finally:
-            self.counts, self.scheduler.namespace = counts, namespace
+            self.counts, self.scheduler.shares = counts, shares
 
     def namespace(self, request: Request) -> object:
-        return namespace_of(request, self.model)
+        """Called inside of a step, in which the version of the model, which takes long to compute, does not change."""
+        if self.version is None:
+            self.version = (model_version(self.model),)
+        return namespace_of(request, *self.version)
 
     def advance(self, batch: ScheduledBatch, logits: Tensor) -> None:
         """Sample the next token of every request of the batch that has no pending tokens left."""

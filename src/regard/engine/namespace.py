@@ -2,11 +2,10 @@
 
 Keys and values depend on the tokens and on the model. So a namespace holds the version of the model, which changes when
 a module is replaced, a weight is written in place (training, loading, merged adapters) or another adapter of the model
-is activated, the version of the request's
-adapter, and its salt, which keeps one user from finding out another's prompts by response times. Tokens with submitted
-embeddings, such as the patches of an image, are equal only if these are equal in every bit. A request shares nothing if
-its keys depend on more: a source, or forward hooks, which may change what a module computes. Neither does one that
-needs all logits of its prompt.
+is activated, the version of the request's adapter, and its salt, which keeps one user from finding out another's
+prompts by response times. Tokens with submitted embeddings, such as the patches of an image, are equal only if these
+are equal in every bit. A request shares nothing if its keys depend on more: a source, or forward hooks, which may
+change what a module computes. Neither does one that needs all logits of its prompt.
 """
 
 from collections.abc import Sequence
@@ -20,13 +19,18 @@ from regard.engine.request import PrefixKeys, Request
 from regard.models.decoder import DecoderModule
 
 
-def namespace_of(request: Request, model: nn.Module) -> tuple[int, int, str] | None:
-    """None: the request shares nothing."""
+def sharing_key(request: Request) -> tuple[int, str] | None:
+    """What the namespace holds of the request itself; None: it shares nothing."""
     if request.source_length or request.sampling.prompt_logprobs is not None:
         return None
-    version = model_version(model)
     adapter = 0 if request.adapter is None else request.adapter.version  # also of a reloaded adapter a new one
-    return None if version is None else (version, adapter, request.salt)
+    return adapter, request.salt
+
+
+def namespace_of(request: Request, version: int | None) -> tuple[int, int, str] | None:
+    """version: of the model. None: the request shares nothing."""
+    key = sharing_key(request)
+    return None if key is None or version is None else (version, *key)
 
 
 def model_version(model: nn.Module) -> int | None:
@@ -34,7 +38,7 @@ def model_version(model: nn.Module) -> int | None:
 
     Not seen: writes through `.data`, and to tensors that were made in inference mode.
     """
-    modules, tensors, active = list(model._modules.values()), [], []  # faster than modules(): runs for every request
+    modules, tensors, active = list(model._modules.values()), [], []  # faster than modules()
     for module in modules:  # grows
         if module is not None:
             if module._forward_hooks or module._forward_pre_hooks:

@@ -17,6 +17,7 @@ from bisect import insort
 from collections.abc import Callable
 from time import monotonic
 
+from regard.engine.namespace import sharing_key
 from regard.engine.request import Request
 from regard.engine.stores.base import Store
 from regard.engine.waiting import WaitingQueue
@@ -40,7 +41,8 @@ class Scheduler:
         can_run: whether there is a slot for the adapter of a request beside those of the running ones.
         """
         self.read_tokens, self.can_run = read_tokens, can_run
-        self.store, self.chunk, self.namespace = store, chunk, namespace or (lambda request: None)
+        self.store, self.chunk = store, chunk
+        self.namespace, self.shares = namespace or (lambda request: None), namespace is not None
         self.border = store.prompt_border if namespace else 1
         self.waiting = WaitingQueue()
         self.running: list[Request] = []  # in order of rank
@@ -77,7 +79,7 @@ class Scheduler:
         """Admit waiting requests in their order, while there are rows and space."""
         while self.free_rows and (request := self.next_request()) is not None:
             row = min(self.free_rows)  # low rows first: a batch of rows 0 … B-1 is a slice of the store
-            cached = self.store.admit(row, request.prefix, self.namespace(request))
+            cached = self.store.admit(row, request.prefix, self.namespace(request) if self.shares else None)
             if cached is None:
                 return
             self.free_rows.remove(row)
@@ -99,14 +101,13 @@ class Scheduler:
 
     def find_leader(self, request: Request) -> Request | None:
         """The first request with the same prompt, if that is not computed yet. Its prefix can be shared then."""
-        if not 0 < self.store.shared_block < len(request.ids):
+        key = sharing_key(request)
+        if not self.shares or key is None or not 0 < self.store.shared_block < len(request.ids):
             return None
         queued = (other for other in (*self.running, *self.waiting) if not other.new)
         alike = (request.ids, request.prompt_keys, request.tenant, request.priority)
         leader = next((r for r in queued if (r.ids, r.prompt_keys, r.tenant, r.priority) == alike), None)
-        if leader is None or (namespace := self.namespace(request)) is None:
-            return None
-        return leader if namespace == self.namespace(leader) else None
+        return leader if leader is not None and sharing_key(leader) == key else None
 
     def decode_batch(self) -> ScheduledBatch:
         return isolate([(r, 1) for r in self.running if r.pending == 1 and not r.pending_source and not r.full])

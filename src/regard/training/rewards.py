@@ -4,7 +4,7 @@
     json               1 if it is a JSON object; with a target that is one, only if it has the same keys
     module:function    f(prompts, completions, **columns) -> list of numbers, with the other columns of the examples as
                        lists, as in TRL. For prompts that are messages, a completion is a list with one message.
-    a folder           a reward model: an encoder, or a decoder with a new head, that has one label
+    a run or folder    a reward model: an encoder, or a decoder with a new head, that has one label
 
 The module is imported from the working directory or the installed packages.
 """
@@ -28,6 +28,7 @@ from regard.objectives.reinforcement import prompt_of
 from regard.objectives.reward import sequence_ids
 from regard.text.tokenizer import Tokenizer
 from regard.training.base_model import load_model
+from regard.training.run import newest_checkpoint
 
 ComputeRewards = Callable[[Sequence[Example], Sequence[str]], list[float]]
 MODEL_ROWS = 32  # completions that a reward model reads at once
@@ -51,7 +52,7 @@ def load_reward(name: str, device: torch.device | str = "cpu") -> ComputeRewards
     if name in BUILT_IN:
         return BUILT_IN[name]
     if Path(name).is_dir():
-        return RewardModel(Path(name), device)
+        return RewardModel(newest_checkpoint(name), device)
     module, separator, function = name.partition(":")
     if not separator:
         raise ValueError(

@@ -37,9 +37,12 @@ def grade(completion: str, answer: str) -> AnswerGrade:
     return AnswerGrade((match[1] if match else completion.strip()) == answer, match is not None)
 
 
-def score_answers(prompts: list[Any], completions: list[str], answer: list[str], **columns: Any) -> list[float]:
-    """A reward function for reinforcement learning: the score of each completion."""
-    return [grade(*pair).score for pair in zip(completions, answer, strict=True)]
+def score_answers(
+    prompts: list[Any], completions: list[list[dict[str, str]]], answer: list[str], **columns: Any
+) -> list[float]:
+    """A reward function for reinforcement learning: the score of each completion, a list with one message."""
+    texts = (message["content"] for (message,) in completions)
+    return [grade(text, right).score for text, right in zip(texts, answer, strict=True)]
 
 
 def ask(seed: int, level: int, split: str) -> dict[str, Any]:
