@@ -37,7 +37,9 @@ def tune(
     ] = None,
     full: Annotated[
         bool,
-        typer.Option("--full", help="Train all weights, at a tenth of the learning rate, instead of an adapter."),
+        typer.Option(
+            "--full", help="Train all weights, at a tenth of the learning rate, instead of the recipe's adapter."
+        ),
     ] = False,
     device: DeviceOption = "auto",
     show: Annotated[
@@ -47,7 +49,7 @@ def tune(
     """Tune a model on examples. Every value of the method's recipe can be overridden by its dotted name.
 
     \b
-    sft      conversations, or prompts with completions
+    sft      conversations, or prompts with completions; all weights, unless --adapter.rank=16 is given
     reward   a model that scores completions, from preference pairs: prompt, chosen, rejected
     dpo      preference pairs, relative to the model before tuning
     simpo    preference pairs, without a reference

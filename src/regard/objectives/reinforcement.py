@@ -57,7 +57,7 @@ class Reinforcement(Objective):
     kl: float = 0.0  # coefficient of the divergence from the model before training
     epochs: int = 1  # passes over a rollout
     updates: int = 1  # steps per pass
-    max_kl: float = 1.0  # nats per token, above which training stops
+    max_kl: float = 1.0  # nats per token, above which training stops; measured only if `kl` is not 0
     min_entropy: float = 1e-4  # nats per token, below which training stops
 
     def check(self) -> None:
