@@ -4,9 +4,11 @@ the page their equations and those of the parts (part_equations.py) as MathML tr
     python docs/generate_equations.py [TEMML]
 
 TEMML is the folder of the npm package `temml`, which converts LaTeX to MathML; Node runs it. The page builds elements
-from the trees [tag, attributes, ...children], so it parses no HTML and needs no library for equations.
+from the trees [tag, attributes if any, ...children], so it parses no HTML and needs no library for equations. A digest
+of its LaTeX stands before each tree, for the test that the equations are current.
 """
 
+import hashlib
 import json
 import runpy
 import subprocess
@@ -22,8 +24,8 @@ PAGE = Path(__file__).parent / "topics/instruments.md"
 PICTURES = Path(__file__).parent / "pictures/instruments"
 START, END = "<!-- instruments -->\n", "<!-- end -->"
 VIEWS = Path(__file__).parents[1] / "src/regard/web/views"
-KEPT = {"display", "fence", "form", "stretchy", "separator", "lspace", "rspace", "width", "mathvariant", "accent",
-        "largeop", "movablelimits", "scriptlevel", "displaystyle", "linethickness"}  # fmt: skip
+KEPT = {"display", "form", "stretchy", "lspace", "rspace", "width", "mathvariant", "accent", "largeop", "movablelimits",
+        "scriptlevel", "displaystyle", "linethickness"}  # fmt: skip
 SCRIPT = """
 const temml = require(process.argv[1] + "/dist/temml.cjs");
 const latex = JSON.parse(require("fs").readFileSync(0));
@@ -32,15 +34,25 @@ process.stdout.write(JSON.stringify(rendered));
 """
 
 
-def tree(element: ElementTree.Element) -> list:
-    """[tag, attributes, ...children], without styles, which the page's security policy forbids."""
+def tree(element: ElementTree.Element, default_form: str = "infix") -> list:
+    """[tag, attributes if any, ...children], without styles, which the page's security policy forbids.
+
+    default_form: of an operator at this place in its row, which MathML assumes; only another form is written.
+    """
     children: list = [element.text] if element.text else []
-    for child in element:
-        children.append(tree(child))
+    for i, child in enumerate(element):
+        ends = {0: "prefix", len(element) - 1: "postfix"} if len(element) > 1 else {}
+        children.append(tree(child, ends.get(i, "infix") if element.tag.endswith("mrow") else ""))
         if child.tail:
             children.append(child.tail)
-    tag = element.tag.rpartition("}")[2]
-    return [tag, {name: value for name, value in element.attrib.items() if name in KEPT}, *children]
+    attributes = {name: value for name, value in element.attrib.items() if name in KEPT}
+    if attributes.get("form") == default_form:
+        del attributes["form"]
+    return [element.tag.rpartition("}")[2], *([attributes] if attributes else []), *children]
+
+
+def digest(latex: str) -> str:
+    return hashlib.sha256(latex.encode()).hexdigest()[:8]
 
 
 def sections() -> str:
@@ -83,7 +95,7 @@ def write_equations(view: str, latex: dict[str, str], temml: str) -> None:
     command, text = ["node", "-e", SCRIPT, str(Path(temml).resolve())], json.dumps(list(latex.values()))
     found = subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout
     equations = {
-        id: {"latex": source, "tree": tree(ElementTree.fromstring(mathml))}
+        id: [digest(source), tree(ElementTree.fromstring(mathml))]
         for (id, source), mathml in zip(latex.items(), json.loads(found), strict=True)
     }
     written = json.dumps(equations, ensure_ascii=False, separators=(",", ":")) + "\n"
