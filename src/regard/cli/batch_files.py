@@ -8,12 +8,12 @@ Lines of the output are appended in the order in which requests finish. After an
 complete lines, and perhaps a torn one, which is removed.
 """
 
-import fcntl
-import json
 import secrets
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
+
+from regard.data.appended_lines import AppendedLines, parse_json
 
 
 class BatchRequest(NamedTuple):
@@ -30,7 +30,7 @@ def read_requests(path: Path) -> list[BatchRequest]:
         for number, line in enumerate(stream, 1):
             if not line.strip():
                 continue
-            entry = parse(line)
+            entry = parse_json(line)
             custom_id = entry.get("custom_id") if isinstance(entry, dict) else None
             if not isinstance(entry, dict) or not isinstance(custom_id, str):
                 raise ValueError(f"{path}, line {number}: not a JSON object with a string custom_id; correct this line")
@@ -44,54 +44,36 @@ def read_requests(path: Path) -> list[BatchRequest]:
     return list(requests.values())
 
 
-def parse(line: bytes) -> Any:
-    """The value of a JSON line, or None."""
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-
-
 class BatchOutput:
     """The output file, locked while it is open. `done` are the custom_ids that it had before, `failed` those of all
     requests in it that failed."""
 
     def __init__(self, path: Path, known: set[str]):
-        self.path = path
         self.failed: list[str] = []
-        self.stream = path.open("ab+")
+        self.lines = AppendedLines(path)
         try:
-            fcntl.flock(self.stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.done = self.read_done(known)
-        except BlockingIOError:
-            self.stream.close()
-            raise ValueError(f"another process is writing {path}; wait for it, or choose another file") from None
         except ValueError:
-            self.stream.close()
+            self.lines.stream.close()
             raise
 
     def __enter__(self) -> "BatchOutput":
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        self.stream.close()
+        self.lines.stream.close()
 
     def read_done(self, known: set[str]) -> set[str]:
-        done, end = set[str](), 0
-        self.stream.seek(0)
-        for number, line in enumerate(self.stream, 1):
-            entry = parse(line)
+        done = set[str]()
+        for number, entry in self.lines.entries():
             custom_id = entry.get("custom_id") if isinstance(entry, dict) else None
-            if not line.endswith(b"\n"):
-                self.stream.truncate(end)  # written while the process was killed
-            elif custom_id not in known:
+            if custom_id not in known:
                 raise ValueError(
-                    f"{self.path}, line {number}: not the result of a request of the input; choose another output file"
+                    f"{self.lines.path}, line {number}: not the result of a request of the input; choose another "
+                    "output file"
                 )
-            else:
-                done.add(custom_id)
-                end += len(line)
-                self.note(custom_id, entry.get("response"))
+            done.add(custom_id)
+            self.note(custom_id, entry.get("response"))
         return done
 
     def note(self, custom_id: str, response: Any) -> None:
@@ -101,7 +83,5 @@ class BatchOutput:
     def write(self, custom_id: str, status: int, request_id: str | None, body: Any) -> None:
         response = {"status_code": status, "request_id": request_id, "body": body}
         id = f"batch_req_{secrets.token_hex(12)}"
-        line = json.dumps({"id": id, "custom_id": custom_id, "response": response, "error": None}) + "\n"
-        self.stream.write(line.encode())
+        self.lines.append({"id": id, "custom_id": custom_id, "response": response, "error": None})
         self.note(custom_id, response)
-        self.stream.flush()  # a killed process loses at most the line that it is writing
