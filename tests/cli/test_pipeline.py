@@ -8,7 +8,10 @@ import pytest
 
 from regard.data.world.answers import AnswerGrade
 from regard.evals.answers import estimate, win_rate
-from regard.pipeline import PIPELINES, merge, read_pipeline
+from regard.objectives.next_token import NextToken
+from regard.objectives.policy_gradient import GRPO
+from regard.objectives.preference import DPO
+from regard.pipeline import PIPELINES, further_forwards, merge, read_pipeline, summarize
 from regard.training.recipe import draft_recipe
 from regard.training.run import Run
 from tests.cli.conftest import regard
@@ -55,14 +58,19 @@ train = { steps = 2, schedule = { warmup = 1 } }
 """
 
 
+@pytest.mark.ledger("tr.pipeline")
 def test_phases_start_from_earlier_ones_and_go_on_after_an_interruption(tmp_path: Path) -> None:
     file, out = tmp_path / "mine.toml", tmp_path / "out"
     file.write_text(PHASES, encoding="utf-8")
     arguments = ("pipeline", file, "--out", out, "--questions", 2, "--device", "cpu")
     first = regard(*arguments)
     assert first.exit_code == 0, first.output
-    results = json.loads((out / "results.json").read_text())
+    written = json.loads((out / "results.json").read_text())
+    results, phases = written["runs"], written["phases"]
     assert [result["phase"] for result in results] == ["pretrain", "sft", "reward", "grpo", "dpo"]
+    assert [result["from"] for result in results] == [None, "pretrain", "sft", "sft", "sft"]
+    assert sum(phase["share"] for phase in phases) == pytest.approx(1)
+    assert all(phase["tokens"]["mean"] == result["tokens"] for phase, result in zip(phases, results, strict=True))
     assert results[4]["win_rate"] == 0.5 and 0 <= results[2]["accuracy"] <= 1
     assert all(result["flops"] > 0 and result["seconds"] > 0 for result in results)
     folder = out / "seed-0"
@@ -109,6 +117,24 @@ def test_wrong_files_are_refused(content: str, message: str, tmp_path: Path) -> 
         read_pipeline(file)
     with pytest.raises(ValueError, match="there is no pipeline asistant; use a TOML file, or .*assistant"):
         read_pipeline("asistant")
+
+
+def test_seeds_become_means_with_ranges() -> None:
+    shared = {"from": None, "objective": "next_token", "seconds": 1.0}
+    runs = [
+        shared | {"seed": seed, "phase": phase, "tokens": 10, "flops": flops, "correct": correct}
+        for seed, correct in ((0, 0.5), (1, 0.7))
+        for phase, flops in (("pretrain", 300.0), ("sft", 100.0))
+    ]
+    first, second = summarize(runs)
+    assert first["correct"] == {"mean": pytest.approx(0.6), "low": 0.5, "high": 0.7}
+    assert (first["share"], second["share"]) == (0.75, 0.25) and "win_rate" not in first
+
+
+def test_forward_passes_beside_training_are_counted(tmp_path: Path) -> None:
+    assert further_forwards(NextToken()) == 0 and further_forwards(DPO()) == 1
+    assert further_forwards(GRPO()) == 2  # sampling and the old log-probabilities
+    assert further_forwards(GRPO(kl=0.1, reward=str(tmp_path), epochs=2)) == 2  # a reference, a reward model; shared
 
 
 def test_tables_are_merged_deeply() -> None:

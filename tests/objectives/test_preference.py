@@ -93,6 +93,7 @@ def test_a_long_sequence_loses_its_last_tokens() -> None:
     assert counted_text(batch, 0, 0) == " it"
 
 
+@pytest.mark.ledger("rlhf.dpo")
 @pytest.mark.parametrize("loss", ["sigmoid", "robust"])
 def test_dpo_starts_with_the_logarithm_of_2(loss: Any) -> None:
     model, batch = decoder(), batch_of(PAIR)
@@ -102,6 +103,7 @@ def test_dpo_starts_with_the_logarithm_of_2(loss: Any) -> None:
     assert metrics["margin"] == 0 and metrics["accuracy"] == 0.5
 
 
+@pytest.mark.ledger("rlhf.dpo")
 def test_dpo_is_the_pairwise_loss_of_its_implicit_reward() -> None:
     """The loss of a reward model, -log σ(r_chosen - r_rejected), with r = β log(π / π_ref)."""
     model, batch = decoder(), batch_of(PAIR, PAIR | {"rejected": " never!"})

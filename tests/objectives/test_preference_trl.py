@@ -87,6 +87,7 @@ def assert_equal_gradients(models: Models) -> None:
         assert (ours[name] - gradient).abs().max() <= LIMIT * max(1.0, largest), name
 
 
+@pytest.mark.ledger("rlhf.dpo")
 @pytest.mark.parametrize(
     ("objective", "settings"),
     [
@@ -230,6 +231,7 @@ def test_losses_without_a_reference(
     assert_equal_gradients(models)
 
 
+@pytest.mark.ledger("rlhf.reward")
 def test_reward_model(models: Models) -> None:
     from datasets import Dataset
     from trl import RewardConfig, RewardTrainer

@@ -22,6 +22,7 @@ def pipeline(
         str, typer.Argument(metavar="PIPELINE", help="The name of a pipeline (assistant), or a TOML file.")
     ],
     out: Annotated[Path | None, typer.Option("--out", "-o", help="The directory; runs/NAME by default.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="The first seed.")] = 0,
     seeds: Annotated[int, typer.Option(min=1, help="How often everything is trained, with other random numbers.")] = 1,
     questions: Annotated[int, typer.Option(min=1, help="Held-out questions per phase.")] = QUESTIONS,
     device: DeviceOption = "auto",
@@ -35,25 +36,33 @@ def pipeline(
     Examples:
       regard pipeline assistant
       regard pipeline assistant --seeds 3 --out runs/assistant
+      regard pipeline assistant --seed 2 --out runs/assistant   # one seed; --seeds 3 then reuses its runs
     """
     from rich.console import Console
 
-    from regard.pipeline import read_pipeline, run_pipeline
+    from regard.pipeline import read_pipeline, run_pipeline, summarize
 
     console, phases = Console(stderr=True), read_pipeline(name)
     out = out or Path("runs") / Path(name).stem
     results: list[dict[str, Any]] = []
-    for seed in range(seeds):
+    for number in range(seed, seed + seeds):
         grades: dict[str, list[AnswerGrade]] = {}
 
-        def measure(phase: Any, path: Path, seed: int = seed, grades: dict[str, Any] = grades) -> None:
-            results.append({"seed": seed, "phase": phase.name, **measure_phase(path, grades, questions, console)})
+        def measure(path: Path, number: int = number, grades: dict[str, Any] = grades) -> None:
+            results.append({"seed": number} | measure_phase(path, grades, questions, console))
 
-        stopped = run_pipeline(phases, out, seed, device, console, measure)
+        stopped = run_pipeline(phases, out, number, device, console, measure)
         if stopped is not None:
             raise typer.Exit(stopped.exit_code)
-    (out / "results.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
-    print_results(results)
+    found = {
+        "pipeline": Path(name).stem,
+        "questions": questions,
+        "seeds": list(range(seed, seed + seeds)),
+        "phases": summarize(results),
+        "runs": results,
+    }
+    (out / "results.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    print_phases(found["phases"], seeds)
 
 
 def measure_phase(
@@ -69,9 +78,9 @@ def measure_phase(
     from regard.evals.answers import grade_assistant, win_rate
     from regard.load_model import load
     from regard.models.decoder import DecoderModule
-    from regard.pipeline import phase_cost, read_records
+    from regard.pipeline import describe_phase, phase_cost, read_records
 
-    record, llm = asdict(phase_cost(path)), load(path, "cpu")
+    record, llm = describe_phase(path) | asdict(phase_cost(path)), load(path, "cpu")
     if not isinstance(llm.model, DecoderModule):
         evaluations = [values for values in read_records(path) if "held_out_accuracy" in values]
         return record | {"accuracy": evaluations[-1]["held_out_accuracy"]}
@@ -89,30 +98,35 @@ def measure_phase(
         "correct": sum(grade.correct for grade in found) / questions,
         "formatted": sum(grade.formatted for grade in found) / questions,
         "both": sum(all(grade) for grade in found) / questions,
+        "score": sum(grade.score for grade in found) / questions,
         **({} if reference is None else {"win_rate": win_rate(found, reference).mean}),
     }
 
 
-def print_results(results: list[dict[str, Any]]) -> None:
+def print_phases(phases: list[dict[str, Any]], seeds: int) -> None:
     """A row per phase: means over the seeds, with the largest deviation of a seed from them."""
     from rich.console import Console
     from rich.table import Table
 
-    columns = {"correct": "correct", "formatted": "in form", "both": "both", "win_rate": "wins against sft"}
-    total = sum(result["flops"] for result in results)
-    table = Table("phase", *columns.values(), "accuracy on pairs", "compute", "minutes")
-    for name in dict.fromkeys(result["phase"] for result in results):
-        rows = [result for result in results if result["phase"] == name]
-        cells = [spread([row[key] for row in rows if key in row]) for key in (*columns, "accuracy")]
-        compute = sum(row["flops"] for row in rows)
-        minutes = sum(row["seconds"] for row in rows) / len(rows) / 60
-        table.add_row(name, *cells, f"{compute / total:.1%}", f"{minutes:.1f}")
+    columns = {
+        "correct": "correct",
+        "formatted": "in form",
+        "both": "both",
+        "score": "score",
+        "win_rate": "wins against sft",
+        "accuracy": "accuracy on pairs",
+    }
+    table = Table("phase", *columns.values(), "tokens", "FLOPs", "share", "minutes")
+    for phase in phases:
+        cells = [deviation(phase.get(key), ".2f" if key == "score" else ".1%", seeds) for key in columns]
+        cost = (f"{phase['tokens']['mean'] / 1e6:.2f} M", f"{phase['flops']['mean']:.1e}", f"{phase['share']:.0%}")
+        table.add_row(phase["phase"], *cells, *cost, f"{phase['seconds']['mean'] / 60:.1f}")
     Console().print(table)
 
 
-def spread(values: list[float]) -> str:
-    if not values:
+def deviation(measured: dict[str, float] | None, form: str, seeds: int) -> str:
+    if measured is None:
         return ""
-    mean = sum(values) / len(values)
-    error = f" ± {max(abs(value - mean) for value in values):.1%}" if len(values) > 1 else ""
-    return f"{mean:.1%}{error}"
+    mean = measured["mean"]
+    error = max(measured["high"] - mean, mean - measured["low"])
+    return f"{mean:{form}} ± {error:{form}}" if seeds > 1 else f"{mean:{form}}"

@@ -45,6 +45,14 @@ def score_answers(
     return [grade(text, right).score for text, right in zip(texts, answer, strict=True)]
 
 
+def correct_in_form(
+    prompts: list[Any], completions: list[list[dict[str, str]]], answer: list[str], **columns: Any
+) -> list[float]:
+    """A reward function: 1 for correct content in the preferred form, else 0."""
+    texts = (message["content"] for (message,) in completions)
+    return [float(all(grade(text, right))) for text, right in zip(texts, answer, strict=True)]
+
+
 def ask(seed: int, level: int, split: str) -> dict[str, Any]:
     """A story with a question as a prompt, and the plain `answer`."""
     tale, asked = draw_question(seed, level, split)
