@@ -22,6 +22,7 @@ def test_every_lab_runs_at_its_smallest_size_and_writes_its_findings(name, tmp_p
     result = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))
     assert result["verdict"] == findings.verdict and result["seeds"] == list(findings.seeds)
     assert {row.keys() == findings.table[0].keys() for row in findings.table} == {True}
+    assert [plot["lines"].keys() for plot in result["plots"]] == [plot.lines.keys() for plot in findings.plots]
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
     assert claim(name) in (tmp_path / "report.html").read_text(encoding="utf-8").replace("&#x27;", "'")
 
@@ -125,6 +126,8 @@ def test_the_command_runs_a_lab_with_several_seeds(tmp_path, arguments, seeds):
     assert result["settings"]["size"] == "quick" and result["seeds"] == seeds
     cell = result["table"][0]["outside"]
     assert cell["low"] < cell["mean"] < cell["high"] and math.isfinite(cell["mean"])
+    points = [point for plot in result["plots"] for line in plot["lines"].values() for point in line]
+    assert points and all(low <= y <= high for _, y, low, high in points)
 
 
 DOCS = Path(__file__).parents[2] / "docs"

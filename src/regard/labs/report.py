@@ -31,6 +31,7 @@ def write(folder: Path, name: str, documentation: str, findings: Findings, setti
         "seeds": list(findings.seeds),
         "checks": [vars(check) for check in findings.checks],
         "table": [{name: as_json(value) for name, value in row.items()} for row in findings.table],
+        "plots": [plot_as_json(plot) for plot in findings.plots],
         "remark": findings.remark,
         "settings": settings | environment | cpu,
     }
@@ -63,6 +64,17 @@ def build_page(name: str, documentation: str, findings: Findings, picture: Path)
 
 def as_json(value: Any) -> Any:
     return vars(value) if isinstance(value, Measured) else value
+
+
+def plot_as_json(plot: Plot) -> dict[str, Any]:
+    """Points are [x, y], or [x, y, low, high] over several seeds."""
+    lines = {
+        name: [
+            [*point, *spread] for point, spread in zip(points, plot.ranges.get(name, [()] * len(points)), strict=True)
+        ]
+        for name, points in plot.lines.items()
+    }
+    return {"title": plot.title, "x": plot.x, "y": plot.y, "log": plot.log, "groups": list(plot.groups), "lines": lines}
 
 
 def cells(findings: Findings) -> tuple[list[str], list[list[str]]]:
