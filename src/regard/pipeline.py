@@ -13,17 +13,11 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from rich.console import Console
 
-from regard.objectives.base import Objective
-from regard.objectives.distillation import Distillation
-from regard.objectives.reinforcement import Reinforcement
-from regard.planning import plan
 from regard.spec import SpecError, require, suggest_name
-from regard.training.history import parse_line
 from regard.training.loop import TrainingResult
 from regard.training.recipe import Recipe, find_recipe, read_recipe, resolve
 from regard.training.run import Run, step_of
@@ -126,63 +120,3 @@ def is_finished(path: Path) -> bool:
     run = Run.open(path)
     steps = Recipe.from_dict(run.config).train.steps
     return any(step_of(checkpoint) >= steps for checkpoint in run.checkpoints)
-
-
-@dataclass(frozen=True)
-class PhaseCost:
-    tokens: int  # that the run was trained on
-    flops: float  # of training and of the forward passes for sampling, references, teachers and reward models
-    seconds: float
-
-
-def describe_phase(path: Path) -> dict[str, Any]:
-    """The name of a phase, the earlier phase or model that it started from, and its objective."""
-    config = Run.open(path).config
-    start, folder = config.get("from"), path.absolute().parent
-    if start is not None and folder in Path(start).parents:
-        start = Path(start).relative_to(folder).parts[0]
-    return {"phase": path.name, "from": start, "objective": config["objective"]["kind"]}
-
-
-def phase_cost(path: Path) -> PhaseCost:
-    recipe, records = Recipe.from_dict(Run.open(path).config), read_records(path)
-    tokens = max((record["tokens"] for record in records if "tokens" in record), default=0)
-    seconds = sum(record.get("seconds", 0.0) for record in records)
-    costs = plan(recipe.model, context=recipe.data.length)
-    per_token = costs.training_flops + further_forwards(recipe.objective) * costs.forward_flops
-    return PhaseCost(tokens, per_token * tokens, seconds)
-
-
-def further_forwards(objective: Objective | None) -> float:
-    """Forward passes without gradient, per token of training.
-
-    Reinforcement learning samples, computes the old log-probabilities, and may need those of a reference or a reward
-    model; `epochs` passes share these. Sampling is counted as a forward over prompt and completion, as if no prompt
-    were shared. A teacher or reward model is counted as if it had the size of the model that is trained.
-    """
-    if isinstance(objective, Reinforcement):
-        return (2 + (objective.kl > 0) + Path(objective.reward).is_dir()) / objective.epochs
-    return float(isinstance(objective, Distillation) or (objective is not None and objective.needs_reference))
-
-
-METRICS = ("tokens", "flops", "seconds", "correct", "formatted", "both", "score", "win_rate", "accuracy")
-
-
-def summarize(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """A record per phase: of each metric the mean over the seeds with its smallest and largest value, and the phase's
-    share of all FLOPs."""
-    total, phases = sum(result["flops"] for result in results), []
-    for name in dict.fromkeys(result["phase"] for result in results):
-        rows = [result for result in results if result["phase"] == name]
-        phase = {key: rows[0][key] for key in ("phase", "from", "objective")}
-        for metric in METRICS:
-            if values := [row[metric] for row in rows if metric in row]:
-                phase[metric] = {"mean": fmean(values), "low": min(values), "high": max(values)}
-        phases.append(phase | {"share": sum(row["flops"] for row in rows) / total})
-    return phases
-
-
-def read_records(path: Path) -> list[dict[str, Any]]:
-    """The lines of a run's metrics.jsonl that are complete."""
-    lines = (path / "metrics.jsonl").read_bytes().splitlines()
-    return [record for line in lines if (record := parse_line(line)) is not None]

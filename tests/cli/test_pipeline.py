@@ -11,7 +11,8 @@ from regard.evals.answers import estimate, win_rate
 from regard.objectives.next_token import NextToken
 from regard.objectives.policy_gradient import GRPO
 from regard.objectives.preference import DPO
-from regard.pipeline import PIPELINES, further_forwards, merge, read_pipeline, summarize
+from regard.pipeline import PIPELINES, merge, read_pipeline
+from regard.pipeline_results import further_forwards, summarize
 from regard.training.recipe import draft_recipe
 from regard.training.run import Run
 from tests.cli.conftest import regard
@@ -69,6 +70,7 @@ def test_phases_start_from_earlier_ones_and_go_on_after_an_interruption(tmp_path
     results, phases = written["runs"], written["phases"]
     assert [result["phase"] for result in results] == ["pretrain", "sft", "reward", "grpo", "dpo"]
     assert [result["from"] for result in results] == [None, "pretrain", "sft", "sft", "sft"]
+    assert [result["data"] for result in results][:3] == ["document", "instructions", "preference"]
     assert sum(phase["share"] for phase in phases) == pytest.approx(1)
     assert all(phase["tokens"]["mean"] == result["tokens"] for phase, result in zip(phases, results, strict=True))
     assert results[4]["win_rate"] == 0.5 and 0 <= results[2]["accuracy"] <= 1
@@ -120,7 +122,7 @@ def test_wrong_files_are_refused(content: str, message: str, tmp_path: Path) -> 
 
 
 def test_seeds_become_means_with_ranges() -> None:
-    shared = {"from": None, "objective": "next_token", "seconds": 1.0}
+    shared = {"from": None, "objective": "next_token", "data": "document", "steps": 2, "seconds": 1.0}
     runs = [
         shared | {"seed": seed, "phase": phase, "tokens": 10, "flops": flops, "correct": correct}
         for seed, correct in ((0, 0.5), (1, 0.7))

@@ -1,18 +1,13 @@
 """`regard pipeline`: several phases of training, one after the other, each measured."""
 
 import json
-from dataclasses import asdict
+import platform
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from regard.cli.open_model import DeviceOption
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from regard.data.world.answers import AnswerGrade
 
 QUESTIONS = 400
 
@@ -38,18 +33,25 @@ def pipeline(
       regard pipeline assistant --seeds 3 --out runs/assistant
       regard pipeline assistant --seed 2 --out runs/assistant   # one seed; --seeds 3 then reuses its runs
     """
+    import torch
     from rich.console import Console
+    from rich.progress import Progress
 
-    from regard.pipeline import read_pipeline, run_pipeline, summarize
+    from regard import __version__
+    from regard.pipeline import read_pipeline, run_pipeline
+    from regard.pipeline_results import Grades, measure_phase, summarize
 
     console, phases = Console(stderr=True), read_pipeline(name)
     out = out or Path("runs") / Path(name).stem
     results: list[dict[str, Any]] = []
     for number in range(seed, seed + seeds):
-        grades: dict[str, list[AnswerGrade]] = {}
+        grades: Grades = {}
 
-        def measure(path: Path, number: int = number, grades: dict[str, Any] = grades) -> None:
-            results.append({"seed": number} | measure_phase(path, grades, questions, console))
+        def measure(path: Path, number: int = number, grades: Grades = grades) -> None:
+            with Progress(console=console, transient=True) as bar:
+                task = bar.add_task(f"answering {questions} questions", total=questions)
+                measured = measure_phase(path, grades, questions, lambda done: bar.update(task, completed=done))
+            results.append({"seed": number} | measured)
 
         stopped = run_pipeline(phases, out, number, device, console, measure)
         if stopped is not None:
@@ -60,47 +62,10 @@ def pipeline(
         "seeds": list(range(seed, seed + seeds)),
         "phases": summarize(results),
         "runs": results,
+        "settings": {"regard": __version__, "torch": torch.__version__, "machine": platform.machine()},
     }
     (out / "results.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     print_phases(found["phases"], seeds)
-
-
-def measure_phase(
-    path: Path, grades: "dict[str, list[AnswerGrade]]", questions: int, console: "Console"
-) -> dict[str, Any]:
-    """The compute of a phase, and the grades of its model's answers; of a reward model, its accuracy on held-out pairs.
-
-    grades: those of earlier phases by their names, to which the new ones are added.
-    """
-    from rich.progress import Progress
-
-    from regard.engine.engine import Engine
-    from regard.evals.answers import grade_assistant, win_rate
-    from regard.load_model import load
-    from regard.models.decoder import DecoderModule
-    from regard.pipeline import describe_phase, phase_cost, read_records
-
-    record, llm = describe_phase(path) | asdict(phase_cost(path)), load(path, "cpu")
-    if not isinstance(llm.model, DecoderModule):
-        evaluations = [values for values in read_records(path) if "held_out_accuracy" in values]
-        return record | {"accuracy": evaluations[-1]["held_out_accuracy"]}
-    with Progress(console=console, transient=True) as bar:
-        task = bar.add_task(f"answering {questions} questions", total=questions)
-        found = grade_assistant(
-            Engine(llm.model, rows=50),
-            llm.tokenizer,
-            questions,
-            on_progress=lambda done: bar.update(task, completed=done),
-        )
-    reference = grades.get("sft")
-    grades[path.name] = found
-    return record | {
-        "correct": sum(grade.correct for grade in found) / questions,
-        "formatted": sum(grade.formatted for grade in found) / questions,
-        "both": sum(all(grade) for grade in found) / questions,
-        "score": sum(grade.score for grade in found) / questions,
-        **({} if reference is None else {"win_rate": win_rate(found, reference).mean}),
-    }
 
 
 def print_phases(phases: list[dict[str, Any]], seeds: int) -> None:
