@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from transformers import (
@@ -114,13 +115,29 @@ def test_draws_follow_the_distribution(settings) -> None:
 
 
 def test_uniform_is_uniform_over_seeds_and_steps() -> None:
-    assert uniform(7, 3) == uniform(7, 3)
-    for values in ([uniform(seed, 0) for seed in range(50_000)], [uniform(1, step) for step in range(50_000)]):
-        cells = torch.tensor(values).mul(100).long()
+    numbers, zeros = range(50_000), [0] * 50_000
+    for values in (uniform(numbers, zeros), uniform([1] * 50_000, numbers)):
+        cells = torch.from_numpy(values).mul(100).long()
         chi_square = ((torch.bincount(cells, minlength=100) - 500.0) ** 2 / 500).sum().item()
         assert 50 < chi_square < 165
-    pairs = torch.tensor([[uniform(seed, 0), uniform(seed, 1), uniform(seed + 1, 0)] for seed in range(20_000)])
-    assert torch.corrcoef(pairs.T).fill_diagonal_(0).abs().max() < 0.03
+    pairs = np.stack([uniform(numbers, zeros), uniform(numbers, [1] * 50_000), uniform(range(1, 50_001), zeros)])
+    assert torch.corrcoef(torch.from_numpy(pairs)).fill_diagonal_(0).abs().max() < 0.03
+
+
+def test_uniform_is_splitmix64() -> None:
+    """Equal to plain integers, also where products and sums exceed 64 bits: a seed gives the same tokens for ever."""
+
+    def mix(x: int) -> int:
+        x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+        x = (x ^ x >> 27) * 0x94D049BB133111EB % 2**64
+        return x ^ x >> 31
+
+    seeds, steps = [0, 7, 2**63, 2**64 - 1, 2**64 - 1], [0, 3, 1, 0, 2**31]
+    expected = [
+        (mix((mix(seed) + (step + 1) * 0x9E3779B97F4A7C15) % 2**64) >> 11) / 2**53
+        for seed, step in zip(seeds, steps, strict=True)
+    ]
+    assert uniform(seeds, steps).tolist() == expected
 
 
 def test_steps_are_counted_from_the_first_new_token() -> None:

@@ -58,7 +58,7 @@ def test_many_decoding_requests_do_not_block_a_prompt(tiny) -> None:
     engine = Engine(tiny(), rows=9, chunk=8)
     for ids in prompts(8):
         engine.submit(ids, Sampling(max_new=40, temperature=0))
-    while len(engine.scheduler.decode_batch()) < 8:
+    while sum(len(request.new) > 0 for request in engine.scheduler.running) < 8:
         engine.step()
     late = engine.submit(prompts(1, length=12)[0], GREEDY)
     for _ in range(6):  # a quarter of eight tokens per step

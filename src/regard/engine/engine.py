@@ -340,9 +340,7 @@ class Engine:
 
     def advance(self, batch: ScheduledBatch, logits: Tensor) -> None:
         """Sample the next token of every request of the batch that has no pending tokens left."""
-        self.scheduler.advance(batch)
-        ready = [request for request, _ in batch if request.pending == 0]
-        if ready:
+        if ready := self.scheduler.advance(batch):
             sampled = sample(logits, ready, separately=self.runner.batch_invariant)
             self.runner.keep_last(ready, sampled.ids)
             self.unread.append((self.counts["steps"], ready, sampled))
@@ -365,14 +363,15 @@ class Engine:
         request.unread -= 1
         if isinstance(token, str):
             return self.end(request, "error", token)
-        token = token._replace(finish=self.finish_reason(request, token.id))
+        finish = self.finish_reason(request, token.id)
+        if finish is not None:
+            token = token._replace(finish=finish)
         request.add(token)
         self.produced.append((request, token))
         self.counts["new_tokens"] += 1
-        if token.finish is not None:
-            self.end(request, token.finish)
-        else:
+        if finish is not None:
             self.scheduler.commit(request)
+            self.end(request, finish)
 
     def finish_reason(self, request: Request, id: int) -> str | None:
         """Why the request finishes with this token; None if it continues."""

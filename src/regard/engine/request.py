@@ -10,6 +10,7 @@ import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple, TypedDict
 
 import torch
@@ -130,7 +131,12 @@ class Sampling:
     def penalizes(self) -> bool:
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
 
-    @property
+    @cached_property
+    def filters(self) -> tuple[float, float, float, float]:
+        """Temperature, top-k, top-p and log min-p."""
+        return self.temperature, self.top_k, self.top_p, math.log(self.min_p) if self.min_p else -math.inf
+
+    @cached_property
     def plain(self) -> bool:
         """Whether new tokens depend only on temperature, top-k, top-p, min-p, penalties and stop ids."""
         return not (
@@ -139,7 +145,7 @@ class Sampling:
             or self.forced_bos_id is not None or self.forced_eos_id is not None
         )  # fmt: skip
 
-    @property
+    @cached_property
     def reads_tokens(self) -> bool:
         """Whether the choice of a token depends on earlier new tokens, which the host must have read then."""
         return bool(
@@ -237,7 +243,7 @@ class Request:
     @property
     def pending(self) -> int:
         """Tokens that are not cached yet: one in decode, more in prefill."""
-        return self.length - self.cached
+        return len(self.tokens) + self.unread - self.cached  # of all properties the one that is used most
 
     @property
     def full(self) -> bool:
@@ -282,6 +288,8 @@ class Request:
     def stops(self, id: int) -> bool:
         """Whether the request ends with this token as the next one, because of a stop id or sequence."""
         settings = self.sampling
+        if not settings.stop_sequences:
+            return id in settings.stop_ids
         return id in settings.stop_ids or id in completions(settings.stop_sequences, self.tokens[len(self.ids) :])
 
     def add(self, token: Token) -> None:

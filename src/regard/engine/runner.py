@@ -105,7 +105,7 @@ class Runner:
     def forward(self, batch: ScheduledBatch) -> Tensor:
         """Run a batch; returns the logits (N, V) of the N requests that have no pending tokens after it."""
         batch.sort(key=lambda pair: pair[0].row)
-        reads_source = any(request.pending_source for request, _ in batch)
+        reads_source = self.encoder_decoder is not None and any(request.pending_source for request, _ in batch)
         embeds = any(request.embeddings is not None and request.cached < len(request.ids) for request, _ in batch)
         prepared = (self.graphs is not None or self.compiled is not None) and not self.observers
         model = self.plain if self.observers else self.model
@@ -182,11 +182,11 @@ class Runner:
         self.store.upload()
         longest = max(request.cached for request, _ in batch) + 1
         span = self.store.capacity if self.store.in_place else self.span(longest)
-        requests = [request for request, _ in batch]  # sorted by row
-        rows = [request.row for request in requests if request.row is not None]
+        rows = [request.row for request, _ in batch if request.row is not None]  # in order
+        positions = [request.cached for request, _ in batch]
+        tokens = [UNREAD if request.unread else request.tokens[-1] for request, _ in batch]
         try:
-            tokens = [id for request in requests for id in request.pending_ids(1)]
-            return graphs.run(rows, tokens, [request.cached for request in requests], span, self.last)
+            return graphs.run(rows, tokens, positions, span, self.last)
         except CannotCapture as error:
             self.drop_graphs(error)
             return None

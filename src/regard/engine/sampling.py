@@ -8,10 +8,10 @@ of the batch. A filter is a cutoff: logits below it are dropped, ties are kept. 
 al. 2024 (min-p), Meister et al. 2022 (typical-p), Keskar et al. 2019 (repetition penalty).
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -53,10 +53,11 @@ class Sampled:
         if self.copied is not None:
             self.copied.synchronize()
         ids, logprobs, *best = (copy.tolist() for copy in self.copies)
-        tokens: list[Token | str] = []
-        for i, token in enumerate(with_best(ids, logprobs, best, self.counts)):
-            not_finite = "the model's logits for this request are not finite" if math.isnan(token.logprob) else None
-            tokens.append(not_finite or self.errors.get(i) or token)
+        tokens: list[Token | str] = [*with_best(ids, logprobs, best, self.counts)]
+        for i, error in self.errors.items():
+            tokens[i] = error
+        for i in self.copies[1].isnan().nonzero().flatten().tolist():
+            tokens[i] = "the model's logits for this request are not finite"
         return tokens
 
 
@@ -123,12 +124,8 @@ def sample_by_kernel(logits: Tensor, requests: Sequence[Request]) -> tuple[Tenso
     """Ids (B,) and their log-probabilities (B,) by one kernel, for requests with plain settings."""
     from regard.kernels.triton_sampling import sample_rows
 
-    settings = [
-        (s.temperature, s.top_k, s.top_p, math.log(s.min_p) if s.min_p else -math.inf, random_number(r))
-        for r in requests
-        for s in (r.sampling,)
-    ]
-    return sample_rows(logits, to_device(torch.tensor(settings, dtype=torch.float64), logits.device))
+    settings = np.column_stack([[r.sampling.filters for r in requests], random_numbers(requests)])  # (B, 5)
+    return sample_rows(logits, to_device(torch.from_numpy(settings), logits.device))
 
 
 def penalize_rows(logits: Tensor, requests: Sequence[Request]) -> Tensor:
@@ -147,7 +144,7 @@ def choose(logits: Tensor, requests: Sequence[Request]) -> Tensor:
     random = [i for i, r in enumerate(requests) if r.sampling.temperature > 0]
     if random:
         filtered = apply_filters(logits[random], [requests[i].sampling for i in random])
-        ids[random] = draw(filtered, [random_number(requests[i]) for i in random])
+        ids[random] = draw(filtered, random_numbers([requests[i] for i in random]))
     for i, request in enumerate(requests):
         if request.forced_id is not None:
             ids[i] = request.forced_id
@@ -194,28 +191,29 @@ def keep_typical(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
     return logits.masked_fill((-logp - entropy).abs() > distance.gather(-1, last), -torch.inf)
 
 
-def draw(logits: Tensor, uniforms: Sequence[float]) -> Tensor:
+def draw(logits: Tensor, uniforms: np.ndarray) -> Tensor:
     """Inverse-CDF sampling in float64: (B, V) -> (B,). Dropped tokens have probability 0 and are never drawn."""
     cdf = logits.softmax(-1).cumsum(-1)  # (B, V)
-    (u,) = columns(logits, [(u,) for u in uniforms])
+    u = to_device(torch.from_numpy(uniforms), logits.device).unsqueeze(-1)  # (B, 1)
     return torch.searchsorted(cdf, u * cdf[:, -1:], right=True).squeeze(-1).clamp(max=logits.shape[-1] - 1)
 
 
-def random_number(request: Request) -> float:
-    """For the next token of a request."""
-    return uniform(request.seed, len(request.new) + request.unread)
+def random_numbers(requests: Sequence[Request]) -> np.ndarray:
+    """(B,) for the next token of each request."""
+    return uniform([r.seed for r in requests], [len(r.new) + r.unread for r in requests])
 
 
-def uniform(seed: int, step: int) -> float:
-    """A number in [0, 1), a function of (seed, step): SplitMix64, Steele et al. 2014."""
-    return (mix(mix(seed) + (step + 1) * 0x9E3779B97F4A7C15) >> 11) / 2**53
+def uniform(seeds: Sequence[int], steps: Sequence[int]) -> np.ndarray:
+    """(B,) numbers in [0, 1), each a function of (seed, step): SplitMix64, Steele et al. 2014."""
+    bits = mix(np.array(seeds, np.uint64)) + (np.array(steps, np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    return (mix(bits) >> np.uint64(11)) / 2**53
 
 
-def mix(x: int) -> int:
-    """The output function of SplitMix64."""
-    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 % 2**64
-    x = (x ^ x >> 27) * 0x94D049BB133111EB % 2**64
-    return x ^ x >> 31
+def mix(x: np.ndarray) -> np.ndarray:
+    """The output function of SplitMix64, on uint64, modulo 2**64."""
+    x = (x ^ x >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ x >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+    return x ^ x >> np.uint64(31)
 
 
 def penalize(logits: Tensor, histories: Sequence[TokenHistory], samplings: Sequence[Sampling]) -> Tensor:

@@ -54,8 +54,16 @@ class Scheduler:
         self.reserve_space()
         self.admit()
         self.store.upload()
-        decode = self.decode_batch()
-        prefill = self.prefill_batch(max(self.chunk - len(decode), self.chunk // 4, 1))
+        decode: ScheduledBatch = []
+        several: list[Request] = []  # with several pending tokens, or a pending source
+        for request in self.running:
+            pending = request.pending
+            if pending > 1 or request.pending_source:
+                several.append(request)
+            elif pending == 1 and not request.full:
+                decode.append((request, 1))
+        decode = isolate(decode)
+        prefill = self.prefill_batch(several, max(self.chunk - len(decode), self.chunk // 4, 1))
         return [batch for batch in (decode, prefill) if batch]
 
     def add(self, request: Request) -> None:
@@ -109,29 +117,32 @@ class Scheduler:
         leader = next((r for r in queued if (r.ids, r.prompt_keys, r.tenant, r.priority) == alike), None)
         return leader if leader is not None and sharing_key(leader) == key else None
 
-    def decode_batch(self) -> ScheduledBatch:
-        return isolate([(r, 1) for r in self.running if r.pending == 1 and not r.pending_source and not r.full])
-
-    def prefill_batch(self, budget: int) -> ScheduledBatch:
-        """Requests with several pending tokens or a pending source, as many as fit into the budget with padding."""
+    def prefill_batch(self, requests: list[Request], budget: int) -> ScheduledBatch:
+        """As many of these requests as fit into the budget with padding."""
         batch: ScheduledBatch = []
         longest = 0
-        for request in self.running:
-            if request.pending > 1 or request.pending_source:
-                length = chunk_length(request, budget, self.border)
-                longest = max(longest, length, request.pending_source)
-                if batch and (len(batch) + 1) * longest > budget:
-                    break
-                batch.append((request, length))
+        for request in requests:
+            length = chunk_length(request, budget, self.border)
+            longest = max(longest, length, request.pending_source)
+            if batch and (len(batch) + 1) * longest > budget:
+                break
+            batch.append((request, length))
         return isolate(batch)
 
-    def advance(self, batch: ScheduledBatch) -> None:
-        """Record a forward of this batch that has succeeded."""
+    def advance(self, batch: ScheduledBatch) -> list[Request]:
+        """Record a forward of this batch that has succeeded. Returns the requests that get a new token."""
+        ready = []
+        block = self.store.shared_block
         for request, length in batch:
             request.cached += length
-            if not request.pending:  # it gets a new token
+            pending = request.pending
+            if not pending:
+                ready.append(request)
                 self.waiting.charge(request.tenant, 1)
-            self.commit(request, copy_state=request.pending > 0)
+            # In decode when a block has become full: one or two tokens have been read since the step before.
+            if block and (length > 1 or min(request.cached, len(request.tokens)) % block < 2):
+                self.commit(request, copy_state=pending > 0)
+        return ready
 
     def commit(self, request: Request, copy_state: bool = False) -> None:
         """Offer the tokens that the host has read to other requests."""

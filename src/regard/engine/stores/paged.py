@@ -146,6 +146,8 @@ class Paged:
 
     def reserve(self, row: int, length: int) -> bool:
         missing = -(-length // self.block) - len(self.owned[row])
+        if missing <= 0:
+            return True
         if length > self.capacity or missing > self.pool.available:
             return False
         self.take(row, missing)
