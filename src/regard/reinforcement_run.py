@@ -1,12 +1,17 @@
 """Reinforcement learning in a run: the engine that samples, the reference, and the loader of rollouts.
 
-The engine shares the weights of the model that is trained and is kept between rollouts. Training does not import it:
-it gets a function that generates.
+The engine shares the weights of the model that is trained and is kept between rollouts. If the trainer computes in
+bfloat16 with float32 weights, the engine has bfloat16 copies, which are written before every rollout: decoding is bound
+by the bytes that it reads. Training does not import the engine: it gets a function that generates.
 """
 
+import gc
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from copy import deepcopy
 from dataclasses import replace
 
+import torch
 from torch import Tensor, nn
 
 from regard.adapt.adapters import disable_adapters
@@ -22,27 +27,57 @@ from regard.training.recipe import Recipe
 from regard.training.rewards import load_reward
 from regard.training.rollouts import HeldOutRewards, RolloutLoader, SampledCompletion, Scorer
 from regard.training.start import build_model
-from regard.training.step import autocast
+from regard.training.step import autocast, compile_model
 
 Score = Callable[[Batch, float], tuple[Tensor, Tensor]]
+GPU_ROWS = 512  # completions that are decoded at once
+GPU_MEMORY = 0.3  # of what is free before the first step: the rest is for training
 
 
 class EngineGenerator:
-    """Completions by an engine that is built for the first of them."""
+    """Completions by an engine that is built for the first of them.
 
-    def __init__(self, model: nn.Module, tokenizer: Tokenizer, capacity: int, max_new: int, requests: int):
+    requests: at most, per call. dtype: in which the engine computes; None: that of the model, whose weights it shares.
+    """
+
+    def __init__(
+        self, model: nn.Module, tokenizer: Tokenizer, capacity: int, max_new: int, requests: int,
+        dtype: torch.dtype | None = None,
+    ):  # fmt: skip
         self.model, self.tokenizer, self.capacity, self.max_new = model, tokenizer, capacity, max_new
-        self.requests = requests  # at most, per call
+        self.requests, self.dtype = requests, dtype
+        self.sampled = model  # the model itself, or its copy in another dtype
         self.engine: Engine | None = None
+
+    def open(self) -> Engine:
+        weight = next(self.model.parameters())
+        if self.dtype not in (None, weight.dtype):
+            self.sampled = deepcopy(self.model).requires_grad_(False).to(self.dtype)
+        if weight.device.type != "cuda":
+            return Engine(self.sampled, capacity=self.capacity, queue=self.requests)
+        rows = min(self.requests, GPU_ROWS)
+        return Engine(
+            self.sampled, capacity=self.capacity, queue=self.requests, rows=rows, memory=GPU_MEMORY, compile=True
+        )
+
+    @torch.no_grad()
+    def copy_weights(self) -> None:
+        """Write the weights into the copy, in place: the engine has prepared decode steps with these tensors."""
+        if self.sampled is not self.model:
+            tensors = zip(self.sampled.state_dict().values(), self.model.state_dict().values(), strict=True)
+            for copy, tensor in tensors:
+                copy.copy_(tensor)
 
     def __call__(
         self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], temperature: float
     ) -> list[SampledCompletion]:
-        mode = self.model.training
+        mode, collects = self.model.training, gc.isenabled()
         self.model.eval()
+        gc.disable()  # every sampled token is an object: collections would take a tenth of the time, and find nothing
         try:
             if self.engine is None:
-                self.engine = Engine(self.model, capacity=self.capacity, queue=self.requests)
+                self.engine = self.open()
+            self.copy_weights()
             # Prefixes that an evaluation has cached were computed in other batches; a resumed run has none of them.
             self.engine.reset_prefix_cache()
             sampling = Sampling(max_new=self.max_new, temperature=temperature, stop_ids=self.tokenizer.stop_ids)
@@ -53,6 +88,8 @@ class EngineGenerator:
                 self.engine.step()
         finally:
             self.model.train(mode)
+            if collects:
+                gc.enable()
         completions = []
         for request in requests:
             if request.error is not None:
@@ -83,8 +120,10 @@ def with_rollouts(trainer: Trainer, recipe: Recipe, tokenizer: Tokenizer, splits
     )
     device = next(model.parameters()).device
     precision = autocast(recipe.train.precision, device)
-    scorer = Scorer(model, precision, recipe.train.accumulate)
-    generate = EngineGenerator(model, tokenizer, data.length, objective.max_new, data.rows * objective.updates)
+    forward = compile_model(model, device, trainer.listener.note) if recipe.train.compile else model
+    scorer = Scorer(forward, precision, recipe.train.accumulate)
+    dtype = None if precision is nullcontext else torch.bfloat16
+    generate = EngineGenerator(model, tokenizer, data.length, objective.max_new, data.rows * objective.updates, dtype)
     reference = reference_scorer(scorer, recipe) if objective.kl else None
     loader = RolloutLoader(
         splits.train, objective, tokenizer, data.rows, data.length, generate, load_reward(objective.reward, device),

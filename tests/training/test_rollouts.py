@@ -1,5 +1,6 @@
 """Rollouts: the samples of the engine as batches of training, rewards, resuming inside a rollout, and guards."""
 
+import gc
 import json
 import shutil
 from itertools import islice
@@ -58,6 +59,26 @@ def test_ratios_of_the_first_step_are_exactly_one_and_the_engine_agrees() -> Non
         _, count, metrics = OBJECTIVE(model, batch)
         assert 0 < metrics["engine_gap"] / count <= metrics["largest_engine_gap"] / count < 1e-5
         assert metrics["clip_fraction"] == 0 and metrics["reward_std"] > 0
+
+
+def test_an_engine_in_another_dtype_samples_from_the_current_weights() -> None:
+    """Its copies are the weights of the last step, in the tensors with which the engine has prepared its steps."""
+    model = SPEC.build(seed=1).double().train()
+    generate = EngineGenerator(model, TOKENIZER, LENGTH, 5, ROWS, torch.float32)
+    loader = loader_of(OBJECTIVE, generate=generate, scorer=Scorer(model))
+    prompts, seeds = [[1, 2, 3]] * ROWS, list(range(ROWS))
+    before = generate(prompts, seeds, 1.0)
+    tensors = [weight.data_ptr() for weight in generate.sampled.parameters()]
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(1.5)
+    assert [c.logprobs for c in generate(prompts, seeds, 1.0)] != [c.logprobs for c in before]
+    batch = next(loader)
+    _, count, metrics = OBJECTIVE(model, batch)
+    assert 0 < metrics["largest_engine_gap"] / count < 1e-5
+    assert [weight.data_ptr() for weight in generate.sampled.parameters()] == tensors
+    assert {weight.dtype for weight in generate.sampled.parameters()} == {torch.float32}
+    assert gc.isenabled() and model.training and all(weight.requires_grad for weight in model.parameters())
 
 
 def test_a_rollout_is_a_function_of_its_seed() -> None:
