@@ -42,6 +42,8 @@ LABS = {  # name: the number of seeds, unless the user chooses another
     "attention-collapse": 3,
     "maps-and-reasons": 3,
     "syntax-heads": 3,
+    "preference-tuning": 3,
+    "rank-one-rl": 3,
 }
 
 
