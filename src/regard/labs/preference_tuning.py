@@ -11,7 +11,7 @@ The full size uses the runs in runs/assistant, and trains those that are missing
 
 # ledger: rlhf.aligned tr.share
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -105,7 +105,7 @@ def resize(phase: Phase, bench: Bench) -> Phase:
 
 
 @contextmanager
-def open_folder(bench: Bench) -> Iterator[Path]:
+def open_folder(bench: Bench) -> Generator[Path]:
     """The directory of the phases: that of the pipeline for the full size, else a temporary one."""
     if bench.size == "full":
         yield FOLDER
