@@ -68,6 +68,7 @@ PACKAGES["language_model"] = STORED | {
 PACKAGES["load_model"] = PACKAGES["language_model"] | {"language_model", "objectives"}
 PACKAGES["verification"] = PACKAGES["language_model"] | {"language_model", "adapt"}
 PACKAGES["reinforcement_run"] = PACKAGES["training"] | {"training", "engine"}
+PACKAGES["feedback"] = PACKAGES["language_model"] | {"language_model", "data", "objectives"}
 PACKAGES["training_run"] = PACKAGES["language_model"] | {
     *("language_model", "data", "objectives", "adapt", "planning", "reinforcement_run"),
 }

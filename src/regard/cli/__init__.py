@@ -15,12 +15,14 @@ from regard.cli import (
     batch,
     bench_serve,
     chat,
+    compare,
     data,
     data_show,
     demo,
     doctor,
     evaluate,
     export,
+    feedback,
     generate,
     import_model,
     lab,
@@ -95,6 +97,9 @@ app.command("data tokenizer")(data.tokenizer)
 app.command("data show", context_settings=ACCEPT_OVERRIDES)(data_show.show)
 app.command("data prepare", context_settings=ACCEPT_OVERRIDES)(data.prepare)
 app.command("eval", context_settings=ACCEPT_OVERRIDES)(evaluate.evaluate)
+app.command("compare")(compare.compare)
+app.command("feedback revise")(feedback.revise)
+app.command("feedback label")(feedback.label)
 app.command("predict")(predict.predict)
 app.command("transcribe")(transcribe.transcribe)
 app.command("generate")(generate.generate)

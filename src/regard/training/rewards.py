@@ -48,21 +48,22 @@ def json_object(examples: Sequence[Example], completions: Sequence[str]) -> list
 BUILT_IN: dict[str, ComputeRewards] = {"exact_match": exact_match, "json": json_object}
 
 
-def load_reward(name: str, device: torch.device | str = "cpu") -> ComputeRewards:
+def load_reward(name: str, device: torch.device | str = "cpu", setting: str = "objective.reward") -> ComputeRewards:
+    """setting: where the name comes from, for errors."""
     if name in BUILT_IN:
         return BUILT_IN[name]
     if Path(name).is_dir():
-        return RewardModel(newest_checkpoint(name), device)
+        return RewardModel(newest_checkpoint(name), device, setting)
     module, separator, function = name.partition(":")
     if not separator:
         raise ValueError(
-            f"objective.reward={name!r} is not a reward: use {', '.join(BUILT_IN)}, a function as module:function, or "
+            f"{setting}={name!r} is not a reward: use {', '.join(BUILT_IN)}, a function as module:function, or "
             "the folder of a reward model"
         )
-    return RewardFunction(name, import_function(name, module, function))
+    return RewardFunction(name, import_function(f"{setting}={name!r}", module, function))
 
 
-def import_function(name: str, module: str, function: str) -> Callable[..., Any]:
+def import_function(value: str, module: str, function: str) -> Callable[..., Any]:
     here = str(Path.cwd())
     added = here not in sys.path
     if added:
@@ -70,14 +71,12 @@ def import_function(name: str, module: str, function: str) -> Callable[..., Any]
     try:
         found = getattr(importlib.import_module(module), function, None)
     except ImportError as error:
-        raise ValueError(
-            f"objective.reward={name!r}: the module {module} cannot be imported ({error}); start in its folder"
-        ) from error
+        raise ValueError(f"{value}: the module {module} cannot be imported ({error}); start in its folder") from error
     finally:
         if added:
             sys.path.remove(here)
     if not callable(found):
-        raise ValueError(f"objective.reward={name!r}: {module} has no function {function}")
+        raise ValueError(f"{value}: {module} has no function {function}")
     return found
 
 
@@ -121,13 +120,13 @@ def checked_rewards(rewards: Any, name: str, completions: Sequence[str]) -> list
 class RewardModel:
     """The logit of a model with one label, of the prompt with its completion."""
 
-    def __init__(self, folder: Path, device: torch.device | str = "cpu"):
+    def __init__(self, folder: Path, device: torch.device | str = "cpu", setting: str = "objective.reward"):
         self.model: nn.Module = load_model(folder, torch.float32).to(device).eval().requires_grad_(False)
         self.tokenizer, self.device = Tokenizer.load(folder), device
         head: Any = getattr(self.model.spec, "head", None)
         if getattr(head, "labels", 0) != 1:
             raise ValueError(
-                f"objective.reward={str(folder)!r} is not a reward model: it needs a classification head with one "
+                f"{setting}={str(folder)!r} is not a reward model: it needs a classification head with one "
                 "label; train one with regard tune reward"
             )
 

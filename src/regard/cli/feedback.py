@@ -1,0 +1,161 @@
+"""`regard feedback revise` and `regard feedback label`: training data from a model's own critiques, or from a judge."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from regard.cli.compare import (
+    CountOption,
+    JudgeNameOption,
+    MaxNewOption,
+    PromptsOption,
+    SeedOption,
+    describe_bias,
+    open_judge,
+    progress_bar,
+)
+from regard.cli.open_model import DeviceOption
+from regard.find_model import find_model
+
+AnsweringModel = Annotated[str, typer.Argument(metavar="MODEL", help="A run, a model folder, or the name of a model.")]
+OutOption = Annotated[Path, typer.Option("--out", "-o", help="The .jsonl file of the examples; it is continued.")]
+PrinciplesOption = Annotated[
+    Path | None, typer.Option(help="A TOML file with principles; by default those of the package.")
+]
+
+
+def revise(
+    model: AnsweringModel,
+    prompts: PromptsOption,
+    out: OutOption,
+    constitution: PrinciplesOption = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Critiques and revisions per answer.")] = 1,
+    count: CountOption = None,
+    max_new: MaxNewOption = 256,
+    temperature: Annotated[float, typer.Option(help="0 always takes the most likely token.")] = 0.0,
+    seed: SeedOption = 0,
+    device: DeviceOption = "auto",
+) -> None:
+    """Let a model answer prompts, criticise each answer by a written principle, and rewrite it.
+
+    Each line of the output is a conversation with the last revision as `messages`, for `regard tune sft`; the first
+    answer is its `initial`, and `rounds` has the principles, critiques and revisions. After an interruption the same
+    command goes on.
+
+    \b
+    Examples:
+      regard feedback revise smollm2 --prompts prompts.jsonl --out revised.jsonl
+      regard feedback revise smollm2 --prompts prompts.jsonl --constitution mine.toml --rounds 2 --out revised.jsonl
+      regard tune sft smollm2 --data revised.jsonl --out runs/revised
+    """
+    find_model(model)  # before torch is imported: a mistyped name is refused at once
+    from regard.feedback.constitution import read_constitution
+    from regard.feedback.output import PromptOutput
+    from regard.feedback.prompts import read_prompts
+    from regard.feedback.revise import revise as revise_answers
+
+    rules = read_constitution(constitution)
+    examples = read_prompts(prompts, count, "train")
+    settings = {"model": model, "rules": rules, "rounds": rounds} | sampling(max_new, temperature, seed)
+    written = changed = 0
+    with PromptOutput(out, examples, settings) as output:
+        if output.start < len(examples):
+            answer = open_answers(model, device, max_new, temperature, seed)
+
+            def make_lines(prompts: Any, numbers: Any) -> list[dict[str, Any]]:
+                nonlocal written, changed
+                found = revise_answers(answer, prompts, numbers, rules, rounds, seed)
+                written += len(found)
+                changed += sum(revision.final != revision.initial for revision in found)
+                return [revision.as_line() for revision in found]
+
+            write_lines(output, make_lines, f"revising answers of {model}")
+    print(f"{out}: {len(examples)} conversations, {written} of them new, in {changed} of which the revision differs")
+
+
+def label(
+    model: AnsweringModel,
+    prompts: PromptsOption,
+    judge: Annotated[
+        str,
+        typer.Option(help="The model that compares the answers, or an address on this machine: http://127.0.0.1:8000."),
+    ],
+    out: OutOption,
+    judge_name: JudgeNameOption = None,
+    constitution: Annotated[
+        Path | None, typer.Option(help="A TOML file with principles for the judge, and perhaps its question.")
+    ] = None,
+    inconsistent: Annotated[
+        Literal["drop", "average"],
+        typer.Option(help="Pairs whose verdict depends on the order: drop them, or take the mean of both verdicts."),
+    ] = "drop",
+    count: CountOption = None,
+    max_new: MaxNewOption = 256,
+    temperature: Annotated[float, typer.Option(help="Of the two answers; above 0, so that they differ.")] = 1.0,
+    seed: SeedOption = 0,
+    device: DeviceOption = "auto",
+) -> None:
+    """Sample two answers to each prompt, and let a judge decide which is better.
+
+    Each line of the output has `prompt`, `chosen` and `rejected`, for `regard tune dpo` or `regard tune reward`, and
+    the judge's `preference` for the chosen answer. The judge is asked in both orders; equal answers have no line. After
+    an interruption the same command goes on.
+
+    \b
+    Examples:
+      regard feedback label runs/tuned --prompts prompts.jsonl --judge smollm2 --out pairs.jsonl
+      regard feedback label runs/tuned --prompts prompts.jsonl --judge http://127.0.0.1:8000 --out pairs.jsonl
+      regard tune dpo runs/tuned --data pairs.jsonl --out runs/dpo
+    """
+    for name in (model, *([] if "://" in judge else [judge])):
+        find_model(name)  # before torch is imported: a mistyped name is refused at once
+    if temperature == 0:
+        raise typer.BadParameter("--temperature 0 gives the same answer twice; use a value above 0")
+    from regard.feedback.constitution import read_constitution
+    from regard.feedback.judge import TEMPLATE, position_bias
+    from regard.feedback.label import Labeller
+    from regard.feedback.output import PromptOutput
+    from regard.feedback.prompts import read_prompts
+
+    rules = None if constitution is None else read_constitution(constitution)
+    template, principles = (TEMPLATE, ()) if rules is None else (rules.judge, rules.texts)
+    examples = read_prompts(prompts, count, "train")
+    settings = {"model": model, "judge": [judge, judge_name, template, principles], "inconsistent": inconsistent}
+    with PromptOutput(out, examples, settings | sampling(max_new, temperature, seed)) as output:
+        if output.start == len(examples):
+            print(f"{out} is complete")
+            return
+        opened = open_judge(judge, judge_name, device)
+        answer = open_answers(model, device, max_new, temperature, seed)
+        labeller = Labeller(answer, opened, template, principles, inconsistent)
+        write_lines(output, labeller, f"labelling answers of {model}")
+        asked = len(examples) - output.start
+    pairs = asked - labeller.equal - labeller.dropped
+    reason = "verdicts that depend on the order" if inconsistent == "drop" else "no verdict"
+    print(
+        f"{out}: {pairs} new pairs of {asked} prompts; {labeller.equal} had equal answers, {labeller.dropped} {reason}"
+    )
+    if (bias := position_bias(labeller.verdicts)) is not None:
+        print(describe_bias(bias))
+
+
+def sampling(max_new: int, temperature: float, seed: int) -> dict[str, Any]:
+    return {"max_new": max_new, "temperature": temperature, "seed": seed}
+
+
+def open_answers(model: str, device: str, max_new: int, temperature: float, seed: int) -> Any:
+    """A function of (prompts, numbers of the answers) that returns the model's answers."""
+    from functools import partial
+
+    from regard.cli.open_model import open_model
+    from regard.feedback.prompts import AnswerOptions, answer_prompts
+
+    return partial(answer_prompts, open_model(Path(model), device), options=AnswerOptions(max_new, temperature, seed))
+
+
+def write_lines(output: Any, make_lines: Any, description: str) -> None:
+    if output.start:
+        print(f"{output.lines.path} has the lines of {output.start} prompts already")
+    with progress_bar(description, len(output.prompts), output.start) as on_progress:
+        output.write(make_lines, on_progress)

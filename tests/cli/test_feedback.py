@@ -1,0 +1,111 @@
+"""`regard compare`, `regard feedback revise` and `regard feedback label` on a small model; wrong values."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from regard.data.readers import read_examples
+from tests.cli.conftest import regard
+
+SHORT = ("--max-new", 4, "--device", "cpu")
+
+
+def write_prompts(folder: Path, *names: str) -> Path:
+    """Three examples with these columns."""
+    rows = [{name: f"Where is {number}?" for name in names} for number in ("Anna", "Ben", "Clara")]
+    path = folder / "prompts.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def shorter_is_better(completions: list[Any], **columns: Any) -> list[float]:
+    return [-float(len(text)) for text in completions]
+
+
+def test_a_model_ties_with_itself_and_its_samples_win_and_lose(demo_run: Path, tmp_path: Path) -> None:
+    same = regard("compare", demo_run, demo_run, "--prompts", "world", "--count", 3, *SHORT)
+    assert same.exit_code == 0, same.output
+    assert "50.0%" in same.output and "A and B are the same model" in same.output
+    out, prompts = tmp_path / "pairs.jsonl", write_prompts(tmp_path, "prompt")
+    options = ("--by", "tests.cli.test_feedback:shorter_is_better", "--temperature", 2.0, "--out", out, "--json")
+    sampled = regard("compare", demo_run, demo_run, "--prompts", prompts, *options, *SHORT)
+    assert sampled.exit_code == 0, sampled.output
+    found, pairs = json.loads(sampled.stdout), read(out)
+    assert found["prompts"] == 3 and found["wins"] + found["ties"] + found["losses"] == 3
+    assert found["rate"] == sum({"a": 1, "tie": 0.5, "b": 0}[pair["better"]] for pair in pairs) / 3
+    assert found["low"] < found["rate"] < found["high"] and found["position_bias"] is None
+    for pair in pairs:
+        assert pair["scores"] == {"a": -len(pair["a"]), "b": -len(pair["b"])} and pair["a"] != pair["b"]
+
+
+def test_a_judge_reports_its_bias(demo_run: Path, tmp_path: Path) -> None:
+    prompts = write_prompts(tmp_path, "prompt")
+    arguments = ("compare", demo_run, demo_run, "--prompts", prompts, "--judge", demo_run, "--temperature", 2.0)
+    printed = regard(*arguments, *SHORT)
+    assert printed.exit_code == 0, printed.output
+    assert "the judge preferred the answer shown first in" in printed.output.replace("\n", " ")
+    found = json.loads(regard(*arguments, *SHORT, "--json").stdout)
+    assert found["position_bias"]["pairs"] == 3 and found["by"] == str(demo_run)
+
+
+def test_revisions_are_written_once(demo_run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "revised.jsonl"
+    arguments = ("feedback", "revise", demo_run, "--prompts", write_prompts(tmp_path, "prompt"), "--out", out, *SHORT)
+    assert regard(*arguments, "--rounds", 2).exit_code == 0
+    rows = read(out)
+    assert [row["messages"][0]["content"] for row in rows] == ["Where is Anna?", "Where is Ben?", "Where is Clara?"]
+    assert all(row["messages"][1]["content"] == row["rounds"][1]["revision"] for row in rows)
+    before = out.read_bytes()
+    out.write_bytes(before[:-10])  # as if it had been killed while writing
+    again = regard(*arguments, "--rounds", 2)
+    assert "has the lines of 2 prompts already" in again.output and out.read_bytes() == before
+    assert "with these prompts and settings" in str(regard(*arguments, "--rounds", 1).exception)
+
+
+def test_labelled_pairs_are_examples(demo_run: Path, tmp_path: Path) -> None:
+    out, prompts = tmp_path / "pairs.jsonl", write_prompts(tmp_path, "prompt")
+    arguments = ("feedback", "label", demo_run, "--prompts", prompts, "--judge", demo_run, "--out", out, *SHORT)
+    result = regard(*arguments, "--inconsistent", "average")
+    assert result.exit_code == 0, result.output
+    assert "3 new pairs of 3 prompts; 0 had equal answers, 0 no verdict" in result.output
+    for row in read_examples(out):
+        assert row["chosen"] != row["rejected"] and row["prompt"].startswith("Where") and 0.5 <= row["preference"] <= 1
+    before = out.read_bytes()
+    assert "is complete" in regard(*arguments, "--inconsistent", "average").output and out.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("compare", "RUN", "nowhere", "--prompts", "world"), "nowhere"),
+        (("compare", "RUN", "RUN", "--prompts", "missing.jsonl"), "there is no such file"),
+        (("compare", "RUN", "RUN", "--prompts", "EMPTY"), "is empty"),
+        (("compare", "RUN", "RUN", "--prompts", "TEXTS"), "line 1: no `prompt` or `messages`; it has text"),
+        (("compare", "RUN", "RUN", "--prompts", "PROMPTS"), "give a rule with --by, or a judge with --judge"),
+        (("compare", "RUN", "RUN", "--prompts", "PROMPTS", "--by", "exact"), "--by='exact' is not a reward"),
+        (("compare", "RUN", "RUN", "--prompts", "PROMPTS", "--by", "RUN"), "is not a reward model"),
+        (("compare", "RUN", "RUN", "--prompts", "PROMPTS", "--by", "json", "--judge", "RUN"), "exclude each other"),
+        (("compare", "RUN", "RUN", "--prompts", "world", "--constitution", "x"), "give one with --judge"),
+        (("compare", "RUN", "RUN", "--prompts", "world", "--judge", "http://example.com"), "not on this machine"),
+        (("compare", "RUN", "RUN", "--prompts", "world", "--judge", "http://127.0.0.1:9"), "cannot be reached"),
+        (("feedback", "label", "RUN", "--prompts", "PROMPTS", "--judge", "RUN", "--temperature", "0"), "above 0"),
+        (("feedback", "label", "RUN", "--prompts", "PROMPTS", "--judge", "nowhere"), "nowhere"),
+        (("feedback", "revise", "RUN", "--prompts", "TEXTS"), "no `prompt` or `messages`"),
+        (("feedback", "revise", "RUN", "--prompts", "PROMPTS", "--constitution", "EMPTY"), "principles"),
+    ],
+)
+def test_wrong_values_are_refused(arguments: tuple[str, ...], message: str, demo_run: Path, tmp_path: Path) -> None:
+    texts = write_prompts(tmp_path, "text").rename(tmp_path / "texts.jsonl")
+    empty = tmp_path / "empty.jsonl"
+    empty.touch()
+    places = {"RUN": demo_run, "EMPTY": empty, "TEXTS": texts, "PROMPTS": write_prompts(tmp_path, "prompt")}
+    out = ("--out", tmp_path / "out.jsonl") if arguments[0] == "feedback" else ()
+    result = regard(*(places.get(argument, argument) for argument in arguments), *out)
+    assert result.exit_code != 0 and message in f"{result.output} {result.exception}"
+    assert not (tmp_path / "out.jsonl").exists()
