@@ -81,6 +81,18 @@ def test_results_of_several_seeds_are_combined_to_mean_and_range():
         combine({0: findings(True), 1: findings(True, remark="another")})
 
 
+def test_the_points_of_plots_are_kept_and_a_missing_matplotlib_loses_only_the_picture(tmp_path, monkeypatch):
+    monkeypatch.setattr("regard.labs.report.find_spec", lambda name: None)
+    found = combine({0: findings(True), 1: findings(True, value=3)})
+    write(tmp_path, "a-lab", "A claim.", found, {"size": "quick"})
+    text = (tmp_path / "result.json").read_text(encoding="utf-8")
+    (plot,) = json.loads(text)["plots"]
+    assert plot["lines"] == {"line": [[0, 2, 1, 3], [1, 3, 2, 4]]}
+    assert "[ 0, 2.0, 1, 3 ]" in text  # a point on one line
+    assert not (tmp_path / "plot.png").exists()
+    assert "No plot: matplotlib is not installed" in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
 def test_error_bars_reach_from_the_smallest_to_the_largest_value():
     assert error_bars([2.0, 5.0], [1.5, 5.0], [4.0, 5.0]) == [[0.5, 0.0], [2.0, 0.0]]
     assert error_bars([1.0], [1.0 + 1e-16], [1.0]) == [[0.0], [0.0]]

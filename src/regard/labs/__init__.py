@@ -42,6 +42,11 @@ LABS = {  # name: the number of seeds, unless the user chooses another
     "attention-collapse": 3,
     "maps-and-reasons": 3,
     "syntax-heads": 3,
+    "update-rank": 3,
+    "lora-rates": 3,
+    "lora-capacity": 3,
+    "lora-layers": 3,
+    "lora-batch": 3,
     "preference-tuning": 3,
     "rank-one-rl": 3,
 }

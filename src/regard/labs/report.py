@@ -1,9 +1,14 @@
-"""A lab's findings as files: result.json, plot.png and report.html, in runs/labs/<name>."""
+"""A lab's findings as files: result.json, plot.png and report.html, in runs/labs/<name>.
+
+result.json has the points of the plots, so that nothing is lost where matplotlib, which plot.png needs, is missing.
+"""
 
 import json
 import os
 import platform
+import re
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +21,12 @@ from regard.report.plots import ACCENT, GRID, INK, SECOND, pyplot
 
 COLOURS = (ACCENT, SECOND, "#3f9b6c", "#cf5c5c", "#8e6bbf", "#7b8794", "#b58900")
 MARKERS = "os^vDPX"
+POINT = re.compile(r"\[\s+(?:[-+\w.]+,\s+)+[-+\w.]+\s+\]")
 SEVERAL_SEEDS = "Means over seeds {}, with the smallest and the largest value in brackets and as error bars."
 
 
 def write(folder: Path, name: str, documentation: str, findings: Findings, settings: dict[str, Any]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    draw(findings.plots, folder / "plot.png")
     environment = {"regard": __version__, "torch": torch.__version__, "machine": platform.machine()}
     cpu = {"cores": os.cpu_count(), "threads": torch.get_num_threads()}
     result = {
@@ -35,11 +40,16 @@ def write(folder: Path, name: str, documentation: str, findings: Findings, setti
         "remark": findings.remark,
         "settings": settings | environment | cpu,
     }
-    (folder / "result.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-    build_page(name, documentation, findings, folder / "plot.png").write(folder / "report.html")
+    text = POINT.sub(lambda point: " ".join(point[0].split()), json.dumps(result, indent=2))  # a point on one line
+    (folder / "result.json").write_text(text + "\n", encoding="utf-8")
+    picture = folder / "plot.png"
+    drawable = find_spec("matplotlib") is not None
+    if drawable:
+        draw(findings.plots, picture)
+    build_page(name, documentation, findings, picture if drawable else None).write(folder / "report.html")
 
 
-def build_page(name: str, documentation: str, findings: Findings, picture: Path) -> Page:
+def build_page(name: str, documentation: str, findings: Findings, picture: Path | None) -> Page:
     claim, _, experiment = documentation.partition("\n")
     page = Page(claim)
     for paragraph in experiment.strip().split("\n\n"):
@@ -52,7 +62,10 @@ def build_page(name: str, documentation: str, findings: Findings, picture: Path)
             for check in findings.checks
         ],
     )
-    page.picture(picture, f"regard lab {name}")
+    if picture is None:
+        page.text("No plot: matplotlib is not installed (pip install 'regard[plots]').")
+    else:
+        page.picture(picture, f"regard lab {name}")
     header, rows = cells(findings)
     page.table(header, [(row, "") for row in rows])
     if findings.remark:
