@@ -41,8 +41,8 @@ def check(instrument: Instrument, panels: list[Panel]) -> None:
         assert panel["kind"] != "equation" or panel["name"] in instrument.equations
         if panel.get("sets") is not None:
             control = controls[panel["sets"]]  # a click sets a number, or the option of the node that was clicked
-            nodes = [node["label"] for node in panel.get("nodes", [])]
-            assert isinstance(control, Slider) or (isinstance(control, Selection) and nodes == list(control.options))
+            labels = panel["labels"] if panel["kind"] == "bars" else [node["label"] for node in panel.get("nodes", [])]
+            assert isinstance(control, Slider) or (isinstance(control, Selection) and labels == list(control.options))
 
 
 def check_heatmap(panel: Panel) -> None:
@@ -54,7 +54,8 @@ def check_heatmap(panel: Panel) -> None:
 
 
 def check_lines(panel: Panel) -> None:
-    assert panel["series"] and all(len(point) == 2 for series in panel["series"] for point in series["points"])
+    points = [point for series in panel["series"] for point in series["points"]]
+    assert panel["series"] and all(len(point) == 2 or point[2] <= point[1] <= point[3] for point in points)
 
 
 def check_bars(panel: Panel) -> None:

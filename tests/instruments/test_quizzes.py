@@ -232,6 +232,11 @@ def rank(panels: list[Panel]) -> None:
     assert sum(y > 1e-6 for _, y in of(panels, "lines")["series"][0]["points"]) == 4
 
 
+def compute_shares(panels: list[Panel]) -> None:
+    shares = of(panels, "bars")
+    assert shares["labels"][0] == "pretrain" and 5 < shares["values"][0] < 90 and sum(shares["values"]) > 99.9
+
+
 ANSWERS: dict[str, Callable[[list[Panel]], None]] = {
     "feed-forward": one_linear_map,
     "recurrence": vanishing,
@@ -269,6 +274,7 @@ ANSWERS: dict[str, Callable[[list[Panel]], None]] = {
     "blocks": shared_blocks,
     "prefill-decode": more_sequences,
     "sharing": quarter,
+    "phases": compute_shares,
     "lora": rank,
 }
 

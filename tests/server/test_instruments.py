@@ -1,5 +1,6 @@
 """The /regard/instruments routes: the table, panels for controls, and refusals."""
 
+import json
 import threading
 
 import httpx
@@ -33,6 +34,14 @@ def test_panels_are_computed_for_the_given_controls(start_server) -> None:
     assert answer["panels"] == INSTRUMENTS["masks"].panels({"tokens": 6})
     assert client.post("/regard/instruments/kv-cache", json={}).status_code == 200  # a fake engine has no decoder
     assert client.post("/regard/instruments/masks", json={}, headers={"authorization": "Bearer x"}).status_code == 401
+
+
+def test_instruments_that_read_runs_get_the_folder_of_the_server(start_server, tmp_path) -> None:
+    (tmp_path / "mine").mkdir()
+    phase = {"phase": "only", "tokens": 1, "flops": 1, "seconds": 1}
+    (tmp_path / "mine" / "results.json").write_text(json.dumps({"phases": [phase]}))
+    found = start_server(every_route=True).client.post("/regard/instruments/phases", json={}).json()["panels"]
+    assert found == INSTRUMENTS["phases"].panels({}, runs=tmp_path) and found[1]["labels"] == ["only"]
 
 
 def test_invalid_controls_are_refused_with_the_rule(start_server) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from regard.engine.engine import Engine
 from regard.instruments import INSTRUMENTS
+from regard.instruments.measurements import measured
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention
@@ -91,6 +92,19 @@ def test_a_click_on_a_gate_opens_its_equation(open_instrument) -> None:
     assert page.locator(".instrument-lines text.axis").first.text_content().strip() == "step"
 
 
+@pytest.mark.ledger("fig.5.31")
+def test_a_phase_is_chosen_by_its_box_its_bar_or_the_keyboard(open_instrument) -> None:
+    page = open_instrument("phases")
+    names = [phase["phase"] for phase in measured("assistant")["phases"]]
+    page.locator(".instrument-diagram .node", has_text=names[1]).click()
+    page.wait_for_selector(f"h3:has-text('phase 2 of {len(names)}: {names[1]}')")
+    page.get_by_role("button", name=names[-1]).press("Enter")
+    page.wait_for_selector(f"h3:has-text('phase {len(names)} of {len(names)}: {names[-1]}')")
+    page.get_by_role("slider", name="phase").press("Home")
+    page.wait_for_selector(f"h3:has-text('phase 1 of {len(names)}: {names[0]}')")
+    assert "97 to 3, often quoted, is an illustration" in page.locator("h3").all_inner_texts()[1]
+
+
 def test_plots_name_their_axes_marks_and_colours(open_instrument) -> None:
     page = open_instrument("gated-unit")
     texts = [text.strip() for text in page.locator(".instrument-lines text.axis").all_text_contents()]
@@ -132,6 +146,10 @@ def test_axe_finds_nothing(open_instrument, scheme: str) -> None:
     page.evaluate("location.hash = '/instruments/norms'")
     page.wait_for_selector("#instrument-title:has-text('LayerNorm')")
     page.get_by_role("button", name="Show the answer").click()
+    assert_accessible(page)
+    page.evaluate("location.hash = '/instruments/phases'")
+    page.wait_for_selector("#instrument-title:has-text('phases')")
+    page.wait_for_selector(".instrument-panels[aria-busy=false] .instrument-panel")
     assert_accessible(page)
 
 

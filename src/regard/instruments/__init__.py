@@ -14,6 +14,7 @@ from regard.instruments import (
     feedforward,
     language,
     paged,
+    phases,
     positions,
     prefill,
     serving,
@@ -31,11 +32,11 @@ COURSE: dict[str, tuple[str, ...]] = {  # chapter: ids, in order
     "Positions": ("sinusoids", "rope", "position-choice"),
     "Models": ("encoder-decoder", "trace", "sandwich", "generation", "masked-words", "patches"),
     "Long sequences": ("window", "tiles", "memory-wall", "associativity", "convolution-recurrence", "experts"),
-    "Serving and adapting": ("kv-cache", "blocks", "prefill-decode", "sharing", "lora"),
+    "Serving and adapting": ("kv-cache", "blocks", "prefill-decode", "sharing", "phases", "lora"),
 }
 MODULES = (
     ancestors, translation, vocabulary, attention, feedforward, blocks, positions, architecture, language, vision,
-    efficient, serving, paged, prefill,
+    efficient, serving, paged, prefill, phases,
 )  # fmt: skip
 DEFINED = {instrument.id: instrument for module in MODULES for instrument in module.INSTRUMENTS}
 INSTRUMENTS: dict[str, Instrument] = {id: DEFINED[id] for ids in COURSE.values() for id in ids}

@@ -3,12 +3,14 @@
     compute(**controls) -> panels          panels.py has the kinds of panels
 
 Controls are declared as data, so the page can draw them, and a request is checked before anything is computed. An
-instrument that reads a model has `subject` as its first argument: the served model, or None.
+instrument that reads a model has `subject` as its first argument: the served model, or None. One that reads training
+runs has the folder of runs there, or None.
 """
 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -136,6 +138,7 @@ class Instrument:
     compute: Callable[..., list[Panel]]
     files: tuple[str, ...]  # under src/regard, where the numbers come from
     reads_model: bool = False  # compute(subject, **controls)
+    reads_runs: bool = False  # compute(folder, **controls)
     equations: Mapping[str, str] = field(default_factory=dict)  # LaTeX by name, for panels that show one
 
     def values(self, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -147,8 +150,10 @@ class Instrument:
                 raise ValueError(f"{self.id} has no control {name[:40]!r}; {known}")
         return {name: c.check(given[name]) if name in given else c.default for name, c in controls.items()}
 
-    def panels(self, given: Mapping[str, Any], subject: Subject | None = None) -> list[Panel]:
+    def panels(self, given: Mapping[str, Any], subject: Subject | None = None, runs: Path | None = None) -> list[Panel]:
         values = self.values(given)
+        if self.reads_runs:
+            return self.compute(runs, **values)
         return self.compute(subject, **values) if self.reads_model else self.compute(**values)
 
     def describe(self) -> dict[str, Any]:

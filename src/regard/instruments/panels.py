@@ -74,14 +74,18 @@ def heatmap(
 
 def lines(
     title: str,
-    series: Mapping[str, Iterable[tuple[float, float]]],
+    series: Mapping[str, Iterable[tuple[float, ...]]],
     x: str,
     y: str,
     log_x: bool = False,
     log_y: bool = False,
     marks: Mapping[str, float] | None = None,
+    from_zero: bool = True,
 ) -> Panel:
-    """`marks` are labelled vertical lines. On a log axis, points that are not positive are left out."""
+    """`marks` are labelled vertical lines. On a log axis, points that are not positive are left out.
+
+    A point (x, y, low, high) is drawn as a dot with an error bar. from_zero: the y axis includes zero.
+    """
     kept = {
         name: [point for point in points if (point[0] > 0 or not log_x) and (point[1] > 0 or not log_y)]
         for name, points in series.items()
@@ -90,6 +94,7 @@ def lines(
         "kind": "lines",
         "title": title,
         "series": [{"name": name, "points": rounded(points)} for name, points in kept.items()],
+        "from_zero": from_zero,
         "x": x,
         "y": y,
         "log_x": log_x,

@@ -100,10 +100,10 @@ def create_app(
         tokenization,
         inspection,
         inside_routes,
-        instrument_routes,
         attention_routes,
     ):
         app.include_router(routes.router(registry))
+    app.include_router(instrument_routes.router(registry, runs))
     app.include_router(adapter_routes.router(registry, adapters))
     app.include_router(run_routes.router(runs, network.may_manage))
     app.include_router(model_routes.router(registry, library, adapters, network.may_manage))

@@ -2,7 +2,7 @@
 
 A thread computes the panels, so the event loop stays free. Instruments that read a model get the served one, if it is
 a decoder with a lens; a copy of its modules shares the weights, so no hooks run in the engine's modules. An instrument
-can also ask its engine for metrics, and time a short request to it.
+can also ask its engine for metrics, and time a short request to it. Those that read training runs get their folder.
 """
 
 import asyncio
@@ -22,6 +22,7 @@ from regard.server.generation import request_failed, submission_errors
 from regard.server.model_registry import ModelRegistry
 from regard.server.response_bodies import ResponseBody
 from regard.server.responses import CLIENT_CLOSED_REQUEST, run_until_disconnect
+from regard.server.run_routes import Runs
 from regard.server.schema import Name, RequestBody, Text, at_most
 from regard.server.served_model import ServedModel
 from regard.server.worker_thread import WorkerThread, stopping
@@ -54,7 +55,7 @@ class InstrumentPanels(ResponseBody):
     panels: list[dict[str, Any]]
 
 
-def router(models: ModelRegistry) -> APIRouter:
+def router(models: ModelRegistry, runs: Runs | None) -> APIRouter:
     thread = WorkerThread("instruments")
     routes = APIRouter(prefix="/regard", lifespan=stopping(thread))
     course = Course(
@@ -79,7 +80,7 @@ def router(models: ModelRegistry) -> APIRouter:
 
         def compute_panels() -> list[dict[str, Any]]:
             subject = subject_served(served, loop) if instrument.reads_model else None
-            return checked(instrument.panels, values, subject)
+            return checked(instrument.panels, values, subject, None if runs is None else runs.folder)
 
         async def work() -> None:
             with thread.request():

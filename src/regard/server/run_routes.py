@@ -5,6 +5,7 @@ log may have a million lines.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Protocol
 
 from fastapi import APIRouter, Query
@@ -23,6 +24,8 @@ RunName = Annotated[str, Field(min_length=1, max_length=512)]
 class Runs(Protocol):
     """A folder of runs, as the fields of the responses below. Methods raise LookupError for a run that is not there,
     ValueError for what cannot be done."""
+
+    folder: Path
 
     def listing(self) -> dict[str, Any]: ...
 

@@ -37,8 +37,9 @@ export function Lines({ panel }) {
     FRAME.left,
     width - FRAME.right,
   );
-  const heights = all.map((p) => p[1]);
-  const y = scale(panel.log_y ? heights : [...heights, 0], panel.log_y, HEIGHT - FRAME.bottom, FRAME.top);
+  const heights = all.flatMap((p) => p.slice(1)); // y, and the ends of an error bar
+  const zero = panel.from_zero && !panel.log_y ? [0] : [];
+  const y = scale([...heights, ...zero], panel.log_y, HEIGHT - FRAME.bottom, FRAME.top);
   const point = (event) => {
     const box = frame.current.getBoundingClientRect();
     setNear(event.clientX - box.left);
@@ -106,6 +107,17 @@ export function Lines({ panel }) {
           d=${path(points)}
           stroke-dasharray=${i % 2 ? "6 4" : null}
         />`,
+      )}
+      ${series.flatMap(({ name, points }, i) =>
+        points
+          .filter(([, , low]) => low !== undefined)
+          .map(
+            ([a, b, low, high]) =>
+              html`<g key=${`${name} ${a}`} class=${`series-${i % 6}`}>
+                <line class="range" x1=${x.at(a)} x2=${x.at(a)} y1=${y.at(low)} y2=${y.at(high)} />
+                <circle class="dot" cx=${x.at(a)} cy=${y.at(b)} r="3" />
+              </g>`,
+          ),
       )}
       ${found.map(
         (p, i) => html`<circle key=${i} class=${`dot series-${i % 6}`} cx=${x.at(p[0])} cy=${y.at(p[1])} r="4" />`,
