@@ -1,5 +1,6 @@
 """Identities of policy gradients; tests/objectives/test_policy_gradient_trl.py compares them with TRL."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -8,6 +9,7 @@ from torch import Tensor
 
 import regard
 from regard.data.batch import Batch
+from regard.objectives.next_token import next_token
 from regard.objectives.policy_gradient import GRPO, REINFORCE, RLOO
 from regard.objectives.reinforcement import ROLLOUT_METRICS, Reinforcement, prompt_of, sampled_batch
 from regard.objectives.sequence_logprobs import counted_logprobs, sum_sequences
@@ -67,6 +69,29 @@ def test_the_first_step_of_rloo_is_that_of_reinforce() -> None:
     for name, gradient in gradients(rloo, first).items():
         assert (gradient - expected[name]).abs().max() < 1e-12, name
     assert max(gradient.abs().max() for gradient in expected.values()) > 1e-3
+
+
+@pytest.mark.ledger("lwr.info", exact=True)
+def test_an_episode_teaches_one_bit_and_a_supervised_token_as_many_as_it_has_choices() -> None:
+    """Given the samples, the update is a function of the rewards: 2 to the number of episodes, of any length."""
+    reinforce = REINFORCE(baseline="none")
+    rewards = torch.cartesian_prod(*[torch.tensor([0.0, 1.0]).double()] * len(SEQUENCES))
+    updates = {digest(gradients(reinforce, batch_of(reinforce, row.view(2, 2)))) for row in rewards}
+    assert math.log2(len(updates)) == len(SEQUENCES) < sum(len(sampled) for _, sampled in SEQUENCES)
+    answers = torch.cartesian_prod(*[torch.arange(20, 24)] * 3).tolist()  # 3 tokens, each one of 4
+    supervised = {digest(next_token_gradients(answer)) for answer in answers}
+    assert math.log2(len(supervised)) == 3 * math.log2(4)
+
+
+def next_token_gradients(answer: list[int]) -> dict[str, Tensor]:
+    MODEL.zero_grad()
+    next_token(MODEL, sampled_batch([([10, 11, 12], answer)], TOKENIZER))[0].backward()
+    return {name: p.grad.clone() for name, p in MODEL.named_parameters()}
+
+
+def digest(gradients: dict[str, Tensor]) -> tuple[float, ...]:
+    """The first elements of every gradient: different gradients differ in one of them."""
+    return tuple(round(gradient.flatten()[i].item(), 9) for gradient in gradients.values() for i in range(16))
 
 
 def test_the_divergence_from_the_same_model_is_zero() -> None:

@@ -1,5 +1,6 @@
 """The planned memory of training and of LoRA equals the bytes of real tensors and files."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from regard.planning.training import (
     lora_parameters,
     lora_training_bytes,
     saved_bytes,
+    supervised_bits,
 )
 from tests.planning.test_cost import SPECS
 
@@ -130,6 +132,14 @@ def test_parameter_counts_equal_those_of_lora_without_regret():
     )
     bits = episode_bits(problems=10_000, samples=32)
     assert bits == 320_000 and 8 < rank_one / bits < 9 and BITS_PER_PARAMETER * rank_one > bits
+
+
+@pytest.mark.ledger("lwr.info", "lwr.bits")
+def test_an_episode_has_a_thousandth_of_the_bits_of_its_tokens():
+    tokens = 1000  # of an episode, and of a supervised answer at one bit per token
+    assert supervised_bits(tokens, math.log(2)) == pytest.approx(1000 * episode_bits(problems=1, samples=1))
+    answers = supervised_bits(320_000 * tokens, math.log(2))  # as many answers as the 10,000 · 32 episodes
+    assert answers > BITS_PER_PARAMETER * lora_parameters(LLAMA_8B, 1) > episode_bits(10_000, 32)
 
 
 def test_an_unknown_target_is_refused():

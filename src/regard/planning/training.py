@@ -10,7 +10,7 @@ per episode, so a small adapter suffices for it (Schulman et al. 2025, "LoRA wit
 """
 
 from collections.abc import Iterable
-from math import prod
+from math import log, prod
 
 import torch
 from torch import Tensor
@@ -66,6 +66,14 @@ def adapted_shapes(spec: Model, targets: Iterable[str]) -> dict[str, tuple[int, 
 def episode_bits(problems: int, samples: int, bits: float = 1.0) -> float:
     """An upper bound on the bits that reinforcement learning provides: `bits` of reward per sample of each problem."""
     return problems * samples * bits
+
+
+def supervised_bits(tokens: int, loss: float) -> float:
+    """An upper bound on the bits that supervised learning provides: the loss of the untrained model, in nats per token.
+
+    So many bits describe the tokens, given the model's predictions. What the model predicts teaches it nothing.
+    """
+    return tokens * loss / log(2)
 
 
 def activation_bytes(spec: Model, batch: int, tokens: int) -> int:
