@@ -1,10 +1,12 @@
 """`regard eval`: greedy outputs of a run, of the examples that it holds out or of a file."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
 
+from regard.training.run import newest_checkpoint
 from tests.cli.conftest import regard
 
 SMALL = (
@@ -34,6 +36,29 @@ def test_all_examples_of_a_file_are_graded(run: Path, tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     graded = json.loads(regard("eval", run, "--data", tmp_path / "rows.jsonl", "--max-new", 1, "--json").stdout)
     assert sorted(output["prompt"] for output in graded["outputs"]) == ["0 ", "1 ", "2 "] and "form" not in graded
+
+
+def test_outputs_are_rated_by_a_function(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of prompts without targets, also of conversations that end with a question."""
+    (tmp_path / "eval_rules.py").write_text(
+        "def rule(prompts, completions, sign, **columns):\n    return [s * len(p) for s, p in zip(sign, prompts)]\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    rows = [{"prompt": "a" * n, "sign": -1} for n in (1, 2)]
+    chat = {"messages": [{"role": "user", "content": "a"}], "sign": 1}
+    Path("rows.jsonl").write_text("\n".join(map(json.dumps, [*rows, chat])))
+    options = ("eval", run, "--data", "rows.jsonl", "--max-new", 1, "--reward", "eval_rules:rule")
+    rated = json.loads(regard(*options, "--json").stdout)
+    assert rated.keys() == {"reward", "outputs"} and rated["reward"] == pytest.approx(-2 / 3)
+    assert sorted(output["reward"] for output in rated["outputs"]) == [-2, -1, 1]
+    assert "mean reward                 -0.667\n" in regard(*options).stdout
+
+
+def test_a_run_that_learned_from_preferences_has_a_perplexity(run: Path, tmp_path: Path) -> None:
+    Path(tmp_path / "other.txt").write_text("Some other text. " * 40)
+    options = ("--data", tmp_path / "other.txt", "--json", "--objective.kind=dpo")
+    found = json.loads(regard("eval", newest_checkpoint(run), *options).stdout)
+    assert found["objective"] == "next_token" and found["perplexity"] == pytest.approx(math.exp(found["loss"]))
 
 
 def test_wrong_uses_are_refused(run: Path, tmp_path: Path) -> None:

@@ -202,12 +202,10 @@ class LoRALinear(LoRALayer):
             return y
         name, lora = self.active, self.loras[self.active]
         dropped = F.dropout(x, lora.dropout, self.training)
-        product = self.lora_B[name](self.lora_A[name](dropped, *ends), *ends)
+        product = self.lora_B[name](lora.scale * self.lora_A[name](dropped, *ends), *ends)  # r numbers per token scaled
         if name in self.lora_init_A:
-            product = product - self.lora_init_B[name](self.lora_init_A[name](x, *ends), *ends)
-        if not lora.dora:
-            return y + lora.scale * product
-        return y + self.dora(y, dropped, lora.scale * product)
+            product = product - self.lora_init_B[name](lora.scale * self.lora_init_A[name](x, *ends), *ends)
+        return y + (self.dora(y, dropped, product) if lora.dora else product)
 
     def dora(self, y: Tensor, dropped: Tensor, product: Tensor) -> Tensor:
         """g ⊙ (W x + s B A x) − W x, of which y has W x with the bias. With dropout, of the x that is left."""

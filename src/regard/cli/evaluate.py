@@ -1,10 +1,11 @@
 """`regard eval`: a model on held-out examples, by its outputs or by its objective.
 
-Models that generate text are graded by the share of outputs that equal the target of the example. All others, and
-examples without targets, by the loss and the metrics of the objective.
+Models that generate text are graded by the share of outputs that equal the target of the example, or by a reward. All
+others, and examples without targets, by the loss and the metrics of the objective.
 """
 
 import json
+import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from regard.cli.open_model import AdapterOption, DataOption, DeviceOption, Model
 from regard.find_model import find_model
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
     from regard.data.sources.base import Examples
@@ -24,7 +26,9 @@ if TYPE_CHECKING:
     from regard.objectives.base import Objective
     from regard.training.data_settings import Data
 
+LABELS = {"reward": "mean reward", "exact_match": "exact match", "form": "objects with the right keys"}
 SHOWN_OUTPUTS, GENERATED_OUTPUTS = 4, 200
+LARGEST_EXPONENT = 700  # of which float64 has the exponential
 
 
 def evaluate(
@@ -38,6 +42,13 @@ def evaluate(
         int | None,
         typer.Option(min=1, help="The number of examples; 200 if outputs are generated, else all, or as in training."),
     ] = None,
+    reward: Annotated[
+        str | None,
+        typer.Option(
+            help="Rate the outputs: exact_match, json, module:function, or the folder of a reward model. The examples "
+            "need only a prompt."
+        ),
+    ] = None,
     max_new: Annotated[int, typer.Option(min=1, help="Generate at most this many tokens per example.")] = 128,
     rows: Annotated[int, typer.Option(min=1, help="Examples that are decoded at once.")] = 32,
     adapter: AdapterOption = None,
@@ -48,7 +59,8 @@ def evaluate(
 
     If the examples have targets (messages, of which the last is the target, prompt and completion, or source and
     target), a model that generates text answers them greedily, and the outputs that equal their targets are counted.
-    If the targets are JSON objects, the outputs that are objects with the same keys are counted too.
+    If the targets are JSON objects, the outputs that are objects with the same keys are counted too. With --reward, the
+    mean reward is printed, for a rule that returns 0 or 1 the share of outputs that follow it.
 
     Other models and examples are evaluated by the objective of the run or recipe: its loss and metrics, such as the
     accuracy of a classifier. Each example counts at most once.
@@ -60,6 +72,7 @@ def evaluate(
       regard eval runs/reviews --data test.csv
       regard eval smollm2 sft --count 100
       regard eval runs/tuned --data held_out.jsonl
+      regard eval runs/tuned --data prompts.jsonl --reward rewards:short_and_right
     """
     find_model(model)  # before torch is imported: a mistyped name is refused at once
     from rich.console import Console
@@ -68,6 +81,7 @@ def evaluate(
     from regard.data.targets import has_target
     from regard.evals.generation import grade_outputs
     from regard.load_model import load
+    from regard.training.rewards import load_reward
 
     recipe, overrides = split_recipe(recipe, context.args)
     if data is not None and recipe is not None:
@@ -78,7 +92,8 @@ def evaluate(
     examples = settings.open().train if data is not None else settings.open().held_out
     if examples is None:
         raise ValueError(f"{recipe or model} has no held-out examples; give some with --data FILE")
-    objective = objective_for(tables, examples, llm)
+    compute_rewards = None if reward is None else load_reward(reward, device_of(llm))
+    objective = None if compute_rewards else objective_for(tables, examples, llm)
     if objective is not None and not (generates(llm) and has_target(examples.example(0))):
         reference = load_reference(tables, objective, device)
         evaluate_objective(llm, objective, examples, settings, count, as_json, reference)
@@ -87,8 +102,9 @@ def evaluate(
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(f"generating {number} outputs", total=number)
         outputs = grade_outputs(
-            llm.model, llm.tokenizer, examples, number, max_new, rows, lambda done: bar.update(task, completed=done)
-        )
+            llm.model, llm.tokenizer, examples, number, max_new, rows,
+            lambda done: bar.update(task, completed=done), compute_rewards,
+        )  # fmt: skip
     print_outputs(outputs, examples.name, as_json)
 
 
@@ -133,6 +149,10 @@ def objective_for(tables: dict[str, Any], examples: "Examples", llm: "LanguageMo
     from regard.data.sources.base import Splits
     from regard.objectives.base import Objective, PairError
     from regard.objectives.defaults import check_pair, default_objective
+    from regard.objectives.kto import KTO
+    from regard.objectives.next_token import NextToken
+    from regard.objectives.preference_pairs import PreferencePairs
+    from regard.objectives.reinforcement import Reinforcement
     from regard.spec import parse_spec
 
     spec, table = llm.model.spec, tables.get("objective")
@@ -147,6 +167,8 @@ def objective_for(tables: dict[str, Any], examples: "Examples", llm: "LanguageMo
         if not generates(llm):
             raise
         return None
+    if "text" in examples.example(0) and isinstance(objective, PreferencePairs | KTO | Reinforcement):
+        objective = NextToken()  # the perplexity of a text after training on prompts with completions
     return objective.fit(Splits(examples, None), spec)
 
 
@@ -163,6 +185,10 @@ def load_reference(tables: dict[str, Any], objective: "Objective", device: str) 
             "give it with --from=MODEL, or use --objective.reference_free=true"
         )
     return load(start, device).model
+
+
+def device_of(llm: "LanguageModel") -> "torch.device":
+    return next(llm.model.parameters()).device
 
 
 def generates(llm: "LanguageModel") -> bool:
@@ -187,6 +213,7 @@ def evaluate_objective(
     """Print the loss and the metrics of the objective, over one epoch of finite examples at most."""
     from regard.data.batch import Batch
     from regard.data.loader import Loader
+    from regard.objectives.next_token import NextToken
     from regard.training.reference import reference_logprobs
     from regard.training.step import evaluate as mean_values
 
@@ -210,6 +237,8 @@ def evaluate_objective(
     values = mean_values(llm.model, objective, counted())
     if not values:
         raise ValueError(f"{examples.name} has too few examples for objective {objective.kind}; give more with --data")
+    if isinstance(objective, NextToken) and values["loss"] < LARGEST_EXPONENT:
+        values["perplexity"] = math.exp(values["loss"])
     if as_json:
         print(json.dumps({"objective": objective.kind, loader.unit: size, **values}))
         return
@@ -219,16 +248,19 @@ def evaluate_objective(
 
 
 def print_outputs(outputs: "list[GradedOutput]", name: str, as_json: bool) -> None:
-    correct = sum(output.correct for output in outputs)
-    well_formed = sum(bool(output.well_formed) for output in outputs)
-    has_form = all(output.well_formed is not None for output in outputs)
+    rates = {}
+    if rewards := [output.reward for output in outputs if output.reward is not None]:
+        rates["reward"] = sum(rewards) / len(rewards)
+    if all(output.target is not None for output in outputs):
+        rates["exact_match"] = sum(output.correct for output in outputs) / len(outputs)
+    if all(output.well_formed is not None for output in outputs):
+        rates["form"] = sum(bool(output.well_formed) for output in outputs) / len(outputs)
     if as_json:
-        rates = {"exact_match": correct / len(outputs)} | ({"form": well_formed / len(outputs)} if has_form else {})
         print(json.dumps({**rates, "outputs": [vars(output) for output in outputs]}))
         return
     for output in outputs[:SHOWN_OUTPUTS]:
-        print(f"prompt  {output.prompt}\ntarget  {output.target}\noutput  {output.output}\n")
+        target = "" if output.target is None else f"target  {output.target}\n"
+        print(f"prompt  {output.prompt}\n{target}output  {output.output}\n")
     print(f"{len(outputs)} examples of {name}")
-    print(f"exact match                 {correct / len(outputs):.1%}")
-    if has_form:
-        print(f"objects with the right keys {well_formed / len(outputs):.1%}")
+    for key, rate in rates.items():
+        print(f"{LABELS[key]:27} " + (f"{rate:.3f}" if key == "reward" else f"{rate:.1%}"))

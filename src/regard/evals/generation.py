@@ -1,22 +1,22 @@
-"""Exact match of generated outputs: examples are decoded greedily and compared with their targets as a whole.
+"""Generated outputs: examples are decoded greedily, compared with their targets as a whole, and rated by a reward.
 
     {"messages": […]}                  the last message, after the conversation before it, in the chat template
     {"prompt": …, "completion": …}     the completion, or the `answer`; a prompt may be a list of messages
     {"source": …, "target": …}         the output of an encoder-decoder
 
 If all targets are JSON objects, the form counts separately: an output that is a JSON object with the target's keys and
-nothing else, whatever its values.
+nothing else, whatever its values. With a reward, examples need no target.
 """
 
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
 from regard.data.sources.base import Example, Examples
-from regard.data.targets import is_well_formed, target_of
+from regard.data.targets import has_target, is_well_formed, target_of
 from regard.engine.engine import Engine
 from regard.engine.inputs import decoder_of
 from regard.engine.request import Sampling
@@ -27,8 +27,9 @@ from regard.text.tokenizer import Tokenizer
 @dataclass(frozen=True)
 class GradedOutput:
     prompt: str  # the last message of a conversation
-    target: str
+    target: str | None  # None: the example has none
     output: str  # the model's
+    reward: float | None = None
 
     @property
     def correct(self) -> bool:
@@ -37,7 +38,7 @@ class GradedOutput:
     @property
     def well_formed(self) -> bool | None:
         """Whether the output has the form of the target; None if the target is not a JSON object."""
-        return is_well_formed(self.output, self.target)
+        return None if self.target is None else is_well_formed(self.output, self.target)
 
 
 @torch.inference_mode()
@@ -49,10 +50,11 @@ def grade_outputs(
     max_new: int = 128,
     rows: int = 32,
     on_progress: Callable[[int], None] = lambda done: None,
+    reward: Callable[[Sequence[Example], Sequence[str]], list[float]] | None = None,
 ) -> list[GradedOutput]:
     """Generate the outputs of the first `count` examples, `rows` at once; `on_progress` is called with their number."""
     chosen = [examples.example(index) for index in range(count)]
-    targets = [target_of(example) for example in chosen]
+    targets = [target_of(example) if reward is None or has_answer(example) else None for example in chosen]
     prompts = [encode_prompt(example, tokenizer) for example in chosen]
     engine = Engine(
         model,
@@ -70,13 +72,21 @@ def grade_outputs(
             ids = [token.id for token in request.new if token.finish != "stop"]
             graded.append(GradedOutput(last_prompt(chosen[index]), targets[index], tokenizer.decode(ids).strip()))
         on_progress(len(graded))
-    return graded
+    if reward is None:
+        return graded
+    rewards = reward(chosen, [output.output for output in graded])
+    return [replace(output, reward=value) for output, value in zip(graded, rewards, strict=True)]
+
+
+def has_answer(example: Example) -> bool:
+    """Whether the example has a target; a conversation has one if it ends with a message of the assistant."""
+    return has_target(example) and ("messages" not in example or example["messages"][-1]["role"] == "assistant")
 
 
 def encode_prompt(example: Example, tokenizer: Tokenizer) -> tuple[list[int], list[int] | None]:
     """The ids of the decoder's prompt, and of the source of an encoder-decoder."""
     if "source" not in example:
-        prompt = example["messages"][:-1] if "messages" in example else example["prompt"]
+        prompt = messages_before(example) if "messages" in example else example["prompt"]
         if isinstance(prompt, str):
             return [*tokenizer.prefix_ids, *tokenizer.encode(prompt)], None
         return encode_chat(tokenizer, list(prompt)), None
@@ -87,9 +97,13 @@ def encode_prompt(example: Example, tokenizer: Tokenizer) -> tuple[list[int], li
     return [tokenizer.decoder_start], tokenizer.encode_with_special_tokens(example["source"])
 
 
+def messages_before(example: Example) -> list[dict[str, str]]:
+    return example["messages"][:-1] if has_answer(example) else example["messages"]
+
+
 def last_prompt(example: Example) -> str:
     """The source, the prompt, or its last message."""
     if "messages" in example:
-        return example["messages"][-2]["content"]
+        return messages_before(example)[-1]["content"]
     prompt = example["source"] if "source" in example else example["prompt"]
     return prompt if isinstance(prompt, str) else prompt[-1]["content"]

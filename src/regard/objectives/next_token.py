@@ -93,4 +93,6 @@ def slice_columns(columns: Columns, start: int, length: int) -> Item:
 
 def next_token(model: nn.Module, batch: Batch, z_loss: float = 0.0) -> LossResult:
     """Needs tokens, targets, weights, positions and segments, all (B, L)."""
-    return token_loss(model(batch.tokens, layout_of(batch), outputs=True), batch, z_loss=z_loss)
+    # prompts and padding need no logits; on a GPU their number would have to be waited for
+    sparse = not batch.weights.is_cuda and bool((batch.weights == 0).any())
+    return token_loss(model(batch.tokens, layout_of(batch), outputs=True), batch, z_loss=z_loss, sparse=sparse)

@@ -1,13 +1,16 @@
 """SmolLM2-135M-Instruct in Q4_1, a published model: logits, ids and generations equal those of `transformers`."""
 
+import json
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import torch
 import transformers
 from torch import nn
 
+import regard
 from regard.checkpoint import load
 from regard.checkpoint.gguf import export_gguf
 from regard.engine.engine import Engine
@@ -16,6 +19,7 @@ from regard.find_model import PACKAGED, locate
 from regard.text.chat import encode_chat, render
 from regard.text.tokenizer import Tokenizer
 from regard.text.write_gguf import gguf_metadata
+from regard.training.history import read_history
 from tests.cli.conftest import regard as command
 from tests.laws import error
 from tests.text.sample_texts import MIXED
@@ -99,6 +103,36 @@ def test_model_and_tokenizer_round_trip_through_a_file(model: nn.Module, tokeniz
     assert all(
         Tokenizer.load(tmp_path / "again.gguf").encode(text, True) == tokenizer.encode(text, True) for text in MIXED
     )
+
+
+@pytest.mark.slow
+def test_an_adapter_learns_a_style_and_gives_the_same_logits_in_peft(theirs: Any, tmp_path: Path) -> None:
+    """Six steps; examples/style trains until nine of ten held-out answers have the style."""
+    things = ("gold", "rain", "a horse", "a fork", "silk", "a drum", "moss", "a ferry", "lime", "an owl", "tin", "jam")
+    rows = [
+        {
+            "messages": [
+                {"role": "user", "content": f"What is {thing}?"},
+                {"role": "assistant", "content": f"In short, {thing} is something that most people know."},
+            ]
+        }
+        for thing in things
+    ]
+    (tmp_path / "chats.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    options = ("--adapter.rank=8", "--data.rows=1", "--data.length=128", "--data.held_out=1", "--train.steps=6")
+    options += ("--train.lr=1e-3", "--train.schedule.warmup=1", "--train.evaluate_every=2")
+    result = command("tune", "sft", "smollm2", "--data", tmp_path / "chats.jsonl", "--out", tmp_path / "run", *options)
+    assert result.exit_code == 0, result.exception
+    first, *_, last = read_history(tmp_path / "run" / "metrics.jsonl").evaluations
+    assert last.loss < 0.8 * first.loss
+    assert command("export", tmp_path / "run", tmp_path / "adapter").exit_code == 0
+    adapted = peft.PeftModel.from_pretrained(theirs, tmp_path / "adapter").eval()
+    tuned = regard.load(tmp_path / "run", device="cpu")
+    ids = torch.tensor([encode_chat(tuned.tokenizer, CHAT)])
+    with torch.no_grad():
+        expected, logits = adapted(ids).logits, tuned.model(ids)
+        adapted.unload()
+        assert error(logits, expected) < 1e-5 < 0.1 < error(logits, theirs(ids).logits)
 
 
 @pytest.mark.slow
