@@ -33,6 +33,7 @@ from regard.models.decoder import Decoder
 from regard.models.encoder import Encoder
 from regard.models.heads import Pooler
 from regard.models.stack import Repeat, Stack, stacks_of, without_repeats
+from regard.models.value_head import without_value_weights
 from regard.parts.input import Tokens
 from regard.spec import SpecError, parse_spec
 from regard.weights.table import IDENTITY, MISMATCH_REMEDY, Chain, StoredTensor, Table
@@ -162,8 +163,9 @@ def export(
     config = {f"{name}_token_id": getattr(tokenizer, name, None) for name in ("bos", "eos", "pad")}
     config |= family_config(model_type, spec)
     config["dtype"] = str(next(model.parameters()).dtype).removeprefix("torch.")
+    tensors = weight_table(spec, model_type).write(without_value_weights(unique_parameters(model)))
     with write_folder(folder) as temporary:
-        write_files(temporary, config, dict(weight_table(spec, model_type).write(unique_parameters(model))), tokenizer)
+        write_files(temporary, config, dict(tensors), tokenizer)
         write_extra_files(temporary, extra_files)
 
 

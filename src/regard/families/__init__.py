@@ -22,13 +22,15 @@ from regard.families.common.sequence_classification import (
 from regard.models.base import Model
 from regard.models.decoder import Decoder
 from regard.models.encoder import Encoder
+from regard.models.value_head import without_value_head
 from regard.weights.table import Table
 
 PREFERRED = ("llama", "mistral", "gpt2", "bert", "t5")  # detect_family tries these first
 
 
 def family_config(model_type: str, model: Model) -> dict[str, typing.Any]:
-    """The family's config of this model; raises FamilyError if the family cannot express it."""
+    """The family's config of this model, without its value head; raises FamilyError if the family cannot express it."""
+    model = without_value_head(model)
     if classifies_with(model, model_type):
         return write_sequence_classifier(family(model_type), model_type, model)
     expected_class = model_class(model_type)
@@ -88,7 +90,7 @@ def detect_family(model: Model) -> str:
 
 def weight_table(model: Model, model_type: str | None = None) -> Table:
     """The names of the model's weights in a family; None: in one that can express the model."""
-    model_type = model_type or detect_family(model)
+    model, model_type = without_value_head(model), model_type or detect_family(model)
     if classifies_with(model, model_type):
         return sequence_classifier_table(family(model_type), model)
     return family(model_type).table(model)

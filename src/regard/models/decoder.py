@@ -8,7 +8,7 @@ and speculative decoding. The embedding may be narrower than the stack, with a p
 output (`embedding_dim`: Lan et al. 2020, OPT-350m).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch.nn.functional as F
@@ -30,6 +30,7 @@ from regard.models.stack import (
     unroll,
     without_default_masks,
 )  # fmt: skip
+from regard.models.value_head import ValueHead
 from regard.parts.block import Block, Losses, build_norm, sum_losses
 from regard.parts.input import TOKEN_REMEDY, check_ids, whole_layout
 from regard.parts.norm import Norm, RMSNorm
@@ -55,6 +56,7 @@ class Decoder(Model["DecoderModule"]):
     softcap: float | None = None  # of the logits: c · tanh(logits / c)
     ahead: tuple[Block, ...] = ()
     dropout: float = 0.0  # on the embeddings, in training
+    value_head: bool = False  # an estimate of the return at every token, for PPO
 
     def __post_init__(self) -> None:
         for name in ("layers", "ahead"):
@@ -110,7 +112,7 @@ class Decoder(Model["DecoderModule"]):
 
 
 class DecoderModule(nn.Module):
-    training_only = ("ahead.",)
+    training_only = ("ahead.", "value_head.")
     no_muon = ("head",)
 
     def __init__(self, spec: Decoder, scheme: Scheme = "fan_in"):
@@ -128,6 +130,13 @@ class DecoderModule(nn.Module):
         initialize(self, len(self.stack.blocks), scheme)
         if spec.tied:
             self.head.weight = self.embedding.weight
+        self.value_head = ValueHead(spec.table_dim) if spec.value_head else nn.Identity()
+
+    def add_value_head(self) -> None:
+        """Add a new value head, if there is none."""
+        if not self.spec.value_head:
+            self.spec = replace(self.spec, value_head=True)
+            self.value_head = ValueHead(self.spec.table_dim).to(self.embedding.weight.device)
 
     def forward(
         self,
@@ -150,7 +159,9 @@ class DecoderModule(nn.Module):
             y, block_losses = block(x, self.position.share_bias(layout))
             ahead.append(self.lazy_logits(self.final_norm(y)))
             losses = sum_losses(losses, block_losses)
-        return Outputs(self.lazy_logits(self.final_norm(x)), tuple(ahead), losses)
+        hidden = self.final_norm(x)
+        values = self.value_head(hidden) if self.spec.value_head else None
+        return Outputs(self.lazy_logits(hidden), tuple(ahead), losses, values=values)
 
     def hidden(
         self,

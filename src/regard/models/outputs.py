@@ -63,6 +63,7 @@ class Outputs(NamedTuple):
     ahead_logits: tuple[Tensor | LazyLogits, ...]  # of the multi-token prediction (`ahead`) blocks, (B, L, V) each
     losses: Losses  # auxiliary losses of the bodies, in training
     pair_logits: Tensor | None = None  # (B, labels) of a PreTraining head
+    values: Tensor | None = None  # (B, L) of a value head
 
 
 def materialize(logits: Tensor | LazyLogits) -> Tensor:

@@ -131,7 +131,8 @@ class Costs:
         others = [f"{name} " for name, stack in stacks(self.spec).items() if stack is not decoder]
         untied = replace_runs(self.spec, lambda run: replace(run, tied=False))
         count = self.count if untied == self.spec else count_parameters(untied)
-        parts = {part: number for part, number in count.parts.items() if not part.startswith((*others, "ahead"))}
+        unread = (*others, "ahead", "value_head")
+        parts = {part: number for part, number in count.parts.items() if not part.startswith(unread)}
         unread_embedding = 0 if decoder.tied else max(0, decoder.vocab - self.batch) * decoder.table_dim
         inactive = sum(body.inactive_params(decoder.width, self.batch) for body in bodies(decoder))
         return format_of(self.weights).bytes(sum(parts.values()) - inactive - unread_embedding)

@@ -1,8 +1,8 @@
 """Parameters by part, counted on modules that are built on the meta device, which takes no memory for weights.
 
 Each tensor is counted once, at its first use, so a tied head has no weights in the count. A token is routed to few of
-the experts; the parameters of the others are inactive for it, and so are those of the `ahead` blocks, which only
-training uses.
+the experts; the parameters of the others are inactive for it, and so are those of the `ahead` blocks and of a value
+head, which only training uses.
 
     total = shared + X · expert          active = shared + k · expert
 """
@@ -96,7 +96,8 @@ def count_parameters(spec: Model) -> Parameters:
     for child, module in model.named_children():
         count(child, module.parameters())
     count("rest", model.parameters())
-    inactive = sum(inactive_parameters(stack) for stack in stacks(spec).values()) + counts["ahead"]
+    training_only = counts["ahead"] + counts["value_head"]
+    inactive = sum(inactive_parameters(stack) for stack in stacks(spec).values()) + training_only
     return Parameters({part: number for part, number in counts.items() if number}, inactive)
 
 

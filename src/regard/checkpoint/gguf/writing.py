@@ -21,6 +21,7 @@ from regard.families import FamilyError, family, model_class
 from regard.families.common.roundtrip import check_roundtrip
 from regard.gguf_header import Header, TensorInfo
 from regard.models.base import Model
+from regard.models.value_head import without_value_head, without_value_weights
 
 GGUFFormat = Literal["f32", "f16", "q8_0"]
 FORMATS = get_args(GGUFFormat)
@@ -46,9 +47,9 @@ def export_gguf(
         raise FamilyError(
             f"a GGUF {name} model predicts the next token, and this one has another head; export a Hugging Face folder"
         )
-    config, metadata, divisors = config_and_metadata(spec, name, architecture)
+    config, metadata, divisors = config_and_metadata(without_value_head(spec), name, architecture)
     tables = read_spec_and_table(expected_header(name, metadata, config), divisors)[1]
-    tensors = dict(tables.write(dict(model.named_parameters())))
+    tensors = dict(tables.write(without_value_weights(dict(model.named_parameters()))))
     if divisors is not None:
         if DIVISORS not in tables.outer.ignored:
             raise FamilyError(
