@@ -122,6 +122,7 @@ OBJECTIVES = {
     "reinforce": "regard.objectives.policy_gradient:REINFORCE",
     "rloo": "regard.objectives.policy_gradient:RLOO",
     "grpo": "regard.objectives.policy_gradient:GRPO",
+    "ppo": "regard.objectives.ppo:PPO",
     "distillation": "regard.objectives.distillation:Distillation",
 }
 

@@ -12,7 +12,7 @@ from copy import deepcopy
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from regard.adapt.adapters import disable_adapters
 from regard.data.batch import Batch
@@ -20,6 +20,7 @@ from regard.data.sources.base import Splits
 from regard.engine.engine import Engine
 from regard.engine.request import GenerationError, Sampling
 from regard.objectives.reinforcement import Reinforcement
+from regard.objectives.sequence_logprobs import TokenScores
 from regard.spec import require
 from regard.text.tokenizer import Tokenizer
 from regard.training.loop import Trainer
@@ -29,7 +30,7 @@ from regard.training.rollouts import HeldOutRewards, RolloutLoader, SampledCompl
 from regard.training.start import build_model
 from regard.training.step import autocast, compile_model
 
-Score = Callable[[Batch, float], tuple[Tensor, Tensor]]
+Score = Callable[[Batch, float], TokenScores]
 GPU_ROWS = 512  # completions that are decoded at once
 GPU_MEMORY = 0.3  # of what is free before the first step: the rest is for training
 
@@ -137,7 +138,7 @@ def reference_scorer(scorer: Scorer, recipe: Recipe) -> Score:
     """The log-probabilities of the model without its adapter, or of a frozen copy of the initial weights."""
     if recipe.adapter is not None:
 
-        def without_adapter(batch: Batch, temperature: float) -> tuple[Tensor, Tensor]:
+        def without_adapter(batch: Batch, temperature: float) -> TokenScores:
             with disable_adapters(scorer.model):
                 return scorer(batch, temperature)
 

@@ -207,7 +207,7 @@ def example(row: str, kind: str, n: int) -> dict[str, Any]:
             return {"prompt": f"Cat {n}?", "chosen": f" In the {place}.", "rejected": f" The {animal}."}
         case "kto":
             return {"prompt": f"Cat {n}?", "completion": f" The {animal}.", "label": n % 2 == 0}
-        case "reinforce" | "rloo" | "grpo":
+        case "reinforce" | "rloo" | "grpo" | "ppo":
             return {"prompt": f"Cat {n}?", "letters": animal}
     return {"text": text}
 
@@ -226,6 +226,7 @@ OPTIONS = {  # of objectives; resuming after step 2 is inside of a rollout of 4 
     "reinforce": ROLLOUTS,
     "rloo": ROLLOUTS | {"group": 2, "epochs": 4},
     "grpo": ROLLOUTS | {"group": 2, "epochs": 2, "updates": 2},
+    "ppo": ROLLOUTS | {"epochs": 2, "updates": 2, "target_kl": 0.01, "horizon": 8},
 }
 
 

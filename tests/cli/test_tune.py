@@ -16,7 +16,7 @@ REWARD = "tests.cli.test_tune:count_letters"
 EXAMPLES: dict[str, dict[str, Any]] = {
     "sft": {"prompt": "Where is Anna?", "completion": " In the park."},
     "distill": {"prompt": "Where is Anna?", "completion": " In the park."},
-    **dict.fromkeys(("grpo", "rloo"), {"prompt": "Where is Anna?", "answer": "In the park."}),
+    **dict.fromkeys(("grpo", "rloo", "ppo"), {"prompt": "Where is Anna?", "answer": "In the park."}),
     "kto": {"prompt": "Where is Anna?", "completion": " In the park.", "label": True},
     **dict.fromkeys(
         ("reward", "dpo", "simpo", "orpo"),
@@ -56,6 +56,7 @@ def test_a_method_trains_and_resumes_with_the_same_result(
         "distill": [f"--objective.teacher={demo_run}"],
         "grpo": ["--objective.group=2", "--objective.max_new=4", "--objective.updates=2", "--reward", REWARD],
         "rloo": ["--objective.group=2", "--objective.max_new=4", "--reward", REWARD],
+        "ppo": ["--objective.epochs=4", "--objective.max_new=4", "--reward", REWARD],
     }.get(method, [])
     result = regard(
         "tune", method, demo_run, "--data", write_examples(method, tmp_path), "--out", out, *SMALL, *arguments

@@ -1,7 +1,7 @@
 """Every objective: sums and a count that do not depend on how a batch is split, and finite gradients."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
@@ -24,6 +24,7 @@ from regard.objectives.kto import KTO
 from regard.objectives.masked import MaskedTokens
 from regard.objectives.next_token import NextToken, next_token
 from regard.objectives.policy_gradient import GRPO, REINFORCE, RLOO
+from regard.objectives.ppo import PPO
 from regard.objectives.preference import DPO, ORPO, SimPO
 from regard.objectives.prefix_lm import PrefixLanguageModel
 from regard.objectives.reinforcement import ROLLOUT_METRICS
@@ -62,6 +63,7 @@ OBJECTIVES = {
     "rloo": RLOO(temperature=0.7),
     "grpo": GRPO(kl=0.5),
     "gspo": GRPO(ratio="sequence"),
+    "ppo": PPO(value_weight=0.5),
 }  # and distillation, whose teacher is a model
 VOCAB, ROWS, LENGTH, WIDTH = 23, 4, 6, 16
 
@@ -209,6 +211,16 @@ CASES = {
     "distillation": Case(lambda: decoder().build(seed=0), TOKENS),
     **dict.fromkeys(("dpo", "dpo_robust", "dpo_hinge", "ipo", "simpo", "orpo", "kto"), PAIRS),
     **dict.fromkeys(("rloo", "grpo", "gspo"), SAMPLED),
+    "ppo": Case(
+        lambda: replace(decoder(), value_head=True).build(seed=0),
+        PAIRS.fields,
+        SAMPLED.extra_fields
+        | {
+            "old_values": COUNTED * 0.5,
+            "returns": COUNTED * torch.tensor([2.0, 0.1, -1.0, 1.0]).unsqueeze(1),
+            "rollout": torch.arange(float(len(PPO.rollout_metrics))).expand(ROWS, -1),
+        },
+    ),
     # -log π has the sign of the advantage
     "reinforce": Case(PAIRS.model, PAIRS.fields, SAMPLED.extra_fields | {"advantages": COUNTED}),
 }

@@ -12,7 +12,7 @@ from regard.data.batch import Batch
 from regard.objectives.next_token import next_token
 from regard.objectives.policy_gradient import GRPO, REINFORCE, RLOO
 from regard.objectives.reinforcement import ROLLOUT_METRICS, Reinforcement, prompt_of, sampled_batch
-from regard.objectives.sequence_logprobs import counted_logprobs, sum_sequences
+from regard.objectives.sequence_logprobs import score_tokens, sum_sequences
 from regard.text.train import byte
 
 TOKENIZER = byte()
@@ -27,7 +27,7 @@ def batch_of(objective: Reinforcement, rewards: Tensor) -> Batch:
     batch = sampled_batch(SEQUENCES, TOKENIZER)
     counted = (batch.weights > 0).double()
     with torch.no_grad():
-        logprobs = counted_logprobs(MODEL, batch, objective.temperature)[0]
+        logprobs = score_tokens(MODEL, batch, objective.temperature)[0].logprobs
     fields = dict(batch) | {
         "weights": counted * objective.sequence_weights(counted.sum(1)).unsqueeze(1),
         "advantages": counted * objective.advantages(rewards).view(-1, 1),
@@ -63,7 +63,7 @@ def test_the_first_step_of_rloo_is_that_of_reinforce() -> None:
     """All ratios are 1, and their gradients those of the log-probabilities."""
     rloo, reinforce = RLOO(group=2), REINFORCE(baseline="none")
     first = batch_of(rloo, REWARDS)
-    ratios = (counted_logprobs(MODEL, first)[0] - first.old_logprobs).exp()
+    ratios = (score_tokens(MODEL, first)[0].logprobs - first.old_logprobs).exp()
     assert (ratios == 1).all()
     expected = gradients(reinforce, batch_of(reinforce, rloo.advantages(REWARDS)))
     for name, gradient in gradients(rloo, first).items():

@@ -19,7 +19,7 @@ from regard.data.batch import Batch
 from regard.families import family
 from regard.objectives.policy_gradient import GRPO, RLOO, ClippedPolicy
 from regard.objectives.reinforcement import ROLLOUT_METRICS, Reinforcement, sampled_batch
-from regard.objectives.sequence_logprobs import counted_logprobs
+from regard.objectives.sequence_logprobs import score_tokens
 from regard.text.train import character
 from tests.families.pairs import make_pair
 
@@ -95,7 +95,7 @@ def our_batch(objective: Reinforcement, old: nn.Module, reference: nn.Module) ->
     counted = (batch.weights > 0).double()
     with torch.no_grad():
         old_logprobs, reference_logprobs = (
-            counted_logprobs(model, batch, objective.temperature)[0] for model in (old, reference)
+            score_tokens(model, batch, objective.temperature)[0].logprobs for model in (old, reference)
         )
     rewards = torch.tensor(REWARDS, dtype=torch.float64)
     if objective.kl and objective.kl_in_reward:

@@ -13,7 +13,7 @@ from regard.data.batch import Batch
 from regard.kernels.linear_logprobs import linear_logprobs
 from regard.objectives.kto import KTO
 from regard.objectives.preference import DPO, SimPO
-from regard.objectives.sequence_logprobs import counted_logprobs, sequence_logprobs, sum_segments
+from regard.objectives.sequence_logprobs import score_tokens, sequence_logprobs, sum_segments
 from regard.text.train import byte
 from regard.training.reference import ReferenceTable, reference_logprobs, row_digests
 
@@ -160,7 +160,7 @@ def test_logprobs_in_chunks_equal_those_of_all_logits() -> None:
 
 def test_only_tokens_that_count_have_logprobs() -> None:
     model, batch = decoder(), batch_of(PAIR, {**PAIR, "chosen": " it is, it is so."[:5]})
-    values, entropies, _ = counted_logprobs(model, batch)
+    (values, entropies, _), _ = score_tokens(model, batch)
     counted = batch.weights > 0
     assert (values[counted] < 0).all() and (entropies[counted] > 0).all()
     assert not values[~counted].any() and not entropies[~counted].any()

@@ -3,22 +3,27 @@
 import gc
 import json
 import shutil
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import regard
 from regard.data.batch import Batch
 from regard.data.sources.base import open_collection
 from regard.objectives.policy_gradient import GRPO
-from regard.objectives.sequence_logprobs import counted_logprobs
+from regard.objectives.ppo import PPO
+from regard.objectives.reinforcement import Reinforcement
+from regard.objectives.sequence_logprobs import score_tokens
 from regard.reinforcement_run import EngineGenerator
 from regard.training.rewards import RewardFunction, exact_match, json_object, load_reward
 from regard.training.rollouts import HeldOutRewards, RolloutLoader, SampledCompletion, Scorer
 from regard.training.run import Run
+from regard.training.step import take_step
 from tests.cli import pairs
 from tests.training.tiny import TOKENIZER, curve
 
@@ -26,11 +31,14 @@ EXAMPLES = [{"prompt": f"Cat {n}?", "letters": "cat"} for n in range(12)]
 LAYER = regard.Block((regard.Sublayer(regard.Attention(2, position=regard.Rope())), regard.Sublayer(regard.SwiGLU(24))))
 SPEC = regard.Decoder(TOKENIZER.vocab_size, 16, (regard.Repeat((LAYER,)),))
 OBJECTIVE = GRPO(group=2, max_new=5, epochs=2, updates=2, kl=0.1, temperature=0.8, max_kl=10.0)
+ACTOR_CRITIC = PPO(max_new=5, epochs=2, updates=2, kl=0.1, temperature=0.8, max_kl=10.0, target_kl=1e-3, horizon=16)
 ROWS, LENGTH = 4, 24
 
 
-def loader_of(objective: GRPO = OBJECTIVE, seed: int = 0, **options: Any) -> RolloutLoader:
-    model = SPEC.build(seed=1).train()
+def loader_of(objective: Reinforcement = OBJECTIVE, seed: int = 0, **options: Any) -> RolloutLoader:
+    model = replace(SPEC, value_head=objective.needs_values).build(seed=1).train()
+    if objective.needs_values:
+        nn.init.constant_(model.get_parameter("value_head.weight"), 0.3)
     splits = open_collection("prompts", EXAMPLES, 0, hold_out=False)
     generate = EngineGenerator(model, TOKENIZER, LENGTH, objective.max_new, ROWS * objective.updates)
     arguments = {"generate": generate, "reward": RewardFunction("reward", pairs.reward), "scorer": Scorer(model)}
@@ -55,7 +63,7 @@ def test_ratios_of_the_first_step_are_exactly_one_and_the_engine_agrees() -> Non
         size = ROWS // parts
         for start in range(0, ROWS, size):
             rows = batch.rows(slice(start, start + size))
-            assert torch.equal(counted_logprobs(model, rows, OBJECTIVE.temperature)[0], rows.old_logprobs)
+            assert torch.equal(score_tokens(model, rows, OBJECTIVE.temperature)[0].logprobs, rows.old_logprobs)
         _, count, metrics = OBJECTIVE(model, batch)
         assert 0 < metrics["engine_gap"] / count <= metrics["largest_engine_gap"] / count < 1e-5
         assert metrics["clip_fraction"] == 0 and metrics["reward_std"] > 0
@@ -97,13 +105,46 @@ def test_batches_repeat_in_every_epoch_and_then_new_prompts_follow() -> None:
 
 
 @pytest.mark.parametrize("done", [0, 1, 3, 4, 5])
-def test_a_restored_loader_continues_inside_a_rollout(done: int) -> None:
-    loader = loader_of()
+@pytest.mark.parametrize("objective", [OBJECTIVE, ACTOR_CRITIC], ids=["grpo", "ppo"])
+def test_a_restored_loader_continues_inside_a_rollout(objective: Reinforcement, done: int) -> None:
+    loader = loader_of(objective)
     list(islice(loader, done))
-    restored = loader_of()
+    restored = loader_of(objective)
     restored.load_state_dict(json.loads(json.dumps(loader.state_dict())))
     for _ in range(4):
         assert_equal(next(loader), next(restored))
+
+
+def test_a_rollout_of_ppo_has_values_and_returns_and_adapts_the_coefficient() -> None:
+    loader = loader_of(ACTOR_CRITIC)
+    batches = list(islice(loader, 5))
+    first, later = batches[0], batches[4]
+    counted = first.weights > 0
+    assert first.old_values[counted].any() and not first.old_values[~counted].any()
+    assert torch.equal(score_tokens(loader.scorer.model, first, ACTOR_CRITIC.temperature)[0].values, first.old_values)
+    sampled = torch.cat([batch.advantages[batch.weights > 0] for batch in batches[:2]])
+    assert abs(sampled.mean()) < 1e-6 and abs(sampled.std(correction=0) - 1) < 1e-6
+    _, count, metrics = ACTOR_CRITIC(loader.scorer.model, later)
+    # the divergence of other weights is far above the target: 8 of 16 completions, error 0.2
+    assert float(metrics["kl_coefficient"] / count) == pytest.approx(0.1 * 1.1)
+    assert metrics["explained_variance"] / count < 1 and metrics["value_loss"] > 0
+    with pytest.raises(ValueError, match="objective ppo needs a value head; set value_head=True"):
+        next(loader_of(ACTOR_CRITIC, scorer=Scorer(SPEC.build(seed=1))))
+
+
+def test_ppo_raises_the_reward() -> None:
+    """Of a random model, for completions with many small letters; the first ratios of each rollout are 1."""
+    objective = PPO(max_new=4, epochs=4, kl=0.0, value_weight=0.5)
+    loader = loader_of(objective, reward=lambda _, texts: [sum(c.islower() for c in text) / 4 for text in texts])
+    loader.rows, model = 32, loader.scorer.model
+    nn.init.zeros_(model.get_parameter("value_head.weight"))
+    loader.generate = EngineGenerator(model, TOKENIZER, LENGTH, objective.max_new, loader.rows)
+    optimizer = torch.optim.AdamW(model.parameters(), 2e-2, weight_decay=0.0)
+    steps = [take_step(model, objective, next(loader), optimizer) for _ in range(40)]
+    rewards = [step["reward"] for step in steps[::4]]
+    assert rewards[0] < 0.2 and rewards[-1] > 0.6
+    assert all(step["clip_fraction"] == step["value_clip_fraction"] == 0 for step in steps[::4])
+    assert steps[1]["clip_fraction"] > 0
 
 
 def test_prompts_that_leave_no_space_are_left_out_and_groups_must_fit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,8 +256,9 @@ def test_a_reward_model_scores_prompts_with_completions(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("adapter", [False, True], ids=["all weights", "adapter"])
-def test_a_run_killed_inside_a_rollout_resumes_bit_identically(adapter: bool, tmp_path: Path) -> None:
-    tables = pairs.recipe("decoder, attention", "grpo", tmp_path)
+@pytest.mark.parametrize("kind", ["grpo", "ppo"])
+def test_a_run_killed_inside_a_rollout_resumes_bit_identically(kind: str, adapter: bool, tmp_path: Path) -> None:
+    tables = pairs.recipe("decoder, attention", kind, tmp_path)
     start = regard.Decoder.from_dict(pairs.spec("decoder, attention").to_dict())
     regard.save(start.build(seed=3), tmp_path / "start", TOKENIZER)
     overrides = {"train.steps": 7, "train.save_every": 1, "train.keep": 9, "train.lr": 1e-2}
@@ -225,7 +267,11 @@ def test_a_run_killed_inside_a_rollout_resumes_bit_identically(adapter: bool, tm
     run = tmp_path / "run"
     regard.train(tables, out=run, overrides=overrides, start=tmp_path / "start", device="cpu")
     expected, values = last_files(run), curve(run)
-    assert values[0]["kl"] == 0 and values[4]["kl"] > 0  # the first rollout is one of the reference
+    first, second = (next(line for line in values if line["step"] == step) for step in (1, 5))  # of two rollouts
+    assert first["kl"] == 0 and second["kl"] != 0  # the model before training is the reference
+    if kind == "ppo":
+        assert second["kl_coefficient"] != first["kl_coefficient"] == pytest.approx(0.1)
+        assert second["explained_variance"] != first["explained_variance"] == 0  # the value head starts at 0
     for step in (1, 3, 5):
         stopped = tmp_path / f"stopped-{step}"
         shutil.copytree(run, stopped)

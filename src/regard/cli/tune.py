@@ -18,6 +18,7 @@ METHODS = {  # recipes
     "simpo": "simpo",
     "grpo": "grpo",
     "rloo": "rloo",
+    "ppo": "ppo",
     "distill": "distill",
 }
 FULL_RATE = 0.1  # of the learning rate of adapters
@@ -33,7 +34,7 @@ def tune(
     ] = None,
     reward: Annotated[
         str | None,
-        typer.Option(help="Of grpo and rloo: exact_match, json, module:function, or the folder of a reward model."),
+        typer.Option(help="Of grpo, rloo, ppo: exact_match, json, module:function, or the folder of a reward model."),
     ] = None,
     full: Annotated[
         bool,
@@ -57,6 +58,7 @@ def tune(
     kto      single completions that are good or bad: prompt, completion, label
     grpo     completions that the model samples, rated by a reward: prompt, and what the reward reads
     rloo     the same, each completion compared with the others of its prompt
+    ppo      the same, each token compared with the estimate of a value head
     distill  the examples of sft, with the distributions of a teacher
 
     \b
@@ -66,6 +68,7 @@ def tune(
       regard tune dpo runs/demo --full --data.source=world --data.task=preference
       regard tune reward smollm2 --data pairs.jsonl --out runs/reward
       regard tune grpo runs/tuned --data prompts.jsonl --reward rewards:short_and_right
+      regard tune ppo runs/tuned --data prompts.jsonl --reward runs/reward
       regard tune distill runs/mine --objective.teacher=runs/demo --data chats.jsonl
       regard train --resume runs/dpo
     """

@@ -65,6 +65,11 @@ class Objective(Spec):
         return False
 
     @property
+    def needs_values(self) -> bool:
+        """Whether the model needs a value head (models/value_head.py); a decoder without one gets a new one."""
+        return False
+
+    @property
     def special_tokens(self) -> tuple[str, ...]:
         """The special tokens that a tokenizer needs beyond those of text/train.py; one that is trained gets them."""
         return ()

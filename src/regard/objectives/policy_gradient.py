@@ -21,7 +21,7 @@ from torch import Tensor
 
 from regard.data.batch import Batch
 from regard.objectives.reinforcement import Reinforcement
-from regard.objectives.sequence_logprobs import sum_sequences
+from regard.objectives.sequence_logprobs import TokenScores, sum_sequences
 from regard.spec import require
 
 EPSILON = 1e-4  # added to standard deviations, as in TRL
@@ -48,8 +48,8 @@ class REINFORCE(Reinforcement):
     def sequence_weights(self, lengths: Tensor) -> Tensor:
         return lengths.mean().expand_as(lengths)
 
-    def token_losses(self, logprobs: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        return -batch.advantages.to(logprobs.dtype) * logprobs, reward_divergence(batch)
+    def token_losses(self, scores: TokenScores, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        return -batch.advantages.to(scores.logprobs.dtype) * scores.logprobs, reward_divergence(batch)
 
 
 @dataclass(frozen=True)
@@ -95,8 +95,8 @@ class RLOO(ClippedPolicy):
     def sequence_weights(self, lengths: Tensor) -> Tensor:
         return lengths.mean() / lengths
 
-    def token_losses(self, logprobs: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        log_ratio = logprobs - batch.old_logprobs.to(logprobs.dtype)
+    def token_losses(self, scores: TokenScores, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        log_ratio = scores.logprobs - batch.old_logprobs.to(scores.logprobs.dtype)
         losses, metrics = self.clipped(sum_sequences(log_ratio, batch.segments), batch, batch.weights)
         return losses, metrics | reward_divergence(batch)
 
@@ -143,7 +143,8 @@ class GRPO(ClippedPolicy):
             case "dr_grpo":
                 return lengths.mean().expand_as(lengths) / self.max_new
 
-    def token_losses(self, logprobs: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+    def token_losses(self, scores: TokenScores, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        logprobs = scores.logprobs
         log_ratio = logprobs - batch.old_logprobs.to(logprobs.dtype)
         weights = (batch.weights > 0).to(logprobs.dtype)
         if self.ratio == "sequence":

@@ -5,9 +5,10 @@
 
 The batches come from rollouts (training/rollouts.py). Beside the fields of a packed batch they have, per token (B, L),
 
-    advantages             how much better than expected the completion is; the same for all of its tokens
+    advantages             how much better than expected the completion is; without a value head the same for all tokens
     old_logprobs           log π_old(token): of the model that sampled, computed by the forward of training
     reference_logprobs     of the model before training, if `kl` is not 0
+    old_values, returns    of a value head: its estimates when the model sampled, and what it learns to predict
 
 and `rollout` (B, …), measurements of the whole rollout, which every step reports. Losses divide by the number of
 sampled tokens T. Objectives that divide by the number n or by the lengths of sequences have other weights instead: with
@@ -34,7 +35,7 @@ from regard.objectives.base import Columns, LossResult, Objective, add_losses, r
 from regard.objectives.chat import checked_messages, prompt_ids
 from regard.objectives.next_token import slice_columns
 from regard.objectives.preference_pairs import pack_together
-from regard.objectives.sequence_logprobs import counted_logprobs
+from regard.objectives.sequence_logprobs import TokenScores, score_tokens
 from regard.spec import require
 from regard.text.tokenizer import Tokenizer
 
@@ -48,6 +49,7 @@ class Reinforcement(Objective):
     """`data.rows` completions are the batch of one step, and a rollout has those of `updates` steps."""
 
     kl_in_reward: ClassVar[bool] = False  # the divergence from the reference lowers the reward, not the loss
+    rollout_metrics: ClassVar[tuple[str, ...]] = ROLLOUT_METRICS  # the names of `rollout`
     needs_rollouts = True
 
     reward: str = "exact_match"  # or "json", "module:function", or the folder of a reward model
@@ -90,11 +92,33 @@ class Reinforcement(Objective):
         """Rewards (prompts, group) -> advantages (prompts, group)."""
         raise NotImplementedError
 
+    def token_fields(self, batches: Sequence[Batch], rewards: Tensor, kl: float) -> list[dict[str, Tensor]]:
+        """The fields of every batch that depend on the rewards (n,) of all completions, such as `advantages`.
+
+        kl: the coefficient of this rollout.
+        """
+        if kl and self.kl_in_reward:
+            differences = [(batch.old_logprobs - batch.reference_logprobs).double().sum(1) for batch in batches]
+            rewards = rewards - kl * torch.cat(differences)
+        advantages = self.advantages(rewards.view(-1, self.group)).flatten().split([batch.size for batch in batches])
+        return [
+            {"advantages": (batch.weights > 0) * values.float().unsqueeze(1)}
+            for batch, values in zip(batches, advantages, strict=True)
+        ]
+
+    def measure(self, batches: Sequence[Batch], kl: float) -> list[float]:
+        """The further `rollout_metrics` of a rollout, whose batches have their token fields."""
+        return []
+
+    def next_kl(self, batches: Sequence[Batch], kl: float) -> float:
+        """The coefficient of the divergence for the rollout after this one, which had `kl`."""
+        return kl
+
     def sequence_weights(self, lengths: Tensor) -> Tensor:
         """The numbers of sampled tokens of all sequences of a batch (n,) -> the weight of a token of each (n,)."""
         raise NotImplementedError
 
-    def token_losses(self, logprobs: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+    def token_losses(self, scores: TokenScores, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss of every token (B, L), and metrics as sums over the tokens that count."""
         raise NotImplementedError
 
@@ -102,12 +126,13 @@ class Reinforcement(Objective):
         if "advantages" not in batch:
             count = torch.ones_like(batch.rewards).sum()
             return -batch.rewards.sum(), count, {"reward": batch.rewards.sum(), "length": batch.lengths.sum()}
-        logprobs, entropies, losses = counted_logprobs(model, batch, self.temperature)
-        token_losses, metrics = self.token_losses(logprobs, batch)
-        loss = (batch.weights.to(logprobs.dtype) * token_losses).sum()
-        count = (batch.weights > 0).to(logprobs.dtype).sum()
-        rollout = batch.rollout.to(logprobs.dtype).mean(0) * count  # the same in all rows
-        metrics |= {"entropy": entropies.sum(), **dict(zip(ROLLOUT_METRICS, rollout, strict=True))}
+        scores, losses = score_tokens(model, batch, self.temperature)
+        token_losses, metrics = self.token_losses(scores, batch)
+        dtype = scores.logprobs.dtype
+        loss = (batch.weights.to(dtype) * token_losses).sum()
+        count = (batch.weights > 0).to(dtype).sum()
+        rollout = batch.rollout.to(dtype).mean(0) * count  # the same in all rows
+        metrics |= {"entropy": scores.entropies.sum(), **dict(zip(self.rollout_metrics, rollout, strict=True))}
         return add_losses(loss, count, losses, metrics)
 
 

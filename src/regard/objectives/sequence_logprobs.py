@@ -3,6 +3,8 @@
 log π(y | x) = Σ_t w_t log p(y_t | x, y_<t)
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 
@@ -12,9 +14,16 @@ from regard.objectives.base import layout_of
 from regard.parts.block import Losses
 
 
-def counted_logprobs(model: nn.Module, batch: Batch, temperature: float = 1.0) -> tuple[Tensor, Tensor, Losses]:
-    """log p(target) (B, L) and the entropy (B, L, without gradient) of the tokens that count, 0 for all others; and the
-    auxiliary losses of the model.
+class TokenScores(NamedTuple):
+    """All (B, L), and 0 for tokens that do not count."""
+
+    logprobs: Tensor  # log p(target)
+    entropies: Tensor  # without gradient
+    values: Tensor | None = None  # of a model with a value head
+
+
+def score_tokens(model: nn.Module, batch: Batch, temperature: float = 1.0) -> tuple[TokenScores, Losses]:
+    """The scores of the tokens that count, and the auxiliary losses of the model.
 
     Needs tokens, targets, weights, positions and segments, all (B, L). Only the logits of tokens that count are
     computed.
@@ -22,8 +31,9 @@ def counted_logprobs(model: nn.Module, batch: Batch, temperature: float = 1.0) -
     outputs = model(batch.tokens, layout_of(batch), outputs=True)
     counted, logits = batch.weights > 0, outputs.logits
     logits = logits.select(counted) if isinstance(logits, LazyLogits) else logits[counted]
-    values, entropies = (spread(part, counted) for part in token_logprobs(logits, batch.targets[counted], temperature))
-    return values, entropies, outputs.losses
+    logprobs, entropies = token_logprobs(logits, batch.targets[counted], temperature)
+    values = None if outputs.values is None else outputs.values.where(counted, 0)
+    return TokenScores(spread(logprobs, counted), spread(entropies, counted), values), outputs.losses
 
 
 def spread(values: Tensor, chosen: Tensor) -> Tensor:
@@ -41,9 +51,9 @@ def sum_segments(values: Tensor, segments: Tensor, count: int) -> Tensor:
 def sequence_logprobs(model: nn.Module, batch: Batch, count: int) -> tuple[Tensor, Tensor, Losses]:
     """log π of the first `count` segments of every row, their numbers of tokens that count, both (B, count), and the
     auxiliary losses of the model."""
-    values, _, losses = counted_logprobs(model, batch)
-    lengths = sum_segments((batch.weights > 0).to(values.dtype), batch.segments, count)
-    return sum_segments(values * batch.weights, batch.segments, count), lengths, losses
+    scores, losses = score_tokens(model, batch)
+    lengths = sum_segments((batch.weights > 0).to(scores.logprobs.dtype), batch.segments, count)
+    return sum_segments(scores.logprobs * batch.weights, batch.segments, count), lengths, losses
 
 
 def sum_sequences(values: Tensor, segments: Tensor) -> Tensor:

@@ -34,6 +34,7 @@ from regard.families import can_express
 from regard.models.base import Model, Scheme
 from regard.models.encoder import Encoder
 from regard.models.pattern import retile
+from regard.models.value_head import with_value_head
 from regard.objectives.base import Objective
 from regard.objectives.defaults import check_pair, default_objective
 from regard.spec import Spec, SpecError, parse_spec, require, suggest_name
@@ -280,6 +281,8 @@ def build_recipe(
     recipe = Recipe.from_dict({**tables, "model": model})
     if pattern is not None:
         recipe = replace(recipe, model=retile(recipe.model, pattern))
+    if recipe.objective is not None and recipe.objective.needs_values:
+        recipe = replace(recipe, model=with_value_head(recipe.model))
     context = context_of(recipe.model)
     data = tables.get("data", {})
     if isinstance(data, Mapping) and "length" not in data:

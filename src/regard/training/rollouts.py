@@ -25,7 +25,7 @@ from regard.data.batch import Batch
 from regard.data.loader import MAX_EMPTY_EXAMPLES
 from regard.data.sources.base import Example, Examples
 from regard.objectives.reinforcement import Reinforcement, sampled_batch
-from regard.objectives.sequence_logprobs import counted_logprobs
+from regard.objectives.sequence_logprobs import TokenScores, score_tokens
 from regard.text.tokenizer import Tokenizer
 from regard.training.rewards import ComputeRewards
 from regard.training.step import Precision
@@ -46,28 +46,28 @@ TokenizedPrompt = tuple[Example, list[int]]
 
 
 class Scorer(NamedTuple):
-    """Log-probabilities of sampled tokens, in eval mode, without gradients, in micro-batches of equal size."""
+    """Scores of sampled tokens, in eval mode, without gradients, in micro-batches of equal size."""
 
     model: nn.Module
     precision: Precision = nullcontext
     micro_batches: int = 1
 
     @torch.no_grad()
-    def __call__(self, batch: Batch, temperature: float) -> tuple[Tensor, Tensor]:
-        """Log-probabilities and entropies (B, L), on the CPU."""
+    def __call__(self, batch: Batch, temperature: float) -> TokenScores:
+        """On the CPU."""
         device, mode = next(self.model.parameters()).device, self.model.training
         size = batch.size // self.micro_batches
         self.model.eval()
         try:
             with self.precision():
                 parts = [
-                    counted_logprobs(self.model, batch.rows(slice(first, first + size)).to(device), temperature)[:2]
+                    score_tokens(self.model, batch.rows(slice(first, first + size)).to(device), temperature)[0]
                     for first in range(0, batch.size, size)
                 ]
         finally:
             self.model.train(mode)
-        logprobs, entropies = zip(*parts, strict=True)
-        return torch.cat(logprobs).cpu(), torch.cat(entropies).cpu()
+        columns = ([part for part in column if part is not None] for column in zip(*parts, strict=True))
+        return TokenScores(*(torch.cat(column).cpu() for column in columns if column))
 
 
 class RolloutLoader:
@@ -87,7 +87,7 @@ class RolloutLoader:
         generate: Generate,
         reward: ComputeRewards,
         scorer: Scorer,
-        reference: Callable[[Batch, float], tuple[Tensor, Tensor]] | None = None,
+        reference: Callable[[Batch, float], TokenScores] | None = None,
         seed: int = 0,
         note: Callable[[str], None] = lambda text: None,
     ):
@@ -103,6 +103,7 @@ class RolloutLoader:
         self.length, self.generate, self.reward, self.scorer = length, generate, reward, scorer
         self.reference, self.seed, self.note = reference, seed, note
         self._next_example = self._samples = self._done = 0
+        self._kl = objective.kl  # an objective may adapt it after every rollout
         self._batches: list[Batch] = []  # of the rollout, if some of its steps are left
         self._encoded: list[dict[str, Any]] = []
         self._warned = False
@@ -141,8 +142,7 @@ class RolloutLoader:
         except BaseException:
             self._next_example, self._samples = first, samples  # the state before the rollout can be saved
             raise
-        measured = torch.tensor([self.measure(batches, rewards, completions)], dtype=torch.float64)
-        return self.finish(batches, rewards, measured)
+        return self.finish(batches, rewards, self.measure(batches, rewards, completions))
 
     def next_prompt(self) -> TokenizedPrompt:
         """The next example with a prompt that is short enough, and the tokens of its prompt."""
@@ -158,12 +158,16 @@ class RolloutLoader:
         )
 
     def score(self, batch: Batch) -> Batch:
-        """The batch with log-probabilities, and with entropies for the guards."""
+        """The batch with log-probabilities and values, and with entropies for the guards."""
         temperature = self.objective.temperature
-        logprobs, entropies = self.scorer(batch, temperature)
-        fields = {"old_logprobs": logprobs, "entropies": entropies}
+        scores = self.scorer(batch, temperature)
+        fields = {"old_logprobs": scores.logprobs, "entropies": scores.entropies}
+        if self.objective.needs_values:
+            if scores.values is None:
+                raise ValueError(f"objective {self.objective.kind} needs a value head; set value_head=True")
+            fields["old_values"] = scores.values
         if self.objective.kl and self.reference is not None:
-            fields["reference_logprobs"] = self.reference(batch, temperature)[0]
+            fields["reference_logprobs"] = self.reference(batch, temperature).logprobs
         return Batch(**batch, **fields)
 
     def measure(self, batches: list[Batch], rewards: Tensor, completions: list[SampledCompletion]) -> list[float]:
@@ -171,7 +175,7 @@ class RolloutLoader:
         if self.objective.temperature == 1:
             logprobs = [batch.old_logprobs for batch in batches]
         else:  # those of the engine are of temperature 1
-            logprobs = [self.scorer(batch, 1.0)[0] for batch in batches]
+            logprobs = [self.scorer(batch, 1.0).logprobs for batch in batches]
         ours = torch.cat([values[b.weights > 0] for values, b in zip(logprobs, batches, strict=True)]).double()
         gaps = (ours - torch.tensor([p for c in completions for p in c.logprobs], dtype=torch.float64)).abs()
         single = next(self.scorer.model.parameters()).dtype == torch.float32 and self.scorer.precision is nullcontext
@@ -203,24 +207,17 @@ class RolloutLoader:
                     f"{objective.max_kl}; start again with a larger kl or a smaller train.lr, or raise max_kl"
                 )
 
-    def finish(self, batches: list[Batch], rewards: Tensor, measured: Tensor) -> list[Batch]:
-        """The batches with advantages, the weights of tokens and the measurements of the rollout (1, …)."""
-        objective = self.objective
-        if objective.kl and objective.kl_in_reward:
-            differences = [(batch.old_logprobs - batch.reference_logprobs).double().sum(1) for batch in batches]
-            rewards = rewards - objective.kl * torch.cat(differences)
-        advantages = objective.advantages(rewards.view(-1, objective.group)).flatten().split(self.rows)
-        finished = []
-        for batch, values in zip(batches, advantages, strict=True):
+    def finish(self, batches: list[Batch], rewards: Tensor, measured: list[float]) -> list[Batch]:
+        """The batches with advantages, the weights of tokens and the measurements of the rollout."""
+        objective, finished = self.objective, []
+        for batch, fields in zip(batches, objective.token_fields(batches, rewards, self._kl), strict=True):
             counted = (batch.weights > 0).float()
-            weights = objective.sequence_weights(counted.sum(1))
-            fields = {name: tensor for name, tensor in batch.items() if name != "entropies"} | {
-                "weights": counted * weights.unsqueeze(1),
-                "advantages": counted * values.float().unsqueeze(1),
-                "rollout": measured.expand(batch.size, -1).clone(),
-            }
+            fields["weights"] = counted * objective.sequence_weights(counted.sum(1)).unsqueeze(1)
+            fields = {name: tensor for name, tensor in batch.items() if name != "entropies"} | fields
             finished.append(Batch(**fields))
-        return finished
+        row = torch.tensor([*measured, *objective.measure(finished, self._kl)], dtype=torch.float64)
+        self._kl = objective.next_kl(finished, self._kl)
+        return [Batch(**batch, rollout=row.expand(batch.size, -1).clone()) for batch in finished]
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -229,6 +226,7 @@ class RolloutLoader:
             "next": self._next_example,
             "samples": self._samples,
             "done": self._done,
+            "kl": self._kl,
             "rollout": self._encoded,
         }
 
@@ -240,6 +238,7 @@ class RolloutLoader:
                     "with the same data"
                 )
         self._next_example, self._samples, self._done = state["next"], state["samples"], state["done"]
+        self._kl = state.get("kl", self.objective.kl)  # older runs have no adapted coefficient
         self._encoded = state["rollout"]
         self._batches = [decode_batch(encoded) for encoded in self._encoded]
 

@@ -11,6 +11,7 @@ from regard.adapt.adapters import adapters, add_lora, merge_lora
 from regard.checkpoint.image_processor import PREPROCESSOR_CONFIG, vit_processor_config
 from regard.checkpoint.model_folder import GENERATION_CONFIG, read_extra_files, write_extra_files
 from regard.data.sources.images import Digits, ImageFolder
+from regard.models.decoder import DecoderModule
 from regard.parts.patches import Patches
 from regard.text.tokenizer import Tokenizer
 from regard.training.base_model import load_model, root_of
@@ -21,14 +22,19 @@ from regard.training.recipe import Recipe
 def build_model(recipe: Recipe, from_checkpoint: bool = False) -> nn.Module:
     """from_checkpoint: all trained weights will be loaded from a checkpoint of the run."""
     spec, settings = recipe.model, recipe.train
+    needs_values = recipe.objective is not None and recipe.objective.needs_values
     if recipe.start is None or from_checkpoint and recipe.adapter is None:
         model = spec.build(settings.seed, settings.initialize)
     else:
         model = load_start(Path(recipe.start))
+        if needs_values and isinstance(model, DecoderModule):
+            model.add_value_head()
         if model.spec != spec:  # another head
             model = with_weights_of(model, spec.build(settings.seed, settings.initialize))
     if recipe.adapter is not None:
         add_lora(model, recipe.adapter, settings.seed)
+        if needs_values:
+            model.get_submodule("value_head").requires_grad_(True)
     return model.train()
 
 
