@@ -94,7 +94,9 @@ def further_forwards(objective: Objective | None) -> float:
     """
     if isinstance(objective, Reinforcement):
         return (2 + (objective.kl > 0) + Path(objective.reward).is_dir()) / objective.epochs
-    return float(isinstance(objective, Distillation) or (objective is not None and objective.needs_reference))
+    if isinstance(objective, Distillation):
+        return 1 + objective.on_policy
+    return float(objective is not None and objective.needs_reference)
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:

@@ -16,14 +16,18 @@ from torch import nn
 
 from regard.adapt.adapters import disable_adapters
 from regard.data.batch import Batch
+from regard.data.loader import Loader
 from regard.data.sources.base import Splits
 from regard.engine.engine import Engine
 from regard.engine.request import GenerationError, Sampling
+from regard.objectives.base import Objective
+from regard.objectives.distillation import Distillation
 from regard.objectives.reinforcement import Reinforcement
 from regard.objectives.sequence_logprobs import TokenScores
 from regard.spec import require
 from regard.text.tokenizer import Tokenizer
 from regard.training.loop import Trainer
+from regard.training.on_policy import OnPolicyLoader
 from regard.training.recipe import Recipe
 from regard.training.rewards import load_reward
 from regard.training.rollouts import HeldOutRewards, RolloutLoader, SampledCompletion, Scorer
@@ -105,10 +109,7 @@ def with_rollouts(trainer: Trainer, recipe: Recipe, tokenizer: Tokenizer, splits
     """The trainer with a loader of rollouts, and with the rewards of held-out prompts as its evaluation."""
     objective, data, model = recipe.objective, recipe.data, trainer.model
     assert isinstance(objective, Reinforcement)
-    require(
-        trainer.processes.mesh is None,
-        f"objective {objective.kind} samples in one process, and {trainer.processes.count} were started; start one",
-    )
+    check_one_process(trainer, objective)
     require(
         data.batch_warmup == 0 and recipe.train.length_warmup == 0,
         f"objective {objective.kind} has no warm-up of batches or lengths; set data.batch_warmup and "
@@ -132,6 +133,24 @@ def with_rollouts(trainer: Trainer, recipe: Recipe, tokenizer: Tokenizer, splits
     )  # fmt: skip
     held_out = () if splits.held_out is None else HeldOutRewards(loader, splits.held_out, data.held_out * data.rows)
     return replace(trainer, loader=loader, held_out=held_out, prefetch=0)
+
+
+def with_samples(trainer: Trainer, recipe: Recipe, tokenizer: Tokenizer, splits: Splits) -> Trainer:
+    """The trainer of an on-policy distillation: a share of its batches is sampled by the model."""
+    objective, data = recipe.objective, recipe.data
+    assert isinstance(objective, Distillation) and isinstance(trainer.loader, Loader)
+    check_one_process(trainer, objective)
+    precision = autocast(recipe.train.precision, next(trainer.model.parameters()).device)
+    dtype = None if precision is nullcontext else torch.bfloat16
+    generate = EngineGenerator(trainer.model, tokenizer, data.length, objective.max_new, data.rows, dtype)
+    return replace(trainer, loader=OnPolicyLoader(trainer.loader, splits.train, objective, generate), prefetch=0)
+
+
+def check_one_process(trainer: Trainer, objective: Objective) -> None:
+    require(
+        trainer.processes.mesh is None,
+        f"objective {objective.kind} samples in one process, and {trainer.processes.count} were started; start one",
+    )
 
 
 def reference_scorer(scorer: Scorer, recipe: Recipe) -> Score:

@@ -27,7 +27,7 @@ from regard.objectives.base import Objective
 from regard.objectives.distillation import Distillation
 from regard.objectives.next_token import NextToken
 from regard.planning.machine import check_memory
-from regard.reinforcement_run import with_rollouts
+from regard.reinforcement_run import with_rollouts, with_samples
 from regard.text.tokenizer import Tokenizer
 from regard.training.base_model import check_weights, fingerprint_model, keep_base
 from regard.training.loop import Trainer, TrainingResult
@@ -286,7 +286,8 @@ def build_trainer(
         return with_rollouts(trainer, recipe, tokenizer, splits)
     if isinstance(objective, Distillation):
         device = next(model.parameters()).device
-        return replace(trainer, objective=load_teacher(objective, recipe.model, tokenizer, device))
+        taught = replace(trainer, objective=load_teacher(objective, recipe.model, tokenizer, device))
+        return with_samples(taught, recipe, tokenizer, splits) if objective.on_policy else taught
     if not objective.needs_reference:
         return trainer
     if recipe.adapter is not None:

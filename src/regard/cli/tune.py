@@ -69,7 +69,7 @@ def tune(
       regard tune reward smollm2 --data pairs.jsonl --out runs/reward
       regard tune grpo runs/tuned --data prompts.jsonl --reward rewards:short_and_right
       regard tune ppo runs/tuned --data prompts.jsonl --reward runs/reward
-      regard tune distill runs/mine --objective.teacher=runs/demo --data chats.jsonl
+      regard tune distill runs/mine --objective.teacher=runs/demo --data chats.jsonl --objective.on_policy=0.5
       regard train --resume runs/dpo
     """
     from regard.spec import suggest_name

@@ -7,13 +7,15 @@
     0 < β < 1   D = β KL(q ‖ m) + (1 - β) KL(p ‖ m)     generalised Jensen-Shannon divergence, of the mixture
                                                         m = β q + (1 - β) p (Agarwal et al. 2023)
 
-λ is the `weight` of the divergence. Examples, rows and the tokens that count are those of next_token. The teacher has
-the same vocabulary; training loads it once, frozen (training/teacher.py). Logits of both exist for one chunk of tokens
-at a time, and are computed again in the backward.
+λ is the `weight` of the divergence. Examples, rows and the tokens that count are those of next_token. With `on_policy`
+some batches are completions that the model samples instead, of the prompts of the examples. The teacher has the same
+vocabulary; training loads it once, frozen (training/teacher.py). Logits of both exist for one chunk of tokens at a
+time, and are computed again in the backward.
 """
 
 import math
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -21,12 +23,14 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from regard.data.batch import Batch
+from regard.data.sources.base import Splits
 from regard.kernels.linear_cross_entropy import CHUNK, GPU_CHUNK
 from regard.models.base import Model
 from regard.models.decoder import Decoder
 from regard.models.outputs import LazyLogits, materialize
 from regard.objectives.base import LossResult, add_losses, cross_entropy, layout_of, require_model
 from regard.objectives.next_token import NextToken
+from regard.objectives.reinforcement import prompt_of
 from regard.spec import require
 
 
@@ -37,13 +41,26 @@ class Distillation(NextToken):
     beta: float = 0.0  # 0: forward KL, 1: reverse KL, between: generalised Jensen-Shannon divergence
     temperature: float = 1.0  # of both distributions in the divergence; its gradients are not scaled by T²
     weight: float = 1.0  # of the divergence; the rest is that of the ordinary loss
+    on_policy: float = 0.0  # the share of batches with completions that the model samples (training/on_policy.py)
+    max_new: int = 128  # tokens per sampled completion
 
     def check(self) -> None:
         super().check()
-        for name in ("beta", "weight"):
+        for name in ("beta", "weight", "on_policy"):
             value = getattr(self, name)
             require(0 <= value <= 1, f"{self.kind}: {name}={value} must be in [0, 1]")
         require(self.temperature > 0, f"{self.kind}: temperature={self.temperature} must be positive")
+        require(self.max_new >= 1, f"{self.kind}: max_new={self.max_new} must be at least 1")
+        require(
+            self.on_policy == 0 or self.weight == 1,
+            f"{self.kind}: on_policy={self.on_policy} needs weight=1, not {self.weight}: the ordinary loss would teach "
+            "the model its own samples",
+        )
+
+    def fit(self, splits: Splits, model: Model) -> Self:
+        if self.on_policy:
+            prompt_of(splits.train.example(0))
+        return super().fit(splits, model)
 
     def check_model(self, model: Model) -> None:
         fits = isinstance(model, Decoder) and not model.ahead

@@ -24,7 +24,8 @@ from torch import Tensor, nn
 from regard.data.batch import Batch
 from regard.data.loader import MAX_EMPTY_EXAMPLES
 from regard.data.sources.base import Example, Examples
-from regard.objectives.reinforcement import Reinforcement, sampled_batch
+from regard.objectives.chat import prompt_ids
+from regard.objectives.reinforcement import Reinforcement, prompt_of, sampled_batch
 from regard.objectives.sequence_logprobs import TokenScores, score_tokens
 from regard.text.tokenizer import Tokenizer
 from regard.training.rewards import ComputeRewards
@@ -145,17 +146,10 @@ class RolloutLoader:
         return self.finish(batches, rewards, self.measure(batches, rewards, completions))
 
     def next_prompt(self) -> TokenizedPrompt:
-        """The next example with a prompt that is short enough, and the tokens of its prompt."""
-        for _ in range(MAX_EMPTY_EXAMPLES):
-            index = self._next_example
-            self._next_example += 1
-            prompt = read_prompt(self.examples, index, self.objective, self.tokenizer, self.length)
-            if prompt is not None:
-                return prompt
-        raise ValueError(
-            f"{self.examples.name}: {MAX_EMPTY_EXAMPLES} prompts in a row are longer than data.length={self.length} - "
-            f"objective.max_new={self.objective.max_new}; raise data.length"
+        prompt, self._next_example = find_prompt(
+            self.examples, self._next_example, self.objective.max_new, self.tokenizer, self.length
         )
+        return prompt
 
     def score(self, batch: Batch) -> Batch:
         """The batch with log-probabilities and values, and with entropies for the guards."""
@@ -254,7 +248,7 @@ class HeldOutRewards:
         loader, rows = self.loader, self.loader.rows
         for first in range(0, self.count, rows):
             found = [
-                read_prompt(self.examples, index, loader.objective, loader.tokenizer, loader.length)
+                read_prompt(self.examples, index, loader.objective.max_new, loader.tokenizer, loader.length)
                 for index in range(first, min(first + rows, self.count))
             ]
             prompts = [prompt for prompt in found if prompt is not None]
@@ -265,17 +259,30 @@ class HeldOutRewards:
             yield Batch(rewards=torch.tensor(rewards), lengths=torch.tensor([float(len(c.ids)) for c in completions]))
 
 
+def find_prompt(
+    examples: Examples, first: int, max_new: int, tokenizer: Tokenizer, length: int
+) -> tuple[TokenizedPrompt, int]:
+    """The first prompt from an index on that is short enough, and the index after it."""
+    for index in range(first, first + MAX_EMPTY_EXAMPLES):
+        prompt = read_prompt(examples, index, max_new, tokenizer, length)
+        if prompt is not None:
+            return prompt, index + 1
+    raise ValueError(
+        f"{examples.name}: {MAX_EMPTY_EXAMPLES} prompts in a row are longer than data.length={length} - "
+        f"objective.max_new={max_new}; raise data.length"
+    )
+
+
 def read_prompt(
-    examples: Examples, index: int, objective: Reinforcement, tokenizer: Tokenizer, length: int
+    examples: Examples, index: int, max_new: int, tokenizer: Tokenizer, length: int
 ) -> TokenizedPrompt | None:
-    """An example and the tokens of its prompt; None if it is too long."""
+    """An example and the tokens of its prompt; None if a row of `length` tokens has no space for `max_new` more."""
     example = examples.example(index)
     try:
-        columns = objective.tokenize(example, tokenizer)
+        ids = prompt_ids(prompt_of(example), tokenizer)
     except ValueError as error:
         raise ValueError(f"example {index} of {examples.name}: {error}") from error
-    items = objective.sample(columns, tokenizer, length, np.random.default_rng(0))
-    return (example, columns["ids"].tolist()) if items else None
+    return (example, ids) if 0 < len(ids) <= length - max_new else None
 
 
 def sample_seed(seed: int, number: int) -> int:
