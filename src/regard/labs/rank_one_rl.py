@@ -26,7 +26,7 @@ from regard.labs.tasks import FIRST, draw_symbols, whole_rows
 from regard.models.decoder import DecoderModule
 from regard.objectives.policy_gradient import GRPO
 from regard.objectives.reinforcement import ROLLOUT_METRICS
-from regard.objectives.sequence_logprobs import counted_logprobs
+from regard.objectives.sequence_logprobs import score_tokens
 from regard.training.faults import NonFinite
 from regard.training.step import take_step
 
@@ -74,7 +74,7 @@ def roll_out(model: DecoderModule, objective: GRPO, rng: torch.Generator) -> Bat
     rewards = (answers == meant[:, None]).double()
     batch = answered(prompts.repeat_interleave(objective.group, 0), answers.flatten())
     with torch.no_grad():
-        logprobs = counted_logprobs(model, batch)[0]
+        logprobs = score_tokens(model, batch)[0].logprobs
     advantages = objective.advantages(rewards).flatten().float()
     fields = {
         "old_logprobs": logprobs,
