@@ -49,6 +49,7 @@ LABS = {  # name: the number of seeds, unless the user chooses another
     "lora-batch": 3,
     "preference-tuning": 3,
     "rank-one-rl": 3,
+    "specialist": 3,
 }
 
 
