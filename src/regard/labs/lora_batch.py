@@ -1,7 +1,7 @@
 """LoRA tolerates large batches less well than full fine-tuning, and a higher rank does not help.
 
 A decoder that knows a language of random rules is tuned on one in which a quarter of them differ (labs/fine_tuning.py),
-once over the same 3,200 sequences in batches of 8, 32 or 128, with all weights (FullFT) and with LoRA of two ranks on
+once over the same 1,536 sequences in batches of 8, 32 or 128, with all weights (FullFT) and with LoRA of two ranks on
 all linear layers. Each has the best of four rates at each batch size; the rates of a larger batch are higher, with its
 square root. Measured: by how much the loss of LoRA on held-out sequences is above FullFT's.
 
@@ -15,7 +15,7 @@ from regard.labs.experiment import Bench, Check, Findings, Plot
 from regard.labs.fine_tuning import pretrain, tune
 from regard.labs.fit import generator
 
-NEW_RULES, SEQUENCES, BATCHES = 256, 3200, (8, 32, 128)
+NEW_RULES, SEQUENCES, BATCHES = 256, 1536, (8, 32, 128)
 METHODS = {"FullFT": None, "r 32": LoRA(rank=32), "r 128": LoRA(rank=128)}
 FULL_RATE, LORA_RATE, FACTORS = 4e-4, 1.6e-3, (0.5, 1, 2, 4)  # rates for a batch of 8
 
