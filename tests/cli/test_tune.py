@@ -5,11 +5,19 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+import torch
 
+from regard import Attention, Block, Decoder, Repeat, Rope, Sublayer, SwiGLU, Tokenizer, load, save
+from regard.checkpoint.model_folder import load as load_folder
 from regard.cli.tune import METHODS
+from regard.engine.engine import Engine
+from regard.server.app import create_app
+from regard.server.served_model import ServedModel
 from regard.training.run import Run
 from tests.cli.conftest import regard
+from tests.server.conftest import serve
 
 SMALL = ("--train.steps=4", "--train.save_every=2", "--data.rows=2", "--data.length=40", "--data.held_out=1")
 REWARD = "tests.cli.test_tune:count_letters"
@@ -68,6 +76,36 @@ def test_a_method_trains_and_resumes_with_the_same_result(
     resumed = regard("train", "--resume", stopped)
     assert resumed.exit_code == 0, resumed.output
     assert weights(stopped) == weights(out)
+
+
+@pytest.mark.parametrize("full", [False, True], ids=["adapter", "full"])
+def test_a_model_tuned_by_ppo_is_chatted_with_served_and_exported(full: bool, demo_run: Path, tmp_path: Path) -> None:
+    """With all weights the model has a value head, which only training uses."""
+    start, run, exported = tmp_path / "start", tmp_path / "run", tmp_path / "exported"
+    tokenizer = Tokenizer.load(demo_run / "tokenizer")
+    layer = Block((Sublayer(Attention(2, position=Rope())), Sublayer(SwiGLU(24))))
+    save(Decoder(tokenizer.vocab_size, 16, (Repeat((layer,)),), context=64).build(seed=0), start, tokenizer)
+    options = ("--objective.max_new=4", "--reward", REWARD, "--train.lr=1e-2", *(["--full"] if full else []))
+    data = write_examples("ppo", tmp_path)
+    assert regard("tune", "ppo", start, "--data", data, "--out", run, *SMALL, *options).exit_code == 0
+    chat = regard("chat", run, "--max-new", 4, "--temperature", 0, stdin="Where is Anna?\n")
+    assert chat.exit_code == 0, chat.output
+    llm = load(run, "cpu")
+    assert llm.model.spec.value_head == full
+    answer = llm.generate("Where is Anna?", max_new=6, temperature=0.0)
+    with serve(create_app([ServedModel("tuned", llm.tokenizer, Engine(llm.model, rows=2))])) as port:
+        body = {"model": "tuned", "prompt": "Where is Anna?", "max_tokens": 6, "temperature": 0}
+        response = httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=body, timeout=60)
+    assert response.json()["choices"][0]["text"] == answer
+    merge = [] if full else ["--merge"]
+    assert regard("export", run, exported, *merge).exit_code == 0
+    tokens = torch.tensor([llm.tokenizer.encode("Where is Anna?")])
+    model = load_folder(exported)
+    with torch.no_grad():
+        assert not model.spec.value_head and (model(tokens) - llm.model(tokens)).abs().max() < 1e-4
+    gguf = tmp_path / "model.gguf"
+    assert regard("export", run, gguf, "--gguf", "f32", *merge).exit_code == 0
+    assert not load_folder(gguf).spec.value_head
 
 
 def test_full_weights_have_a_tenth_of_the_rate_unless_it_is_given(demo_run: Path, tmp_path: Path) -> None:

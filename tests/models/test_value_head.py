@@ -17,7 +17,10 @@ from regard.models.decoder import DecoderModule
 from regard.models.outputs import materialize
 from regard.models.value_head import ValueHead, without_value_head
 from regard.planning.parameters import count_parameters
+from regard.planning.part_tree import part_tree
 from regard.text.train import byte
+from regard.verification.report import attempt
+from regard.verification.trial import Trial
 
 LAYER = regard.Block((regard.Sublayer(regard.Attention(2, position=regard.Rope())), regard.Sublayer(regard.SwiGLU(24))))
 TOKENIZER = byte()
@@ -70,7 +73,13 @@ def test_values_of_half_precision_are_computed_in_float32() -> None:
 def test_adapters_and_plans_leave_the_head_out(model: DecoderModule) -> None:
     count = count_parameters(SPEC)
     assert count.total - count_parameters(PLAIN).total == 17 and count.active == count_parameters(PLAIN).active
+    assert [part["kind"] for part in part_tree(SPEC, 8)["stacks"][0]["after"]][-1] == "value_head"
     assert not any("value_head" in name for name in add_lora(model, LoRA(rank=2)))
+
+
+def test_an_export_without_the_head_is_no_broken_law(model: DecoderModule) -> None:
+    outcome = attempt("exported and imported = original", Trial(model.requires_grad_(False), 8))
+    assert outcome.difference == 0 and "llama" in outcome.note
 
 
 @torch.no_grad()
