@@ -2,9 +2,10 @@
 
 The phases of `regard pipeline assistant`: a small model is pretrained on documents of the simulated world, fine-tuned
 on conversations (SFT), and from there tuned in several ways for the raters' preference, correct answers in a certain
-form: directly on pairs of answers (DPO), and by reinforcement on answers that it samples. The rater is a rule. It
-compares the answers to held-out questions with those of SFT; ties count half. The FLOPs of every phase are counted,
-those of sampling, references and reward models included.
+form: directly on pairs of answers (DPO), and by reinforcement on answers that it samples, rewarded by the rule (GRPO)
+or by a reward model that has learned it from pairs (PPO). The rater is the rule. It compares the answers to held-out
+questions with those of SFT; ties count half. The FLOPs of every phase are counted, those of sampling, references and
+reward models included.
 
 The full size uses the runs in runs/assistant, and trains those that are missing.
 """
@@ -25,7 +26,7 @@ from regard.labs.experiment import Bench, Check, Findings, Plot
 from regard.pipeline import Phase, merge, read_pipeline, run_pipeline
 from regard.pipeline_results import REFERENCE, Grades, measure_phase
 
-TUNED = {"dpo": "DPO", "grpo": "GRPO"}
+TUNED = {"dpo": "DPO", "grpo": "GRPO", "ppo": "PPO"}
 FOLDER = Path("runs/assistant")
 LEAST_GAIN = 0.05  # of the share of answers that are correct and in the preferred form
 TINY: dict[str, Any] = {  # for the quick size
