@@ -100,11 +100,11 @@ def test_words_of_a_kind_have_near_embeddings() -> None:
 
 @pytest.mark.ledger("fig.5.10")
 def test_the_heads_of_a_layer_are_side_by_side() -> None:
-    panels = INSTRUMENTS["heads"].panels({"layer": 2})
+    panels = INSTRUMENTS["heads"].panels({"layer": 1})
     maps = [p["values"] for p in panels if p["kind"] == "heatmap"][1:]
     assert len(maps) == 4 and all(sum(row) == pytest.approx(1, abs=1e-4) for rows in maps for row in rows)
     assert shown("heads")["8 heads of 64 in the model of 2017"] == 512
-    assert all(p["title"].startswith(f"head {i} · ") for i, p in enumerate(panels[2:6], 1))
+    assert all(p["title"].startswith(f"head {i} · ") for i, p in enumerate(panels[2:6]))
 
 
 def test_labels_of_heads_are_those_of_the_detectors() -> None:
@@ -113,17 +113,17 @@ def test_labels_of_heads_are_those_of_the_detectors() -> None:
     subject = subject_of("tiny", model, byte())
     titles = [p["title"] for p in INSTRUMENTS["heads"].panels({"of": SERVED, "text": "a lamp"}, subject)]
     best = max((float(layers[0][0]), kind) for kind, layers in scores.items())  # ty: ignore[not-subscriptable]
-    assert titles[2] == "head 1 · " + (f"{best[1]} {best[0]:.2f}" if best[0] > 0.4 else "no label")
+    assert titles[2] == "head 0 · " + (f"{best[1]} {best[0]:.2f}" if best[0] > 0.4 else "no label")
 
 
 def test_heads_of_a_hybrid_are_shown_by_relative_weights() -> None:
     """The implied matrices of Mamba-2 have negative entries, which have no entropy."""
     spec = replace(MODELS["mamba2 and a window"], vocab=byte().vocab_size)
     subject = subject_of("hybrid", spec.build(seed=0), byte())
-    for layer in (1, 2):
+    for layer in (0, 1):
         panels = INSTRUMENTS["heads"].panels({"of": SERVED, "text": "a lamp", "layer": layer}, subject)
         assert all(0 <= value <= 1 for row in panels[2]["values"] for value in row)
-        assert panels[0]["title"].startswith(f"layer {layer} of 4, head 1 of 4 · ")
+        assert panels[0]["title"].startswith(f"layer {layer}, head 0 (4 layers of 4 heads) · ")
 
 
 @pytest.mark.ledger("fig.5.18")
@@ -158,7 +158,7 @@ def test_masked_words_are_filled_from_both_sides() -> None:
 @pytest.mark.ledger("fig.000.sandwich")
 def test_the_lens_reads_every_layer() -> None:
     guesses = panel("sandwich", "table", 1, text="the red boat carries the old")["rows"]
-    assert [row[0] for row in guesses] == ["input", 1, 2] and guesses[-1][1] == "stone"
+    assert [row[0] for row in guesses] == ["input", 0, 1] and guesses[-1][1] == "stone"
     assert guesses[-1][2] == guesses[-1][3] > 0.9
     assert shown("sandwich")["log of the vocabulary"] == pytest.approx(math.log(30), abs=1e-4)
 
@@ -219,13 +219,13 @@ def test_the_class_token_attends_to_the_shape_and_names_it(shape: str) -> None:
 @pytest.mark.ledger("fig.5.21", "fig.5.27")
 def test_gates_and_routing_of_the_served_model_are_shown() -> None:
     subject = subject_of("tiny", served_decoder(), byte())
-    given = {"of": SERVED, "text": "lamp", "layer": 2}
+    given = {"of": SERVED, "text": "lamp", "layer": 1}
     gates = next(p for p in INSTRUMENTS["gated-unit"].panels(given, subject) if p["kind"] == "heatmap")
-    assert gates["title"] == "gated unit 2 of 3 of tiny, the first twelve channels at “p”"
+    assert gates["title"] == "gated unit 1 (3 in tiny), the first twelve channels at “p”"
     gate, up, product = torch.tensor(gates["values"])
     assert torch.allclose(gate * up, product, atol=1e-5) and gate.abs().max() > 0
     routed = next(p for p in INSTRUMENTS["experts"].panels(given, subject) if p["kind"] == "heatmap")
-    assert routed["rows"] == list("lamp") and routed["title"].endswith("layer 2 of 3 of tiny")
+    assert routed["rows"] == list("lamp") and routed["title"].endswith("layer of experts 1 (3 in tiny)")
     assert all(len(row) == 6 and sum(w > 0 for w in row) == 2 for row in routed["values"])
     plain = Decoder(byte().vocab_size, 16, (Repeat((Block((Sublayer(Attention(2)),)),)),)).build(seed=0)
     for id, missing in (("gated-unit", "no gated units"), ("experts", "no experts")):

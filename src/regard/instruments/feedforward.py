@@ -100,12 +100,12 @@ def served_channels(subject: Subject | None, text: str, layer: int) -> Channels:
     }
     if not units:
         raise ValueError(f"{subject.name} has no gated units; choose random weights")
-    layer = min(layer, len(units))
-    name, unit = list(units.items())[layer - 1]
+    layer = min(layer, len(units) - 1)
+    name, unit = list(units.items())[layer]
     with record(subject.model, [f"{name}.{part}" for part in GATE]) as recorded:
         subject.model(torch.tensor([encoded], device=subject.model.embedding.weight.device))
     found = channels(unit, {part: recorded[f"{name}.{part}"] for part in GATE})
-    place = f"gated unit {layer} of {len(units)} of {subject.name}"
+    place = f"gated unit {layer} ({len(units)} in {subject.name})"
     return Channels(f"{place}, the first twelve channels at “{pieces[-1]}”", found)
 
 
@@ -174,11 +174,11 @@ def served_experts(subject: Subject | None, text: str, layer: int) -> Routed:
     layers = {name: module for name, module in subject.model.named_modules() if isinstance(module, ExpertsModule)}
     if not layers:
         raise ValueError(f"{subject.name} has no experts; choose random weights")
-    layer = min(layer, len(layers))
-    name, module = list(layers.items())[layer - 1]
+    layer = min(layer, len(layers) - 1)
+    name, module = list(layers.items())[layer]
     with record(subject.model, [f"{name}.router"]) as recorded:
         subject.model(torch.tensor([encoded], device=subject.model.embedding.weight.device))
-    place = f"layer {layer} of {len(layers)} of {subject.name}"
+    place = f"layer of experts {layer} ({len(layers)} in {subject.name})"
     return Routed(place, module, pieces, weights_of(module, recorded[f"{name}.router"]))
 
 
@@ -191,7 +191,7 @@ def experts(
     token, count = min(token, len(words)) - 1, body.count
     total = sum(p.numel() for p in routed.layer.parameters())
     width = routed.layer.router.proj.in_features
-    names = [f"expert {i + 1}" for i in range(count)]
+    names = [f"expert {i}" for i in range(count)]
     drawn = [i for i in range(count) if count <= 16 or weights[token, i] > 0]
     nodes = [{"id": "token", "label": words[token], "x": 0.0, "y": 0.5}]
     nodes += [
@@ -205,7 +205,7 @@ def experts(
             f"weights: tokens down, experts across; {routed.title}",
             weights,
             words,
-            range(1, count + 1),
+            range(count),
             "unit" if float(weights.max()) <= 1 else "positive",
             sets="token",
             selected=token,
@@ -259,7 +259,7 @@ INSTRUMENTS = (
             Slider("width", "width", 96, 4608, 768, 96),
             OF_UNIT,
             TextField("text", "text for the served model", "the lamp"),
-            Slider("layer", "its layer", 1, 128, 1),
+            Slider("layer", "its layer", 0, 127, 0),
         ),
         Quiz(
             "Where is Swish negative, and how far does it go?",
@@ -281,7 +281,7 @@ INSTRUMENTS = (
             Slider("token", "token", 1, 12, 1),
             Switch("shared", "a shared expert", False),
             OF_UNIT,
-            Slider("layer", "layer of the served model", 1, 128, 1),
+            Slider("layer", "layer of the served model", 0, 127, 0),
         ),
         Quiz(
             "With 2 of 8 experts, why is the active share of Mixtral more than a quarter?",

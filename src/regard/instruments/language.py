@@ -48,19 +48,19 @@ def head_label(model: DecoderModule, layer: int, head: int) -> str:
 def heads(subject: Subject | None, of: str, text: str, layer: int, head: int) -> list[Panel]:
     subject, encoded, pieces = read(subject, of, text)
     model, maps = subject.model, weight_maps(subject.model, torch.tensor(encoded))
-    layer = min(layer, len(maps)) - 1
+    layer = min(layer, len(maps) - 1)
     found = maps[layer]
     if found is None:
-        raise ValueError(f"layer {layer + 1} has no attention; choose another one")
+        raise ValueError(f"layer {layer} has no attention; choose another one")
     weights = found.float().cpu()
-    head, n = min(head, len(weights)) - 1, len(encoded)
+    head, n = min(head, len(weights) - 1), len(encoded)
     later = torch.arange(1, n) if n > 1 else torch.tensor([0])
     previous, first = weights[:, later, (later - 1).clamp_min(0)].mean(-1), weights[:, later, 0].mean(-1)
-    rows = [(h + 1, previous[h].item(), first[h].item(), e) for h, e in enumerate(entropy(weights).tolist())]
+    rows = [(h, previous[h].item(), first[h].item(), e) for h, e in enumerate(entropy(weights).tolist())]
     cells = [[w if j <= i else None for j, w in enumerate(row)] for i, row in enumerate(weights[head].tolist())]
     width, drawn = model.spec.width, min(MAX_HEADS, len(weights))
     of_all = "" if drawn == len(weights) else f"; the first {drawn} of {len(weights)} heads"
-    place = f"layer {layer + 1} of {len(maps)}, head {head + 1} of {len(weights)}"
+    place = f"layer {layer}, head {head} ({len(maps)} layers of {len(weights)} heads)"
     return [
         heatmap(f"{place} · {head_label(model, layer, head)}{of_all}", cells, pieces, pieces),
         table(
@@ -69,7 +69,7 @@ def heads(subject: Subject | None, of: str, text: str, layer: int, head: int) ->
             rows,
         ),
         *(
-            heatmap(f"head {h + 1} · {head_label(model, layer, h)}", weights[h], pieces, pieces, shows_numbers=False)
+            heatmap(f"head {h} · {head_label(model, layer, h)}", weights[h], pieces, pieces, shows_numbers=False)
             for h in range(drawn)
         ),
         numbers(
@@ -226,7 +226,12 @@ def sandwich(subject: Subject | None, of: str, text: str) -> list[Panel]:
     for depth, logits in enumerate(by_layer.values()):
         p = logits[0, -1].float().cpu().softmax(-1)
         rows.append(
-            (depth or "input", subject.tokenizer.decode_token(int(p.argmax())), p.max().item(), p[answer].item())
+            (
+                depth - 1 if depth else "input",
+                subject.tokenizer.decode_token(int(p.argmax())),
+                p.max().item(),
+                p[answer].item(),
+            )
         )
         curve.append((depth, p[answer].item()))
     spec, n = model.spec, len(encoded)
@@ -235,7 +240,7 @@ def sandwich(subject: Subject | None, of: str, text: str) -> list[Panel]:
         lines(
             f"probability of “{subject.tokenizer.decode_token(answer)}” if the head read each layer",
             {"probability": curve},
-            "layer",
+            "layers before the head",
             "probability",
         ),
         table("guess after each layer", ("layer", "guess", "its probability", "of the final guess"), rows),
@@ -264,13 +269,13 @@ INSTRUMENTS = (
         (
             OF,
             TextField("text", "text", TEXT),
-            Slider("layer", "layer", 1, 48, 1),
-            Slider("head", "head", 1, 64, 1),
+            Slider("layer", "layer", 0, 47, 0),
+            Slider("head", "head", 0, 63, 0),
         ),
         Quiz(
             "The adjective of the first sentence has to be repeated after “is”. Which head finds it?",
-            "In the example model, head 2 of the first layer: “is” puts 98 % of its weight on “old”.",
-            {"of": EXAMPLE, "text": TEXT, "layer": 1, "head": 2},
+            "In the example model, head 1 of layer 0: “is” puts 98 % of its weight on “old”.",
+            {"of": EXAMPLE, "text": TEXT, "layer": 0, "head": 1},
         ),
         heads, ("lens/maps.py", "parts/attention.py"), reads_model=True,
     ),
@@ -318,7 +323,7 @@ INSTRUMENTS = (
         (OF, TextField("text", "text", TEXT)),
         Quiz(
             "After which layer is the final guess there?",
-            "In the example model only after the last: after layer 1 “stone” has 0.07, after layer 2 0.9998.",
+            "In the example model only after the last: after layer 0 “stone” has 0.07, after layer 1 0.9998.",
             {"of": EXAMPLE, "text": "the red boat carries the old"},
         ),
         sandwich, ("lens/logit_lens.py", "models/decoder.py"), reads_model=True,

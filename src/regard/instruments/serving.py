@@ -59,8 +59,8 @@ def sharing(subject: Subject | None, heads: int, kv_heads: int, head_dim: int, l
     if heads % kv_heads:
         divisors = [str(n) for n in range(1, heads + 1) if heads % n == 0]
         raise ValueError(f"{heads} query heads cannot share {kv_heads} key heads evenly; choose {', '.join(divisors)}")
-    nodes = [{"id": f"q{i}", "label": f"Q{i + 1}", "x": (i + 0.5) / heads, "y": 0.0} for i in range(heads)]
-    nodes += [{"id": f"k{i}", "label": f"KV{i + 1}", "x": (i + 0.5) / kv_heads, "y": 1.0} for i in range(kv_heads)]
+    nodes = [{"id": f"q{i}", "label": f"Q{i}", "x": (i + 0.5) / heads, "y": 0.0} for i in range(heads)]
+    nodes += [{"id": f"k{i}", "label": f"KV{i}", "x": (i + 0.5) / kv_heads, "y": 1.0} for i in range(kv_heads)]
     edges = [(f"q{i}", f"k{i // (heads // kv_heads)}", 1.0) for i in range(heads)]
     sizes = {n: cache_costs(layers, n, head_dim, tokens, "bfloat16", heads).kv_bytes() for n in {heads, kv_heads, 1}}
     names = {heads: f"multi-head ({heads})", kv_heads: f"chosen ({kv_heads})", 1: "multi-query (1)"}

@@ -23,7 +23,7 @@ def encoder(patch: int) -> EncoderModule:
 def patches(shape: str, x: int, y: int, patch: str, layer: int) -> list[Panel]:
     size = int(patch)
     model, image, grid = encoder(size), picture(shape, x, y), SIDE // size
-    weights = attention_maps(model, image)[layer - 1]
+    weights = attention_maps(model, image)[layer]
     assert weights is not None
     on_patches = weights[:, 0, 1:].mean(0).view(grid, grid)  # of [CLS]
     with torch.no_grad():
@@ -67,7 +67,7 @@ INSTRUMENTS = (
             Slider("x", "its place from the left", MARGIN, SIDE - MARGIN, 8),
             Slider("y", "its place from the top", MARGIN, SIDE - MARGIN, 15),
             Selection("patch", "side of a patch", ("2", "4", "6", "8", "12"), "4"),
-            Slider("layer", "layer", 1, 2, 2),
+            Slider("layer", "layer", 0, 1, 1),
         ),
         Quiz(
             "How many tokens has an image of 24 pixels with patches of 4?",
