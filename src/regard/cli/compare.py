@@ -32,7 +32,6 @@ JudgeNameOption = Annotated[str | None, typer.Option(help="The model to ask at a
 ConstitutionOption = Annotated[
     Path | None, typer.Option(help="A TOML file with principles for the judge, and perhaps its question.")
 ]
-SHOWN = 60  # characters
 
 
 def compare(
@@ -200,13 +199,20 @@ def write_pairs(
 
 def print_result(first: str, second: str, found: Any, bias: "PositionBias | None", same: bool) -> None:
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
     console = Console(highlight=False)
-    table = Table("A", "B", "A wins", "ties", "B wins", "win rate of A", "95 % interval")
-    names = (shortened(first), shortened(second))
+    table = Table(
+        Column("A", overflow="fold"),
+        Column("B", overflow="fold"),
+        "A wins",
+        "ties",
+        "B wins",
+        "win rate of A",
+        "95 % interval",
+    )
     rates = (f"{found.rate:.1%}", f"{found.low:.1%} to {found.high:.1%}")
-    table.add_row(*names, str(found.wins), str(found.ties), str(found.losses), *rates)
+    table.add_row(first, second, str(found.wins), str(found.ties), str(found.losses), *rates)
     console.print(table)
     if bias is not None:
         console.print(describe_bias(bias))
@@ -219,7 +225,3 @@ def describe_bias(bias: "PositionBias") -> str:
         f"the judge preferred the answer shown first in {bias.chosen_first:.1%} of its verdicts ({bias.log_odds:+.2f} "
         f"nats; 50 % is unbiased); {bias.inconsistent:.1%} of {bias.pairs} pairs depended on the order"
     )
-
-
-def shortened(name: str) -> str:
-    return name if len(name) <= SHOWN else f"…{name[-SHOWN + 1 :]}"
