@@ -136,9 +136,10 @@ def draw_lines(axes: Any, plot: Plot) -> None:
         axes.set_yscale("log")
         label_with_decimals(axes.yaxis)
     ticks = sorted({x for points in plot.lines.values() for x, _ in points})
-    if len(ticks) <= 10:
+    labels = [f"{x:,g}" for x in ticks]
+    if len(ticks) <= 10 and sum(map(len, labels)) <= 40:  # longer ones would overlap
         axes.set_xticks([], minor=True)
-        axes.set_xticks(ticks, [f"{x:,g}" for x in ticks])
+        axes.set_xticks(ticks, labels)
 
 
 def error_bars(y: Sequence[float], low: Sequence[float], high: Sequence[float]) -> list[list[float]]:
