@@ -18,7 +18,7 @@ from regard.data.sources.base import open_collection
 from regard.objectives.policy_gradient import GRPO
 from regard.objectives.ppo import PPO
 from regard.objectives.reinforcement import Reinforcement
-from regard.objectives.sequence_logprobs import score_tokens
+from regard.objectives.sequence_logprobs import TokenScores, score_tokens
 from regard.reinforcement_run import EngineGenerator
 from regard.training.rewards import RewardFunction, exact_match, json_object, load_reward
 from regard.training.rollouts import HeldOutRewards, RolloutLoader, SampledCompletion, Scorer
@@ -167,6 +167,20 @@ def test_training_stops_at_bounds_and_the_state_before_the_rollout_remains() -> 
         with pytest.raises(ValueError, match=message):
             next(loader)
         assert loader.state_dict() == before
+
+
+def test_a_token_that_only_the_reference_makes_likely_does_not_stop_training() -> None:
+    """π_ref / π = e⁵ of one token in 20 is 7 in the mean of the ratios, and -0.25 in that of log π / π_ref."""
+    loader = loader_of(GRPO(group=2, max_new=5, kl=0.1, max_kl=0.5))
+
+    def reference(batch: Batch, temperature: float) -> TokenScores:
+        scores = loader.scorer(batch, temperature)
+        first = torch.zeros_like(scores.logprobs)
+        first[0, int((batch.weights[0] > 0).int().argmax())] = 5.0
+        return scores._replace(logprobs=scores.logprobs + first)
+
+    loader.reference = reference
+    next(loader)
 
 
 def test_a_gap_between_engine_and_trainer_is_noted_once() -> None:

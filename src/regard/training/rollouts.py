@@ -193,8 +193,9 @@ class RolloutLoader:
                 "more; start again with a larger kl, a smaller train.lr or a higher temperature"
             )
         if objective.kl:
-            differences = [batch.reference_logprobs - batch.old_logprobs for batch in batches]
-            kl = sum(float((difference.exp() - 1 - difference).sum()) for difference in differences) / tokens
+            # The mean of log π / π_ref. In the k3 estimate, π_ref / π of one token that only the reference makes likely
+            # can be larger than the sum of all others.
+            kl = sum(float((batch.old_logprobs - batch.reference_logprobs).sum()) for batch in batches) / tokens
             if not kl <= objective.max_kl:
                 raise ValueError(
                     f"the divergence from the model before training is {kl:.3g} nats per token, above objective.max_kl="
