@@ -1,4 +1,4 @@
-"""`regard compare`, `regard feedback revise` and `regard feedback label` on a small model; wrong values."""
+"""`regard compare` and the commands of `regard feedback` on a small model; wrong values."""
 
 import json
 from pathlib import Path
@@ -66,6 +66,19 @@ def test_revisions_are_written_once(demo_run: Path, tmp_path: Path) -> None:
     again = regard(*arguments, "--rounds", 2)
     assert "has the lines of 2 prompts already" in again.output and out.read_bytes() == before
     assert "with these prompts and settings" in str(regard(*arguments, "--rounds", 1).exception)
+
+
+def test_answers_are_conversations_to_learn_from(demo_run: Path, tmp_path: Path) -> None:
+    out, prompts = tmp_path / "answers.jsonl", write_prompts(tmp_path, "prompt")
+    arguments = ("feedback", "answer", demo_run, "--prompts", prompts, "--out", out, *SHORT)
+    first = regard(*arguments)
+    assert first.exit_code == 0 and "3 conversations, 3 of them new" in first.output, first.output
+    rows = read(out)
+    assert [row["messages"][0]["content"] for row in rows] == ["Where is Anna?", "Where is Ben?", "Where is Clara?"]
+    assert all(row["messages"][1]["role"] == "assistant" and row["messages"][1]["content"] for row in rows)
+    assert "3 conversations, 0 of them new" in regard(*arguments).output
+    student = regard("tune", "sft", demo_run, "--data", out, "--out", tmp_path / "run", "--train.steps=1", "--show")
+    assert student.exit_code == 0, student.output
 
 
 def test_labelled_pairs_are_examples(demo_run: Path, tmp_path: Path) -> None:

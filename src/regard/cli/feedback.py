@@ -1,4 +1,4 @@
-"""`regard feedback revise` and `regard feedback label`: training data from a model's own critiques, or from a judge."""
+"""`regard feedback`: training data from a model's answers, from its critiques of them, or from a judge."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -72,6 +72,47 @@ def revise(
 
             write_lines(output, make_lines, f"revising answers of {model}")
     print(f"{out}: {len(examples)} conversations, {written} of them new, in {changed} of which the revision differs")
+
+
+def answer(
+    model: AnsweringModel,
+    prompts: PromptsOption,
+    out: OutOption,
+    count: CountOption = None,
+    max_new: MaxNewOption = 256,
+    temperature: Annotated[float, typer.Option(help="0 always takes the most likely token.")] = 0.0,
+    seed: SeedOption = 0,
+    device: DeviceOption = "auto",
+) -> None:
+    """Write a model's answers to prompts, for another model to learn from: sequence-level distillation.
+
+    Each line of the output is a conversation with the answer as `messages`, for `regard tune sft` (Kim & Rush 2016).
+    The models may have different tokenizers. After an interruption the same command goes on.
+
+    \b
+    Examples:
+      regard feedback answer smollm2 --prompts prompts.jsonl --out answers.jsonl
+      regard tune sft runs/mine --data answers.jsonl --out runs/student
+    """
+    find_model(model)  # before torch is imported: a mistyped name is refused at once
+    from regard.feedback.output import PromptOutput
+    from regard.feedback.prompts import as_messages, read_prompts
+    from regard.feedback.revise import assistant
+
+    examples = read_prompts(prompts, count, "train")
+    with PromptOutput(out, examples, {"model": model} | sampling(max_new, temperature, seed)) as output:
+        if (start := output.start) < len(examples):
+            generate = open_answers(model, device, max_new, temperature, seed)
+
+            def make_lines(prompts: Any, numbers: Any) -> list[dict[str, Any]]:
+                conversations = [as_messages(prompt) for prompt in prompts]
+                return [
+                    {"messages": [*conversation, assistant(text.strip())]}
+                    for conversation, text in zip(conversations, generate(conversations, numbers), strict=True)
+                ]
+
+            write_lines(output, make_lines, f"answers of {model}")
+    print(f"{out}: {len(examples)} conversations, {len(examples) - start} of them new")
 
 
 def label(
