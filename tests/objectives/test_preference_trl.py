@@ -96,26 +96,28 @@ def assert_equal_gradients(models: Models) -> None:
         (DPO(beta=BETA, loss="ipo"), {"loss_type": "ipo"}),
         (DPO(beta=BETA, loss="robust", label_smoothing=0.2), {"loss_type": "robust", "label_smoothing": 0.2}),
         (DPO(beta=BETA, length_normalized=True), {"loss_type": "sigmoid_norm"}),
+        (DPO(beta=BETA, likelihood=0.5), {"loss_type": ["sigmoid", "sft"], "loss_weights": [1.0, 0.5]}),
     ],
-    ids=["sigmoid", "hinge", "ipo", "robust", "length_normalized"],
+    ids=["sigmoid", "hinge", "ipo", "robust", "length_normalized", "likelihood"],
 )
 def test_dpo(objective: DPO, settings: dict[str, Any], models: Models) -> None:
     from datasets import Dataset
     from trl import DPOConfig, DPOTrainer
 
+    pairs = PAIRS[:1] if objective.likelihood else PAIRS  # TRL takes the mean over the tokens of all pairs
     arguments = DPOConfig(
         str(models.folder / "trl"), report_to=[], use_cpu=True, bf16=False, disable_tqdm=True, beta=BETA,
-        gradient_checkpointing=False, per_device_train_batch_size=len(PAIRS), **settings,
+        gradient_checkpointing=False, per_device_train_batch_size=len(pairs), **settings,
     )  # fmt: skip
     trainer = DPOTrainer(
         models.theirs, models.their_reference, arguments,
-        train_dataset=Dataset.from_list(PAIRS), processing_class=models.their_tokenizer,
+        train_dataset=Dataset.from_list(pairs), processing_class=models.their_tokenizer,
     )  # fmt: skip
     inputs = next(iter(trainer.get_train_dataloader()))
     models.theirs.eval()  # GPT-2 has dropout
     expected = trainer.compute_loss(models.theirs, inputs)
     expected.backward()
-    batch = batch_of(objective, PAIRS, models)
+    batch = batch_of(objective, pairs, models)
     sequences = [
         row[mask.bool()].tolist() for row, mask in zip(inputs["input_ids"], inputs["attention_mask"], strict=True)
     ]

@@ -7,6 +7,10 @@
 
 At the start of DPO both rewards are 0, and the loss is log 2. The rewards that a model implies are measured with every
 step: `accuracy` is the share of pairs whose chosen sequence has the larger one.
+
+DPO only compares: both likelihoods may fall, and the probability moves to completions that are in no pair. If the model
+hardly ever writes the chosen completions, `likelihood` adds α times -log π(y_chosen | x) / |y_chosen| to the loss (RPO,
+Pang et al. 2024).
 """
 
 from dataclasses import dataclass
@@ -38,6 +42,7 @@ class DPO(PreferencePairs):
     label_smoothing: float = 0.0  # share of pairs whose label is assumed to be wrong
     reference_free: bool = False  # log π_ref = 0
     length_normalized: bool = False  # log-probabilities per token; always with ipo
+    likelihood: float = 0.0  # weight of the chosen sequence's -log π per token
 
     @property
     def needs_reference(self) -> bool:
@@ -49,6 +54,7 @@ class DPO(PreferencePairs):
             0 <= self.label_smoothing < 0.5,
             f"{self.kind}: label_smoothing={self.label_smoothing} must be in [0, 0.5): the share of wrong labels",
         )
+        require(self.likelihood >= 0, f"{self.kind}: likelihood={self.likelihood} must not be negative")
         require(
             self.label_smoothing == 0 or self.loss in ("sigmoid", "robust"),
             f"{self.kind}: loss={self.loss!r} has no label_smoothing; use loss='sigmoid' or 'robust'",
@@ -62,7 +68,12 @@ class DPO(PreferencePairs):
             ratios = ratios / lengths.clamp_min(1)
         rewards = self.beta * ratios
         loss = self.pair_losses(rewards[:, 0] - rewards[:, 1]).sum()
-        return add_losses(loss, pair_count(rewards), losses, pair_metrics(rewards))
+        metrics = pair_metrics(rewards)
+        if self.likelihood:
+            likelihood = -(logprobs / lengths.clamp_min(1))[:, 0].sum()
+            loss = loss + self.likelihood * likelihood
+            metrics["likelihood"] = likelihood.detach()
+        return add_losses(loss, pair_count(rewards), losses, metrics)
 
     def pair_losses(self, delta: Tensor) -> Tensor:
         smoothing = self.label_smoothing
