@@ -69,6 +69,7 @@ PACKAGES["load_model"] = PACKAGES["language_model"] | {"language_model", "object
 PACKAGES["verification"] = PACKAGES["language_model"] | {"language_model", "adapt"}
 PACKAGES["reinforcement_run"] = PACKAGES["training"] | {"training", "engine"}
 PACKAGES["feedback"] = PACKAGES["language_model"] | {"language_model", "data", "objectives"}
+PACKAGES["labs"] |= {"feedback", "language_model"}
 PACKAGES["training_run"] = PACKAGES["language_model"] | {
     *("language_model", "data", "objectives", "adapt", "planning", "reinforcement_run"),
 }

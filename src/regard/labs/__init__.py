@@ -37,6 +37,7 @@ LABS = {  # name: the number of seeds, unless the user chooses another
     "vit-or-cnn": 3,
     "whole-sequences": 3,
     "engine-speed": 3,
+    "ai-feedback": 3,
     "induction-heads": 3,
     "attention-sinks": 3,
     "attention-collapse": 3,
