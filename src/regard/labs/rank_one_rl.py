@@ -3,7 +3,7 @@
 A prompt has four random symbols and an instruction, which means the first, second, third or fourth of them. The base
 model was trained on answers of which one in five is the symbol that is meant, and the others are any of the four, so it
 is right in 40 % of its answers. A sampled answer is an episode, and its reward is 1 for the right symbol, else 0.
-Copies of the base model are tuned by GRPO, all weights (FullFT) or adapters of rank 1 and 8 in all linear layers, at
+Copies of the base model are tuned by GRPO, all weights (FullFT) or adapters of rank 1 in all linear layers, at
 learning rates from 10⁻⁴ to 10⁻¹, with Adam at a constant rate and on the same prompts. The reward at the end is that of
 sampled answers to new prompts. A rate is good if its reward is at least 90 % of the best reward of FullFT.
 """
@@ -26,15 +26,14 @@ from regard.labs.tasks import FIRST, draw_symbols, whole_rows
 from regard.models.decoder import DecoderModule
 from regard.objectives.policy_gradient import GRPO
 from regard.objectives.reinforcement import ROLLOUT_METRICS
-from regard.objectives.sequence_logprobs import score_tokens
 from regard.training.faults import NonFinite
 from regard.training.step import take_step
 
 SYMBOLS, POSITIONS, WIDTH = 16, 4, 64
 INSTRUCTION = FIRST + SYMBOLS  # the id of the first of POSITIONS instructions
-PROMPTS, GROUP, TESTED = 32, 8, 1024
+PROMPTS, GROUP, TESTED = 16, 8, 1024
 RATES = tuple(10 ** (exponent / 3) for exponent in range(-12, -2))
-METHODS = {"FullFT": None, "LoRA rank 1": LoRA(rank=1), "LoRA rank 8": LoRA(rank=8)}
+METHODS = {"FullFT": None, "LoRA rank 1": LoRA(rank=1)}
 FOLLOWED = 0.2  # the share of answers that follow the instruction in the data of the base model
 GOOD = 0.9
 
@@ -62,23 +61,23 @@ def careless_answers(rng: torch.Generator, rows: int = 64) -> Batch:
 
 
 @torch.no_grad()
-def sample_answers(model: DecoderModule, prompts: Tensor, rng: torch.Generator, count: int = 1) -> Tensor:
-    """Answers (rows, count)."""
-    probabilities = model.eval()(prompts)[:, -1].float().softmax(-1)
-    return torch.multinomial(probabilities, count, replacement=True, generator=rng)
+def sample_answers(
+    model: DecoderModule, prompts: Tensor, rng: torch.Generator, count: int = 1
+) -> tuple[Tensor, Tensor]:
+    """Answers and their log-probabilities, both (rows, count)."""
+    logprobs = model.eval()(prompts)[:, -1].float().log_softmax(-1)
+    answers = torch.multinomial(logprobs.exp(), count, replacement=True, generator=rng)
+    return answers, logprobs.gather(1, answers)
 
 
 def roll_out(model: DecoderModule, objective: GRPO, rng: torch.Generator) -> Batch:
     prompts, meant = draw_prompts(rng, PROMPTS)
-    answers = sample_answers(model, prompts, rng, objective.group)  # (prompts, group)
-    rewards = (answers == meant[:, None]).double()
+    answers, logprobs = sample_answers(model, prompts, rng, objective.group)  # (prompts, group)
     batch = answered(prompts.repeat_interleave(objective.group, 0), answers.flatten())
-    with torch.no_grad():
-        logprobs = score_tokens(model, batch)[0].logprobs
-    advantages = objective.advantages(rewards).flatten().float()
+    advantages = objective.advantages((answers == meant[:, None]).double())
     fields = {
-        "old_logprobs": logprobs,
-        "advantages": batch.weights * advantages[:, None],
+        "old_logprobs": batch.weights * logprobs.view(-1, 1),
+        "advantages": batch.weights * advantages.float().view(-1, 1),
         "rollout": torch.zeros(batch.size, len(ROLLOUT_METRICS)),
     }
     return Batch(**batch, **fields)
@@ -91,7 +90,7 @@ def tune(bench: Bench, base: DecoderModule, lora: LoRA | None, rate: float) -> f
         add_lora(model, lora, bench.seed)
     objective = GRPO(group=GROUP, max_new=1)
     optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], rate)
-    for _ in range(bench.training(300, 2)):
+    for _ in range(bench.training(200, 2)):
         batch = roll_out(model, objective, rng)
         model.train()
         try:
@@ -104,7 +103,7 @@ def tune(bench: Bench, base: DecoderModule, lora: LoRA | None, rate: float) -> f
 def test_reward(bench: Bench, model: DecoderModule) -> float:
     rng = generator(bench.seed + 2)
     prompts, meant = draw_prompts(rng, TESTED)
-    return (sample_answers(model, prompts, rng)[:, 0] == meant).float().mean().item()
+    return (sample_answers(model, prompts, rng)[0][:, 0] == meant).float().mean().item()
 
 
 def band(rewards: list[float], threshold: float) -> float:
@@ -136,7 +135,6 @@ def run(bench: Bench) -> Findings:
               best[full] > 0.8),
         Check("the best reward of rank 1 is at most 0.05 below that of FullFT", f"{best[one]:.3f} and {best[full]:.3f}",
               best[one] >= best[full] - 0.05),
-        Check("that of rank 8 too", f"{best['LoRA rank 8']:.3f}", best["LoRA rank 8"] >= best[full] - 0.05),
         Check("the band of good rates is wider for rank 1 than for FullFT, in powers of ten",
               f"{bands[one]:.1f} and {bands[full]:.1f}", bands[one] > bands[full]),
         Check("the best rate of rank 1 is above that of FullFT", f"{best_rate[one]:.0e} and {best_rate[full]:.0e}",
