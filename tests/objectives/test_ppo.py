@@ -134,6 +134,7 @@ def logprobs_and_values(model: nn.Module, ids: Tensor) -> tuple[list[Tensor], Te
     return [logprobs[t, ids[0, t + 1]] for t in range(ids.shape[1] - 1)], outputs.values[0]
 
 
+@pytest.mark.ledger("rlhf.rl")
 def test_loss_gradients_and_metrics_equal_a_plain_loop() -> None:
     model, batches = model_of(0), rollout()
     finished = OBJECTIVE.token_fields(batches, REWARDS, OBJECTIVE.kl)
