@@ -27,14 +27,15 @@ PAGES = [ROOT / "README.md", ROOT / "docs" / "start.md", *sorted((ROOT / "docs")
 
 
 def examples() -> list[str]:
-    """Lines of bash blocks, of the examples of `--help`, and of the headers of recipes, each from `regard` on."""
+    """Lines of bash blocks, `--help`, scripts of examples/ and headers of recipes, each from `regard` on."""
     blocks = [block for page in PAGES for block in re.findall(r"```bash\n(.*?)```", page.read_text("utf-8"), re.DOTALL)]
     blocks += [command.callback.__doc__.partition("Examples:")[2] for command in COMMANDS.values()]
     headers = [path.read_text("utf-8") for path in sorted(RECIPES.glob("*.toml"))]
+    blocks += [script.read_text("utf-8") for script in (ROOT / "examples").glob("*/run.sh")]
     lines = [line for block in blocks for line in block.splitlines()]
     lines += [line.removeprefix("#") for header in headers for line in header.splitlines() if line.startswith("#   ")]
     found = (re.match(r"\s*(?:torchrun .*-m )?(regard .*)", line) for line in lines)
-    return list(dict.fromkeys(re.split(r"\s{3,}|\s+#", match[1])[0] for match in found if match))
+    return list(dict.fromkeys(re.split(r"\s{3,}|\s+[#>]", match[1])[0] for match in found if match))
 
 
 def parse(line: str) -> tuple[str, SimpleNamespace]:

@@ -152,7 +152,7 @@ def find_files(path: Path, format: str | None = None) -> tuple[list[Path], str]:
             raise FileError(f"{path} is a file, and format='dataset' reads folders; use format='arrow'")
         return [path], format or format_of(path) or "text"
     if not glob.has_magic(str(path)):
-        siblings = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
+        siblings = [file.name for file in path.parent.iterdir() if file != path] if path.parent.is_dir() else []
         similar = get_close_matches(path.name, siblings, 1)
         hint = f"did you mean {path.parent / similar[0]}?" if similar else "check the path"
         raise FileNotFoundError(f"{path} is not a file or folder; {hint}")
