@@ -44,6 +44,7 @@ def rows_of_page() -> dict[str, list[float]]:
     return {name: [float(number) for number in numbers] for name, *numbers in lines}
 
 
+@pytest.mark.ledger("rlhf.rl")
 def test_the_worked_example_of_the_documentation() -> None:
     rows, text = rows_of_page(), " ".join(PAGE.read_text().split())
     columns = {name: torch.tensor([numbers], dtype=torch.float64) for name, numbers in rows.items()}

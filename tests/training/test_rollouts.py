@@ -132,6 +132,7 @@ def test_a_rollout_of_ppo_has_values_and_returns_and_adapts_the_coefficient() ->
         next(loader_of(ACTOR_CRITIC, scorer=Scorer(SPEC.build(seed=1))))
 
 
+@pytest.mark.ledger("rlhf.rl")
 def test_ppo_raises_the_reward() -> None:
     """Of a random model, for completions with many small letters; the first ratios of each rollout are 1."""
     objective = PPO(max_new=4, epochs=4, kl=0.0, value_weight=0.5)
