@@ -84,7 +84,8 @@ def compare(
     from regard.feedback.prompts import AnswerOptions, read_prompts
 
     examples = read_prompts(prompts, count)
-    decider = open_decider(by or default_reward(prompts, examples), judge, judge_name, constitution, device)
+    rule = judge or by or default_reward(prompts, examples)
+    decider = open_decider(rule, judge, judge_name, constitution, device)
     options = AnswerOptions(max_new, temperature, seed)
     answers = answers_of(first, examples, options, 0, device)
     same = find_model(first).resolve() == find_model(second).resolve()
@@ -97,7 +98,7 @@ def compare(
     bias = position_bias([decision.verdict for decision in decisions if decision.verdict is not None])
     if as_json:
         judged = None if bias is None else bias._asdict()
-        names = {"a": first, "b": second, "prompts": len(examples), "by": judge or by or prompts}
+        names = {"a": first, "b": second, "prompts": len(examples), "by": rule}
         print(json.dumps({**names, **found._asdict(), "interval": "Wilson, 95 %", "position_bias": judged}))
         return
     print_result(first, second, found, bias, same)
@@ -199,6 +200,7 @@ def write_pairs(
 
 def print_result(first: str, second: str, found: Any, bias: "PositionBias | None", same: bool) -> None:
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Column, Table
 
     console = Console(highlight=False)
@@ -212,7 +214,7 @@ def print_result(first: str, second: str, found: Any, bias: "PositionBias | None
         "95 % interval",
     )
     rates = (f"{found.rate:.1%}", f"{found.low:.1%} to {found.high:.1%}")
-    table.add_row(first, second, str(found.wins), str(found.ties), str(found.losses), *rates)
+    table.add_row(escape(first), escape(second), str(found.wins), str(found.ties), str(found.losses), *rates)
     console.print(table)
     if bias is not None:
         console.print(describe_bias(bias))

@@ -51,7 +51,7 @@ from regard.text.tokenizer import Tokenizer
 from regard.text.train import bpe
 from regard.training.reference import reference_logprobs
 
-WIDTH, LAYERS, LENGTH, SENTENCES = 64, 2, 192, 2
+WIDTH, LAYERS, LENGTH, SENTENCES = 64, 3, 192, 2
 FORM = Principle("form", "The answer has the form Answer: X.")
 RULES = Constitution(
     (FORM,), "Criticise: {principle}", "Rewrite: {principle}", "{prompt} A: {first} B: {second} Better?"
@@ -83,7 +83,7 @@ class AnswerQuality(NamedTuple):
 
 
 def run(bench: Bench) -> Findings:
-    steps, count, held_out = bench.training(2000, 2), bench.setting(1280, 8), bench.setting(1000, 8)
+    steps, count, held_out = bench.training(2400, 2), bench.setting(1280, 8), bench.setting(1000, 8)
     torch.manual_seed(bench.seed)
     examples = [instruction(number, bench.seed) for number in range(bench.setting(12_000, 60))]
     texts = (message["content"] for example in examples for message in example["messages"])
@@ -206,11 +206,11 @@ def ask(number: int, seed: int, split: str) -> Asked:
 
 
 def instruction(number: int, seed: int) -> dict[str, Any]:
-    """A conversation: in turn an answer, a critique with its revision, and a verdict on two answers."""
+    """A conversation: an answer, a critique with its revision, or, half of the time, a verdict on two answers."""
     asked, rng = ask(number, seed, "train"), Random(f"instruction/{seed}/{number}")
-    if number % 3 == 0:
+    if number % 4 == 0:
         return {"messages": [*asked.prompt, assistant(rng.choice(asked.candidates()[:2]))]}
-    if number % 3 == 1:
+    if number % 4 == 1:
         answer = rng.choice([*asked.candidates()[:2], *asked.candidates()])  # wrong in a third of the cases
         formatted = grade(answer, asked.answer).formatted
         critique = "It has the form." if formatted else "It lacks the form."
