@@ -1,6 +1,7 @@
 """Write the results of labs into docs/topics/labs.md: `python docs/generate_labs.py [runs/labs]`.
 
 With a folder, its results are first copied to docs/labs, one file per lab, which replaces earlier results of that lab.
+Those that the page shows are also written into the package.
 """
 
 import argparse
@@ -10,6 +11,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from regard.instruments.lora_findings import LABS as SHOWN
+from regard.instruments.measurements import FOLDER as PACKAGED
 from regard.labs import LABS
 
 DOCS = Path(__file__).parent
@@ -25,6 +28,11 @@ def main() -> None:
         if (result := folder / name / "result.json").exists():
             RESULTS.mkdir(exist_ok=True)
             shutil.copy(result, RESULTS / f"{name}.json")
+    for name in SHOWN:
+        if (recorded := RESULTS / f"{name}.json").exists():
+            result = json.loads(recorded.read_text(encoding="utf-8"))
+            text = json.dumps(result, ensure_ascii=False, separators=(",", ":")) + "\n"
+            (PACKAGED / f"{name}.json").write_text(text, encoding="utf-8")
     PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
 
 

@@ -237,6 +237,16 @@ def compute_shares(panels: list[Panel]) -> None:
     assert shares["labels"][0] == "pretrain" and 5 < shares["values"][0] < 90 and sum(shares["values"]) > 99.9
 
 
+RANKS = ("r 1", "r 128")
+
+
+def room_for_rewards(panels: list[Panel]) -> None:
+    bits, weights = of(panels, "bars", 2)["values"]
+    assert bits == 320_000 and round(weights / 1e6, 2) == 2.62 and round(weights / bits) == 8
+    (low, *_), (high, *_) = ([line for line in of(panels, "lines", 1)["series"] if line["name"] == r] for r in RANKS)
+    assert low["points"][-1][3] < high["points"][-1][2], "most new rules: rank 1 has learned less than rank 128"
+
+
 ANSWERS: dict[str, Callable[[list[Panel]], None]] = {
     "feed-forward": one_linear_map,
     "recurrence": vanishing,
@@ -276,6 +286,7 @@ ANSWERS: dict[str, Callable[[list[Panel]], None]] = {
     "sharing": quarter,
     "phases": compute_shares,
     "lora": rank,
+    "lora-rates": room_for_rewards,
 }
 
 

@@ -105,6 +105,22 @@ def test_a_phase_is_chosen_by_its_box_its_bar_or_the_keyboard(open_instrument) -
     assert "97 to 3, often quoted, is an illustration" in page.locator("h3").all_inner_texts()[1]
 
 
+@pytest.mark.ledger("fig.5.33")
+def test_ranks_and_findings_are_chosen_by_their_bars(open_instrument) -> None:
+    page = open_instrument("lora-rates")
+    plot = page.locator(".instrument-lines svg").first
+    assert plot.locator(".range").count() == plot.locator("circle").count() > 10
+    page.get_by_role("button", name="rank 4").press("Enter")
+    page.wait_for_selector("text.axis:has-text('r 4: ×')")
+    plot.focus()
+    page.keyboard.press("ArrowRight")
+    page.wait_for_selector("[aria-live]:has-text('LoRA r 4')", state="attached")
+    page.get_by_role("button", name="batch size").click()
+    page.wait_for_selector(f"h3:has-text('{measured('lora-batch')['verdict']}')")
+    rows = page.locator(".instrument-table tbody tr").count()
+    assert rows == len(measured("lora-batch")["checks"])
+
+
 def test_plots_name_their_axes_marks_and_colours(open_instrument) -> None:
     page = open_instrument("gated-unit")
     texts = [text.strip() for text in page.locator(".instrument-lines text.axis").all_text_contents()]
@@ -147,10 +163,11 @@ def test_axe_finds_nothing(open_instrument, scheme: str) -> None:
     page.wait_for_selector("#instrument-title:has-text('LayerNorm')")
     page.get_by_role("button", name="Show the answer").click()
     assert_accessible(page)
-    page.evaluate("location.hash = '/instruments/phases'")
-    page.wait_for_selector("#instrument-title:has-text('phases')")
-    page.wait_for_selector(".instrument-panels[aria-busy=false] .instrument-panel")
-    assert_accessible(page)
+    for id in ("phases", "lora-rates"):
+        page.evaluate("id => (location.hash = '/instruments/' + id)", id)
+        page.wait_for_selector(f"#instrument-title:text-is({INSTRUMENTS[id].title!r})")
+        page.wait_for_selector(".instrument-panels[aria-busy=false] .instrument-panel")
+        assert_accessible(page)
 
 
 def test_on_a_phone_a_list_replaces_the_course(open_instrument) -> None:

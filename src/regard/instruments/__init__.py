@@ -13,6 +13,7 @@ from regard.instruments import (
     efficient,
     feedforward,
     language,
+    lora_findings,
     paged,
     phases,
     positions,
@@ -32,11 +33,11 @@ COURSE: dict[str, tuple[str, ...]] = {  # chapter: ids, in order
     "Positions": ("sinusoids", "rope", "position-choice"),
     "Models": ("encoder-decoder", "trace", "sandwich", "generation", "masked-words", "patches"),
     "Long sequences": ("window", "tiles", "memory-wall", "associativity", "convolution-recurrence", "experts"),
-    "Serving and adapting": ("kv-cache", "blocks", "prefill-decode", "sharing", "phases", "lora"),
+    "Serving and adapting": ("kv-cache", "blocks", "prefill-decode", "sharing", "phases", "lora", "lora-rates"),
 }
 MODULES = (
     ancestors, translation, vocabulary, attention, feedforward, blocks, positions, architecture, language, vision,
-    efficient, serving, paged, prefill, phases,
+    efficient, serving, paged, prefill, phases, lora_findings,
 )  # fmt: skip
 DEFINED = {instrument.id: instrument for module in MODULES for instrument in module.INSTRUMENTS}
 INSTRUMENTS: dict[str, Instrument] = {id: DEFINED[id] for ids in COURSE.values() for id in ids}

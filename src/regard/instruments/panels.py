@@ -81,10 +81,13 @@ def lines(
     log_y: bool = False,
     marks: Mapping[str, float] | None = None,
     from_zero: bool = True,
+    top: float | None = None,
+    wide: bool = False,
 ) -> Panel:
     """`marks` are labelled vertical lines. On a log axis, points that are not positive are left out.
 
-    A point (x, y, low, high) is drawn as a dot with an error bar. from_zero: the y axis includes zero.
+    A point (x, y, low, high) is drawn as a dot with an error bar. from_zero: the y axis includes zero. top: the end of
+    the y axis; curves are cut off there. wide: the panel has the width of two.
     """
     kept = {
         name: [point for point in points if (point[0] > 0 or not log_x) and (point[1] > 0 or not log_y)]
@@ -95,6 +98,8 @@ def lines(
         "title": title,
         "series": [{"name": name, "points": rounded(points)} for name, points in kept.items()],
         "from_zero": from_zero,
+        "top": rounded(top),
+        "wide": wide,
         "x": x,
         "y": y,
         "log_x": log_x,

@@ -8,6 +8,8 @@ import { useWidth } from "../../draw/width.js";
 
 const HEIGHT = 250;
 const FRAME = { left: 56, right: 12, top: 32, bottom: 40 };
+const CURVES = { y: FRAME.top - 5, height: HEIGHT - FRAME.bottom - FRAME.top + 10 }; // what is drawn of curves
+const CLOSE = 90; // pixels between two marks whose labels would touch
 const MARK = 14; // where the labels of marks and of the y axis are
 
 function scale(values, log, from, to) {
@@ -38,8 +40,9 @@ export function Lines({ panel }) {
     width - FRAME.right,
   );
   const heights = all.flatMap((p) => p.slice(1)); // y, and the ends of an error bar
-  const zero = panel.from_zero && !panel.log_y ? [0] : [];
-  const y = scale([...heights, ...zero], panel.log_y, HEIGHT - FRAME.bottom, FRAME.top);
+  const ends = [panel.top, panel.from_zero && !panel.log_y ? 0 : null].filter((end) => end !== null);
+  const inside = heights.filter((height) => panel.top === null || height <= panel.top);
+  const y = scale([...inside, ...ends], panel.log_y, HEIGHT - FRAME.bottom, FRAME.top);
   const point = (event) => {
     const box = frame.current.getBoundingClientRect();
     setNear(event.clientX - box.left);
@@ -99,29 +102,49 @@ export function Lines({ panel }) {
       <text class="axis" x="0" y=${MARK} text-anchor="start">${panel.y}</text>
       ${panel.marks
         .filter((mark) => x.at(mark.x) >= FRAME.left - 1 && x.at(mark.x) <= width - FRAME.right + 1)
-        .map((mark) => html`<${Mark} key=${mark.label} label=${mark.label} x=${x.at(mark.x)} width=${width} />`)}
-      ${series.map(
-        ({ name, points }, i) => html`<path
-          key=${name}
-          class=${`curve series-${i % 6}`}
-          d=${path(points)}
-          stroke-dasharray=${i % 2 ? "6 4" : null}
-        />`,
-      )}
-      ${series.flatMap(({ name, points }, i) =>
-        points
-          .filter(([, , low]) => low !== undefined)
-          .map(
-            ([a, b, low, high]) =>
-              html`<g key=${`${name} ${a}`} class=${`series-${i % 6}`}>
-                <line class="range" x1=${x.at(a)} x2=${x.at(a)} y1=${y.at(low)} y2=${y.at(high)} />
-                <circle class="dot" cx=${x.at(a)} cy=${y.at(b)} r="3" />
-              </g>`,
-          ),
-      )}
-      ${found.map(
-        (p, i) => html`<circle key=${i} class=${`dot series-${i % 6}`} cx=${x.at(p[0])} cy=${y.at(p[1])} r="4" />`,
-      )}
+        .map(
+          (mark) =>
+            html`<${Mark}
+              key=${mark.label}
+              label=${mark.label}
+              x=${x.at(mark.x)}
+              anchor=${anchor(
+                x.at(mark.x),
+                panel.marks.map((other) => x.at(other.x)),
+                width,
+              )}
+            />`,
+        )}
+      <svg
+        class="curves"
+        y=${CURVES.y}
+        width=${width}
+        height=${CURVES.height}
+        viewBox=${`0 ${CURVES.y} ${width} ${CURVES.height}`}
+      >
+        ${series.map(
+          ({ name, points }, i) => html`<path
+            key=${name}
+            class=${`curve series-${i % 6}`}
+            d=${path(points)}
+            stroke-dasharray=${i % 2 ? "6 4" : null}
+          />`,
+        )}
+        ${series.flatMap(({ name, points }, i) =>
+          points
+            .filter(([, , low]) => low !== undefined)
+            .map(
+              ([a, b, low, high]) =>
+                html`<g key=${`${name} ${a}`} class=${`series-${i % 6}`}>
+                  <line class="range" x1=${x.at(a)} x2=${x.at(a)} y1=${y.at(low)} y2=${y.at(high)} />
+                  <circle class="dot" cx=${x.at(a)} cy=${y.at(b)} r="3" />
+                </g>`,
+            ),
+        )}
+        ${found.map(
+          (p, i) => html`<circle key=${i} class=${`dot series-${i % 6}`} cx=${x.at(p[0])} cy=${y.at(p[1])} r="4" />`,
+        )}
+      </svg>
     </svg>
     <p class="visually-hidden" aria-live="polite">${spoken}</p>
     <ul class="instrument-legend">
@@ -137,9 +160,14 @@ export function Lines({ panel }) {
   </div>`;
 }
 
+// The side of a mark on which its label is: away from a close mark, and inside of the plot.
+function anchor(x, marks, width) {
+  if (x > width - 60 || marks.some((other) => other > x && other < x + CLOSE)) return "end";
+  return marks.some((other) => other < x && other > x - CLOSE) ? "start" : "middle";
+}
+
 // A vertical line with its label above it; the label of the y axis is at the left.
-function Mark({ label, x, width }) {
-  const anchor = x > width - 60 ? "end" : "middle";
+function Mark({ label, x, anchor }) {
   return html`<g>
     <line class="mark" x1=${x} x2=${x} y1=${FRAME.top - 8} y2=${HEIGHT - FRAME.bottom} />
     <text class="axis" x=${x} y=${FRAME.top - 11} text-anchor=${anchor}>${label}</text>

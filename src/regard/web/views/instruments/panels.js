@@ -35,8 +35,8 @@ export function Panel({ instrument, panel, onPick }) {
 }
 
 // Nodes side by side need the whole width of the panels.
-function isWide({ kind, nodes }) {
-  if (kind !== "diagram") return kind === "table";
+function isWide({ kind, nodes, wide }) {
+  if (kind !== "diagram") return kind === "table" || wide;
   return Math.max(...nodes.map(({ y }) => nodes.filter((other) => Math.abs(other.y - y) < 0.01).length)) > 5;
 }
 
