@@ -67,7 +67,7 @@ def compare(
 
     \b
     Examples:
-      regard compare runs/dpo runs/sft --prompts prompts.jsonl --judge smollm2
+      regard compare runs/dpo runs/sft --prompts prompts.jsonl --judge models/llama-8b
       regard compare runs/dpo runs/sft --prompts questions.jsonl --by rewards:short_and_right --out pairs.jsonl
       regard compare runs/tuned smollm2 --prompts prompts.jsonl --by runs/reward
       regard compare runs/tuned smollm2 --prompts prompts.jsonl --judge http://127.0.0.1:8000

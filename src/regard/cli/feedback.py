@@ -145,7 +145,7 @@ def label(
 
     \b
     Examples:
-      regard feedback label runs/tuned --prompts prompts.jsonl --judge smollm2 --out pairs.jsonl
+      regard feedback label runs/tuned --prompts prompts.jsonl --judge models/llama-8b --out pairs.jsonl
       regard feedback label runs/tuned --prompts prompts.jsonl --judge http://127.0.0.1:8000 --out pairs.jsonl
       regard tune dpo runs/tuned --data pairs.jsonl --out runs/dpo
     """
@@ -179,6 +179,8 @@ def label(
     )
     if (bias := position_bias(labeller.verdicts)) is not None:
         print(describe_bias(bias))
+    if inconsistent == "drop" and labeller.dropped > pairs:
+        print("most pairs have no label: take a stronger judge, or --inconsistent average and another --out")
 
 
 def sampling(max_new: int, temperature: float, seed: int) -> dict[str, Any]:
