@@ -152,15 +152,27 @@ def start_run(path: Path, resolved: ResolvedRecipe, device: str, console: Consol
     recipe.train.build_optimizer(model)
     base = None if recipe.start is None else fingerprint_model(Path(recipe.start))
     run = Run.create(path, recipe.to_dict(), start_files(recipe, tokenizer), base)
-    reference = keep_base(run, Path(recipe.start)) if recipe.start is not None and recipe.adapter is not None else None
+    references = [keep_base(run, checkpoint) for checkpoint in needed_checkpoints(recipe)]
     try:
         with process_group(device) as own_device:  # other processes wait here until the run exists
             return run_training(run, recipe, model, tokenizer, splits, own_device, progress_listener(console))
     except Exception:
         run.discard_unused()  # so that the corrected command finds no run in its way
-        if reference is not None and not run.config_file.exists():
-            reference.unlink()
+        for reference in references:
+            if reference is not None and not run.config_file.exists():
+                reference.unlink()
         raise
+
+
+def needed_checkpoints(recipe: Recipe) -> list[Path]:
+    """The models that a resumed run loads: the base of an adapter or reference, and a teacher."""
+    objective, needed = recipe.objective, []
+    with_reference = objective is not None and (objective.needs_reference or getattr(objective, "kl", 0) > 0)
+    if recipe.start is not None and (recipe.adapter is not None or with_reference):
+        needed.append(Path(recipe.start))
+    if isinstance(objective, Distillation):
+        needed.append(Path(objective.teacher))
+    return needed
 
 
 def check_recipe(recipe: Recipe, device: str) -> None:

@@ -17,7 +17,7 @@ from regard.planning import machine
 from regard.training.overrides import parse_overrides
 from regard.training.recipe import Recipe
 from regard.training.run import Run
-from regard.training_run import path_overrides, train
+from regard.training_run import needed_checkpoints, path_overrides, train
 from tests.cli.conftest import regard
 
 SMALL = ("--data.rows=2", "--data.length=48", "--data.held_out=1", "--train.steps=3", "--train.save_every=2")
@@ -227,6 +227,21 @@ def test_the_checkpoint_of_an_adapter_is_kept_when_its_run_goes_on(base: Path, c
     for use in (lambda: load(tuned, "cpu"), lambda: train(resume=tuned, device="cpu")):
         with pytest.raises(CheckpointError, match=r"was trained from .*step-000002, which does not exist any more"):
             use()
+
+
+def test_the_checkpoints_of_a_teacher_and_of_a_reference_are_kept(base: Path, chats: Path, tmp_path: Path) -> None:
+    copy, small = tmp_path / "copy", {"data.rows": 2, "data.length": 48, "data.held_out": 0, "train.steps": 1}
+    shutil.copytree(base, copy)
+    shutil.rmtree(copy / "references", ignore_errors=True)  # of other tests
+    train(start=copy, data=chats, out=tmp_path / "plain", overrides=small, device="cpu")
+    assert not Run.open(copy).referenced
+    taught = small | {"objective.kind": "distillation", "objective.teacher": str(copy)}
+    train(start=base, data=chats, out=tmp_path / "student", overrides=taught, device="cpu")
+    teacher = Path(Run.open(tmp_path / "student").config["objective"]["teacher"])
+    assert Run.open(copy).referenced == {teacher}
+    for objective, needed in (({"kind": "grpo", "kl": 0.1}, 1), ({"kind": "grpo"}, 0), ({"kind": "dpo"}, 1)):
+        recipe = Recipe.from_dict(Run.open(tmp_path / "plain").config | {"objective": objective})
+        assert len(needed_checkpoints(recipe)) == needed
 
 
 def test_a_start_that_fails_keeps_no_checkpoint(

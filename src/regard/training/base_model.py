@@ -112,8 +112,8 @@ def check_exists(model: Path, user: Path) -> None:
 
 
 def keep_base(run: Run, base: Path) -> Path | None:
-    """Keep the checkpoint that an adapter is trained on, if it is one of a run, from being deleted when that run goes
-    on; returns the file that says so."""
+    """Keep a checkpoint that a run needs, if it is one of another run, from being deleted when that run goes on.
+    Returns the file that says so."""
     if base.parent.name != "checkpoints" or not (base.parent.parent / RUN).is_file():
         return None
     return Run(base.parent.parent).reference(base, run)

@@ -31,6 +31,7 @@ from regard.text.tokenizer import Tokenizer
 from regard.training.rewards import ComputeRewards
 from regard.training.step import Precision
 
+STOPS_AGAIN = "a resumed run samples the same rollout and stops again; a new one may start from it (--from RUN)"
 LARGE_GAP = 1e-2  # nats, between the log-probabilities of engine and trainer in float32
 
 
@@ -190,7 +191,7 @@ class RolloutLoader:
             raise ValueError(
                 f"the entropy of the samples is {entropy:.3g} nats per token, below objective.min_entropy="
                 f"{objective.min_entropy}: the model has collapsed to one completion per prompt and learns nothing "
-                "more; start again with a larger kl, a smaller train.lr or a higher temperature"
+                f"more; start again with a larger kl, a smaller train.lr or a higher temperature; {STOPS_AGAIN}"
             )
         if objective.kl:
             # The mean of log π / π_ref. In the k3 estimate, π_ref / π of one token that only the reference makes likely
@@ -199,7 +200,8 @@ class RolloutLoader:
             if not kl <= objective.max_kl:
                 raise ValueError(
                     f"the divergence from the model before training is {kl:.3g} nats per token, above objective.max_kl="
-                    f"{objective.max_kl}; start again with a larger kl or a smaller train.lr, or raise max_kl"
+                    f"{objective.max_kl}; start again with a larger kl or a smaller train.lr, or raise max_kl; "
+                    f"{STOPS_AGAIN}"
                 )
 
     def finish(self, batches: list[Batch], rewards: Tensor, measured: list[float]) -> list[Batch]:

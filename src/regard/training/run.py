@@ -8,7 +8,7 @@
     samples.txt                 text that the model generates during training
     checkpoints/step-000250/    the state of training (resume_state.py) with a manifest of SHA-256 sums
     best.json                   the checkpoint with the lowest held-out loss, which is never deleted
-    references/                 the checkpoints that adapters of other runs were trained on, which are never deleted
+    references/                 the checkpoints that other runs need to be resumed, which are never deleted
     lock                        held by the process that trains here
 
 A checkpoint is either complete or absent. One that is damaged later, or copied from another run, is skipped and
@@ -153,10 +153,10 @@ class Run:
                 remove_folder(old)
 
     def reference(self, checkpoint: Path, user: "Run") -> Path:
-        """Keep a checkpoint for the adapter that another run trains; returns the file that says so."""
+        """Keep a checkpoint that another run needs when it is resumed; returns the file that says so."""
         folder = self.path / REFERENCES
         make_folder(folder)
-        file = folder / f"{RunIdentity.read(user.path).id}.json"
+        file = folder / f"{RunIdentity.read(user.path).id}-{checkpoint.name}.json"
         content = {"checkpoint": checkpoint.name, "run": str(user.path.absolute())}
         write_file(file, json.dumps(content).encode())
         return file
