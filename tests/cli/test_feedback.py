@@ -101,6 +101,8 @@ def test_labelled_pairs_are_examples(demo_run: Path, tmp_path: Path) -> None:
         (("compare", "RUN", "RUN", "--prompts", "EMPTY"), "is empty"),
         (("compare", "RUN", "RUN", "--prompts", "TEXTS"), "line 1: no `prompt` or `messages`; it has text"),
         (("compare", "RUN", "RUN", "--prompts", "PROMPTS"), "give a rule with --by, or a judge with --judge"),
+        (("compare", "RUN", "RUN", "--prompts", "OPEN"), "give a rule with --by, or a judge with --judge"),
+        (("compare", "RUN", "RUN", "--prompts", "world", "--out", "nowhere/x.jsonl"), "there is no folder nowhere"),
         (("compare", "RUN", "RUN", "--prompts", "PROMPTS", "--by", "exact"), "--by='exact' is not a reward"),
         (("compare", "RUN", "RUN", "--prompts", "PROMPTS", "--by", "RUN"), "is not a reward model"),
         (("compare", "RUN", "RUN", "--prompts", "PROMPTS", "--by", "json", "--judge", "RUN"), "exclude each other"),
@@ -117,7 +119,15 @@ def test_wrong_values_are_refused(arguments: tuple[str, ...], message: str, demo
     texts = write_prompts(tmp_path, "text").rename(tmp_path / "texts.jsonl")
     empty = tmp_path / "empty.jsonl"
     empty.touch()
-    places = {"RUN": demo_run, "EMPTY": empty, "TEXTS": texts, "PROMPTS": write_prompts(tmp_path, "prompt")}
+    unanswered = tmp_path / "open.jsonl"
+    unanswered.write_text(json.dumps({"messages": [{"role": "user", "content": "Where?"}]}), encoding="utf-8")
+    places = {
+        "RUN": demo_run,
+        "EMPTY": empty,
+        "OPEN": unanswered,
+        "TEXTS": texts,
+        "PROMPTS": write_prompts(tmp_path, "prompt"),
+    }
     out = ("--out", tmp_path / "out.jsonl") if arguments[0] == "feedback" else ()
     result = regard(*(places.get(argument, argument) for argument in arguments), *out)
     assert result.exit_code != 0 and message in f"{result.output} {result.exception}"

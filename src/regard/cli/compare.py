@@ -83,6 +83,8 @@ def compare(
     from regard.feedback.judge import position_bias
     from regard.feedback.prompts import AnswerOptions, read_prompts
 
+    if out is not None and not out.parent.is_dir():
+        raise ValueError(f"--out {out}: there is no folder {out.parent}; create it first")
     examples = read_prompts(prompts, count)
     rule = judge or by or default_reward(prompts, examples)
     decider = open_decider(rule, judge, judge_name, constitution, device)
@@ -105,12 +107,20 @@ def compare(
 
 
 def default_reward(prompts: str, examples: "Sequence[Example]") -> str:
-    from regard.data.targets import has_target
+    from regard.data.targets import target_of
     from regard.feedback.prompts import WORLD, WORLD_REWARD
 
     if prompts == WORLD:
         return WORLD_REWARD
-    return "exact_match" if all(map(has_target, examples)) else ""
+    try:
+        for example in examples:
+            target_of(example)
+    except ValueError:  # an example without a target
+        raise ValueError(
+            "not all prompts have answers to compare with (completion, answer, target, or an answer in messages); give "
+            "a rule with --by, or a judge with --judge"
+        ) from None
+    return "exact_match"
 
 
 def open_decider(
@@ -129,11 +139,6 @@ def open_decider(
         opened = open_judge(judge, judge_name, device)
         return lambda examples, answers, others, on_progress: decide_by_judge(
             opened, examples, answers, others, template, principles, on_progress
-        )
-    if not by:
-        raise ValueError(
-            "the prompts have no answers to compare with (completion, answer, target, or an answer in messages); give "
-            "a rule with --by, or a judge with --judge"
         )
     reward = load_reward(by, resolve_device(device), "--by")
 
