@@ -1,5 +1,8 @@
 """A judge: exact log-odds of the letters, both orders, the bias of the position, templates."""
 
+import math
+from collections.abc import Sequence
+
 import pytest
 import torch
 
@@ -7,6 +10,7 @@ from regard.feedback.judge import (
     LIMIT,
     JudgeVerdict,
     ModelJudge,
+    count_unanswered,
     fill_template,
     judge_pairs,
     position_bias,
@@ -61,9 +65,41 @@ def test_extreme_and_missing_replies_are_bounded() -> None:
             return [1e9, None]
 
     (verdict,) = judge_pairs(Extreme(), PAIRS[:1])
-    assert verdict == JudgeVerdict(LIMIT, 0.0) and not verdict.consistent and verdict.log_odds == LIMIT / 2
+    assert verdict == JudgeVerdict(LIMIT, 0.0, 1) and not verdict.consistent
+    assert verdict.log_odds == 0  # the bias of one order does not cancel
     assert JudgeVerdict(LIMIT, -LIMIT).preference == 0.5 and not JudgeVerdict(LIMIT, -LIMIT).consistent
     assert position_bias([]) is None
+
+
+def test_unanswered_questions_are_counted_and_have_no_bias() -> None:
+    verdicts = [JudgeVerdict(3.0, 1.0), JudgeVerdict(LIMIT, 0.0, 1), JudgeVerdict(0.0, 0.0, 2)]
+    assert count_unanswered(verdicts) == 3
+    assert position_bias(verdicts) == (1, 0.5, 1.0, 0.0) and position_bias(verdicts[1:]) is None
+
+
+class Replies:
+    """A judge that replies the same to every question."""
+
+    def __init__(self, reply: float | None):
+        self.reply, self.asked = reply, 0
+
+    def ask(self, questions: Sequence[str]) -> list[float | None]:
+        self.asked += len(questions)
+        return [self.reply] * len(questions)
+
+
+def test_a_judge_that_never_replies_with_a_letter_is_refused_at_once() -> None:
+    judge = Replies(None)
+    with pytest.raises(ValueError, match="replied to none of 64 questions with A or B"):
+        judge_pairs(judge, PAIRS * 50)
+    assert judge.asked == 64
+    assert count_unanswered(judge_pairs(judge, PAIRS, answered=True)) == 6
+    assert judge_pairs(judge, []) == []
+
+
+def test_log_odds_that_are_not_a_number_are_refused() -> None:
+    with pytest.raises(ValueError, match="log-odds are not a number"):
+        judge_pairs(Replies(math.nan), PAIRS)
 
 
 def test_answers_cannot_fill_the_template() -> None:

@@ -54,10 +54,12 @@ class JudgeVerdict(NamedTuple):
 
     shown_first: float  # when it is shown before the other one
     shown_second: float
+    unanswered: int = 0  # of the two questions, those whose reply was not a letter
 
     @property
     def log_odds(self) -> float:
-        return (self.shown_first + self.shown_second) / 2
+        """The mean of both orders; 0 without the reply to one of them, since the bias of the other does not cancel."""
+        return 0.0 if self.unanswered else (self.shown_first + self.shown_second) / 2
 
     @property
     def preference(self) -> float:
@@ -76,6 +78,8 @@ class JudgeVerdict(NamedTuple):
 
 
 class PositionBias(NamedTuple):
+    """Of the pairs that the judge answered in both orders."""
+
     pairs: int
     chosen_first: float  # the share of questions whose verdict is the answer shown first; 0.5 without a bias
     log_odds: float  # the mean that being shown first adds
@@ -83,7 +87,8 @@ class PositionBias(NamedTuple):
 
 
 def position_bias(verdicts: Sequence[JudgeVerdict]) -> PositionBias | None:
-    """None without verdicts."""
+    """None without such pairs."""
+    verdicts = [verdict for verdict in verdicts if not verdict.unanswered]
     if not verdicts:
         return None
     shares = [half_if_zero(verdict.shown_first) + half_if_zero(-verdict.shown_second) for verdict in verdicts]
@@ -93,6 +98,11 @@ def position_bias(verdicts: Sequence[JudgeVerdict]) -> PositionBias | None:
         sum(verdict.bias for verdict in verdicts) / len(verdicts),
         sum(not verdict.consistent for verdict in verdicts) / len(verdicts),
     )
+
+
+def count_unanswered(verdicts: Sequence[JudgeVerdict]) -> int:
+    """The questions whose reply was not a letter."""
+    return sum(verdict.unanswered for verdict in verdicts)
 
 
 def half_if_zero(log_odds: float) -> float:
@@ -105,18 +115,37 @@ def judge_pairs(
     template: str = TEMPLATE,
     principles: Sequence[str] = (),
     on_progress: CountDone = lambda done: None,
+    answered: bool = False,
 ) -> list[JudgeVerdict]:
-    """The verdicts on pairs (prompt, answer, other answer), each asked in both orders."""
+    """The verdicts on pairs (prompt, answer, other answer), each asked in both orders.
+
+    answered: the judge has replied to earlier pairs with a letter. Otherwise, if it does not for the first pairs,
+    ValueError is raised.
+    """
     verdicts: list[JudgeVerdict] = []
     for start in range(0, len(pairs), PAIRS):
         questions = []
         for prompt, answer, other in pairs[start : start + PAIRS]:
             questions.append(question_of(template, prompt, answer, other, principles))
             questions.append(question_of(template, prompt, other, answer, principles))
-        replies = [0.0 if reply is None else max(-LIMIT, min(LIMIT, reply)) for reply in judge.ask(questions)]
-        verdicts += [JudgeVerdict(first, -second) for first, second in zip(replies[::2], replies[1::2], strict=True)]
+        replies = judge.ask(questions)
+        verdicts += [verdict_of(first, second) for first, second in zip(replies[::2], replies[1::2], strict=True)]
+        if not answered and count_unanswered(verdicts) == 2 * len(verdicts):
+            raise ValueError(
+                f"the judge replied to none of {2 * len(verdicts)} questions with A or B; take another judge, or ask "
+                "for one letter more clearly with `judge` in --constitution"
+            )
         on_progress(len(verdicts))
     return verdicts
+
+
+def verdict_of(first: float | None, second: float | None) -> JudgeVerdict:
+    """Of the log-odds of A in both orders."""
+    replies = [0.0 if reply is None else reply for reply in (first, second)]
+    if any(map(math.isnan, replies)):
+        raise ValueError("the judge's log-odds are not a number; its weights may be damaged: check its answers")
+    shown_first, shown_second = (max(-LIMIT, min(LIMIT, reply)) for reply in replies)
+    return JudgeVerdict(shown_first, -shown_second, (first is None) + (second is None))
 
 
 def question_of(template: str, prompt: Any, first: str, second: str, principles: Sequence[str]) -> str:

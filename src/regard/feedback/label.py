@@ -25,6 +25,7 @@ class Labeller:
     template: str = TEMPLATE
     principles: Sequence[str] = ()
     inconsistent: str = "drop"
+    answered: bool = False  # whether the judge has replied with a letter; True for a file that is continued
     equal: int = 0  # prompts whose two answers are equal
     dropped: int = 0  # pairs whose verdict depends on the order, or is none
     verdicts: list[JudgeVerdict] = field(default_factory=list)
@@ -38,7 +39,8 @@ class Labeller:
         answers = self.answer(twice, [2 * number + side for number in numbers for side in range(2)])
         pairs = list(zip(prompts, answers[::2], answers[1::2], strict=True))
         differing = [pair for pair in pairs if differ(*pair[1:])]
-        verdicts = judge_pairs(self.judge, differing, self.template, self.principles)
+        verdicts = judge_pairs(self.judge, differing, self.template, self.principles, answered=self.answered)
+        self.answered |= bool(verdicts)
         self.verdicts += verdicts
         self.equal += len(pairs) - len(differing)
         waiting = iter(verdicts)

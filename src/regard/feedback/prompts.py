@@ -6,6 +6,7 @@
 Other columns are passed to reward functions. The seed of a sampled answer depends on its number only, not on the batch.
 """
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from regard.data.sources.base import Example
 from regard.data.world.answers import ask
 from regard.engine.request import derived_seed
 from regard.language_model import LanguageModel
+from regard.objectives.chat import checked_messages
 from regard.objectives.reinforcement import prompt_of
 
 WORLD = "world"  # the name of the prompts of the simulated world
@@ -44,8 +46,23 @@ def read_prompts(source: str, count: int | None = None, split: str = "held-out")
                 f"{rows.origin(index)}: no `prompt` or `messages`; it has {', '.join(example) or 'nothing'}; give "
                 "every line a prompt, a string or a list of messages"
             )
-        prompt_of(example)  # raises ValueError for a wrong conversation
+        try:
+            check_prompt(example)
+        except ValueError as error:
+            raise ValueError(f"{rows.origin(index)}: {error}") from error
     return examples
+
+
+def check_prompt(example: Example) -> None:
+    """Raise ValueError for a prompt that is neither a string nor messages, and for wrong messages beside it."""
+    prompt = prompt_of(example)
+    if prompt == "":
+        raise ValueError("the prompt is empty; write one, or remove this example")
+    if not isinstance(prompt, str):
+        checked_messages(prompt)
+    if example.get("messages") is not None:
+        checked_messages(example["messages"])
+    json.dumps(prompt, ensure_ascii=False).encode()  # raises UnicodeEncodeError, a ValueError, for surrogates
 
 
 def as_messages(prompt: Any) -> MessageList:
