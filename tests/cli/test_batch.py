@@ -144,6 +144,9 @@ def test_an_output_of_another_input_or_of_a_running_batch_is_refused(demo_run: P
         fcntl.flock(stream, fcntl.LOCK_EX)
         assert "another process is writing" in str(regard("batch", demo_run, source, out).exception)
     assert out.read_bytes() == before
+    out.write_text("my notes")
+    assert "line 1: not written by this command" in str(regard("batch", demo_run, source, out).exception)
+    assert out.read_text() == "my notes"
     assert isinstance(regard("batch", demo_run, tmp_path / "missing", out).exception, FileNotFoundError)
 
 

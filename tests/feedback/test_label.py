@@ -12,6 +12,7 @@ from regard.feedback.output import PromptOutput
 from regard.objectives.preference import DPO
 from regard.text.train import byte
 from tests.feedback.conftest import BiasedJudge
+from tests.feedback.test_judge import Replies
 
 ANSWERS = {0: "longest", 1: "long", 2: "a", 3: "abc", 4: "same", 5: "same ", 6: "ab", 7: "abcd"}  # by their numbers
 QUESTION = [{"role": "user", "content": "Where?"}]
@@ -43,6 +44,13 @@ def test_the_better_of_two_answers_is_chosen_whatever_the_bias() -> None:
     assert averaged.dropped == 0
     with pytest.raises(ValueError, match="must be one of drop, average"):
         Labeller(answer, BiasedJudge(), inconsistent="keep")
+
+
+def test_a_silent_judge_is_refused_unless_it_has_labelled_earlier_prompts() -> None:
+    with pytest.raises(ValueError, match="replied to none of 6 questions"):
+        Labeller(answer, Replies(None))([QUESTION] * 4, range(4))
+    later = Labeller(answer, Replies(None), inconsistent="average", answered=True)
+    assert later([QUESTION] * 4, range(4, 8)) == [None] * 4 and later.dropped == 3
 
 
 @pytest.mark.ledger("cai.rlaif")
@@ -89,6 +97,41 @@ def test_other_prompts_settings_and_files_are_refused(tmp_path: Path) -> None:
         assert output.start == 4
         with pytest.raises(ValueError, match="another process is writing"):
             PromptOutput(path, examples(4), {"seed": 1})
+    weights = before.splitlines()[0].partition(b'", ')[0].rpartition(b"-")[2]
+    path.write_bytes(before.replace(weights, b"0" * len(weights)))
+    with pytest.raises(ValueError, match="line 1: written with another model, or with other weights"):
+        PromptOutput(path, examples(4), {"seed": 1})
     path.write_bytes(before + before.splitlines(keepends=True)[0])
     with pytest.raises(ValueError, match="line 4"):
         PromptOutput(path, examples(4), {"seed": 1})
+
+
+@pytest.mark.parametrize(
+    "content", ["my notes", '{"id": "7", "text": "mine"}', '{"id": "7", "text": "mine', "5", "null", '{"prompt": "a"}']
+)
+def test_a_file_of_somebody_else_stays_as_it_is(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text(content, encoding="utf-8")
+    with pytest.raises(ValueError, match="line 1: not written by this command"):
+        PromptOutput(path, examples(4), {"seed": 1})
+    assert path.read_text(encoding="utf-8") == content
+
+
+def test_a_line_of_which_only_the_end_is_missing_is_completed(tmp_path: Path) -> None:
+    path = tmp_path / "pairs.jsonl"
+    with PromptOutput(path, examples(2), {}) as output:
+        output.write(Labeller(answer, BiasedJudge()))
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    with PromptOutput(path, examples(2), {}) as output:
+        assert output.start == 2
+    assert path.read_bytes() == whole
+
+
+def test_a_failure_before_the_first_line_leaves_no_file(tmp_path: Path) -> None:
+    path = tmp_path / "pairs.jsonl"
+    for existed in (False, True):
+        with pytest.raises(ValueError, match="no judge"), PromptOutput(path, examples(2), {}):
+            raise ValueError("no judge")
+        assert path.exists() == existed  # a file of the user stays
+        path.touch()

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 from regard.data.appended_lines import AppendedLines, parse_json
 
+ID = "batch_req_"  # before the random part
+
 
 class BatchRequest(NamedTuple):
     custom_id: str
@@ -61,11 +63,11 @@ class BatchOutput:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        self.lines.stream.close()
+        self.lines.__exit__(kind, error, traceback)
 
     def read_done(self, known: set[str]) -> set[str]:
         done = set[str]()
-        for number, entry in self.lines.entries():
+        for number, entry in self.lines.entries([f'{{"id": "{ID}'.encode()]):
             custom_id = entry.get("custom_id") if isinstance(entry, dict) else None
             if custom_id not in known:
                 raise ValueError(
@@ -82,6 +84,6 @@ class BatchOutput:
 
     def write(self, custom_id: str, status: int, request_id: str | None, body: Any) -> None:
         response = {"status_code": status, "request_id": request_id, "body": body}
-        id = f"batch_req_{secrets.token_hex(12)}"
+        id = f"{ID}{secrets.token_hex(12)}"
         self.lines.append({"id": id, "custom_id": custom_id, "response": response, "error": None})
         self.note(custom_id, response)

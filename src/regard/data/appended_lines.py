@@ -1,12 +1,14 @@
 """A JSON Lines file that a process appends to, and that is continued after an interruption.
 
 Every line is written at once and flushed, so a killed process leaves complete lines and perhaps a torn last one, which
-is removed when the file is opened again. The file is locked while it is open.
+is removed when the file is opened again. A last line that does not start like a line of this file is refused and stays:
+it is of another writer. The file is locked while it is open.
 """
 
 import fcntl
 import json
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -14,7 +16,7 @@ from typing import Any, Self
 
 class AppendedLines:
     def __init__(self, path: Path):
-        self.path = path
+        self.path, self.created = path, not path.exists()
         self.stream = path.open("ab+")
         try:
             fcntl.flock(self.stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -26,17 +28,30 @@ class AppendedLines:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        if kind is not None and self.created and not os.fstat(self.stream.fileno()).st_size:
+            self.path.unlink(missing_ok=True)  # nothing was written before the failure
         self.stream.close()
 
-    def entries(self) -> Iterator[tuple[int, Any]]:
-        """The number and the value of each complete line, None if it is not JSON; then a torn line is removed."""
+    def entries(self, starts: Iterable[bytes]) -> Iterator[tuple[int, Any]]:
+        """The number and the value of each line, None if it is not JSON; then a torn line is removed.
+
+        starts: the first bytes that lines of this file may have. A torn line without them raises ValueError.
+        """
         end = 0
         self.stream.seek(0)
         for number, line in enumerate(self.stream, 1):
-            if not line.endswith(b"\n"):
-                self.stream.truncate(end)  # written while the process was killed
+            value = parse_json(line)
+            complete = line.endswith(b"\n")
+            if not complete and value is None:  # written while the process was killed
+                if not any(line.startswith(start) or start.startswith(line) for start in starts):
+                    raise ValueError(
+                        f"{self.path}, line {number}: not written by this command; choose another output file"
+                    )
+                self.stream.truncate(end)
                 return
-            yield number, parse_json(line)
+            yield number, value
+            if not complete:  # only the end of the line is missing
+                self.stream.write(b"\n")
             end += len(line)
 
     def append(self, entry: Mapping[str, Any]) -> None:
