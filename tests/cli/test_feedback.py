@@ -1,13 +1,20 @@
 """`regard compare` and the commands of `regard feedback` on a small model; wrong values."""
 
 import json
+import os
+import shutil
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from regard.data.readers import read_examples
+from regard.feedback.prompts import read_prompts
+from regard.training.run import newest_checkpoint
 from tests.cli.conftest import regard
+from tests.feedback.test_address_judge import MODELS, reply, stub_server
 
 SHORT = ("--max-new", 4, "--device", "cpu")
 
@@ -51,7 +58,38 @@ def test_a_judge_reports_its_bias(demo_run: Path, tmp_path: Path) -> None:
     assert printed.exit_code == 0, printed.output
     assert "the judge preferred the answer shown first in" in printed.output.replace("\n", " ")
     found = json.loads(regard(*arguments, *SHORT, "--json").stdout)
-    assert found["position_bias"]["pairs"] == 3 and found["by"] == str(demo_run)
+    assert found["position_bias"]["pairs"] == 3 and found["by"] == str(demo_run) and found["unanswered"] == 0
+
+
+def test_questions_that_a_judge_does_not_answer_are_reported(demo_run: Path, tmp_path: Path) -> None:
+    numbers = count()
+
+    def answer(body: dict[str, Any] | None) -> tuple[Any, ...]:
+        return (200, MODELS) if body is None else reply("A" if next(numbers) % 6 else "Neither A nor B")
+
+    prompts, out = write_prompts(tmp_path, "prompt"), tmp_path / "pairs.jsonl"
+    with stub_server(answer) as url:
+        sampled = ("--prompts", prompts, "--judge", url, "--temperature", 2.0, *SHORT)
+        printed = regard("compare", demo_run, demo_run, *sampled)
+        labelled = regard("feedback", "label", demo_run, *sampled, "--inconsistent", "average", "--out", out)
+        found = json.loads(regard("compare", demo_run, demo_run, *sampled, "--json").stdout)
+    for result in (printed, labelled):
+        assert "replied to 1 of 6 questions with neither A nor B" in result.output.replace("\n", " "), result.output
+    assert found["unanswered"] == 1 and found["position_bias"]["pairs"] == 2
+
+
+def test_the_result_is_printed_before_the_pairs_are_written(
+    demo_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: object) -> None:
+        raise OSError("no space left")
+
+    out = tmp_path / "pairs.jsonl"
+    out.write_text("earlier", encoding="utf-8")
+    monkeypatch.setattr(os, "fsync", full)
+    result = regard("compare", demo_run, demo_run, "--prompts", "world", "--count", 2, "--out", out, *SHORT)
+    assert "no space left" in str(result.exception) and "50.0%" in result.output
+    assert list(tmp_path.iterdir()) == [out] and out.read_text(encoding="utf-8") == "earlier"
 
 
 def test_revisions_are_written_once(demo_run: Path, tmp_path: Path) -> None:
@@ -64,7 +102,7 @@ def test_revisions_are_written_once(demo_run: Path, tmp_path: Path) -> None:
     before = out.read_bytes()
     out.write_bytes(before[:-10])  # as if it had been killed while writing
     again = regard(*arguments, "--rounds", 2)
-    assert "has the lines of 2 prompts already" in again.output and out.read_bytes() == before
+    assert "has lines up to prompt 2 of 3; those after it" in again.output and out.read_bytes() == before
     assert "with these prompts and settings" in str(regard(*arguments, "--rounds", 1).exception)
 
 
@@ -77,6 +115,13 @@ def test_answers_are_conversations_to_learn_from(demo_run: Path, tmp_path: Path)
     assert [row["messages"][0]["content"] for row in rows] == ["Where is Anna?", "Where is Ben?", "Where is Clara?"]
     assert all(row["messages"][1]["role"] == "assistant" and row["messages"][1]["content"] for row in rows)
     assert "3 conversations, 0 of them new" in regard(*arguments).output
+    before, model = out.read_bytes(), tmp_path / "model"
+    shutil.copytree(newest_checkpoint(demo_run), model)
+    assert "0 of them new" in regard("feedback", "answer", model, *arguments[3:]).output  # the same weights
+    tensors = load_file(model / "model.safetensors")
+    save_file({name: tensor * 2 for name, tensor in tensors.items()}, model / "model.safetensors", {"format": "pt"})
+    other = regard("feedback", "answer", model, *arguments[3:])
+    assert "line 1: written with another model" in str(other.exception) and out.read_bytes() == before
     student = regard("tune", "sft", demo_run, "--data", out, "--out", tmp_path / "run", "--train.steps=1", "--show")
     assert student.exit_code == 0, student.output
 
@@ -94,6 +139,25 @@ def test_labelled_pairs_are_examples(demo_run: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"prompt": 5}, "line 1: `messages` must be a list"),
+        ({"prompt": []}, "line 1: `messages` must be a list"),
+        ({"prompt": ""}, "line 1: the prompt is empty"),
+        ({"prompt": "\ud800"}, "line 1: .*surrogates not allowed"),
+        ({"prompt": [1]}, "line 1: a message needs `role`"),
+        ({"prompt": "Where?", "messages": "x"}, "line 1: `messages` must be a list"),
+        ({"messages": [{"role": "assistant", "content": "x"}]}, "line 1: this conversation has no message before"),
+    ],
+)
+def test_wrong_prompts_are_refused_with_their_line(row: dict[str, Any], message: str, tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(json.dumps(row), encoding="utf-8")
+    with pytest.raises(ValueError, match=message):
+        read_prompts(str(path))
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("compare", "RUN", "nowhere", "--prompts", "world"), "nowhere"),
@@ -103,14 +167,21 @@ def test_labelled_pairs_are_examples(demo_run: Path, tmp_path: Path) -> None:
         (("compare", "RUN", "RUN", "--prompts", "PROMPTS"), "give a rule with --by, or a judge with --judge"),
         (("compare", "RUN", "RUN", "--prompts", "OPEN"), "give a rule with --by, or a judge with --judge"),
         (("compare", "RUN", "RUN", "--prompts", "world", "--out", "nowhere/x.jsonl"), "there is no folder nowhere"),
+        (("compare", "RUN", "RUN", "--prompts", "world", "--out", "/dev/null"), "is not a file"),
+        (("compare", "RUN", "RUN", "--prompts", "world", "--out", "/proc/x.jsonl"), "files cannot be written in /proc"),
+        (("compare", "RUN", "RUN", "--prompts", "PROMPTS", "--out", "PROMPTS"), "has the prompts"),
+        (("compare", "RUN", "RUN", "--prompts", "PROMPTS", "--by", "json"), "give a rule with --by, or a judge"),
         (("compare", "RUN", "RUN", "--prompts", "PROMPTS", "--by", "exact"), "--by='exact' is not a reward"),
         (("compare", "RUN", "RUN", "--prompts", "PROMPTS", "--by", "RUN"), "is not a reward model"),
         (("compare", "RUN", "RUN", "--prompts", "PROMPTS", "--by", "json", "--judge", "RUN"), "exclude each other"),
         (("compare", "RUN", "RUN", "--prompts", "world", "--constitution", "x"), "give one with --judge"),
+        (("compare", "RUN", "RUN", "--prompts", "world", "--judge-name", "x"), "give one with --judge"),
+        (("compare", "RUN", "RUN", "--prompts", "world", "--judge", "RUN", "--judge-name", "x"), "for an address"),
         (("compare", "RUN", "RUN", "--prompts", "world", "--judge", "http://example.com"), "not on this machine"),
         (("compare", "RUN", "RUN", "--prompts", "world", "--judge", "http://127.0.0.1:9"), "cannot be reached"),
         (("feedback", "label", "RUN", "--prompts", "PROMPTS", "--judge", "RUN", "--temperature", "0"), "above 0"),
         (("feedback", "label", "RUN", "--prompts", "PROMPTS", "--judge", "nowhere"), "nowhere"),
+        (("feedback", "label", "RUN", "--prompts", "PROMPTS", "--judge", "http://127.0.0.1:9"), "cannot be reached"),
         (("feedback", "revise", "RUN", "--prompts", "TEXTS"), "no `prompt` or `messages`"),
         (("feedback", "revise", "RUN", "--prompts", "PROMPTS", "--constitution", "EMPTY"), "principles"),
     ],

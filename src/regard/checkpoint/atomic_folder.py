@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -72,12 +72,12 @@ def remove_folder(path: Path) -> None:
     shutil.rmtree(old)
 
 
-def write_file(path: Path, content: bytes) -> None:
+def write_file(path: Path, content: bytes | Iterable[bytes]) -> None:
     """Replace a file; at any moment the disk holds the old content or the new one."""
     partial = hidden_sibling(path, "partial")
     try:
         with partial.open("wb") as stream:
-            stream.write(content)
+            stream.writelines([content] if isinstance(content, bytes) else content)
             stream.flush()
             os.fsync(stream.fileno())
         partial.replace(path)

@@ -1,37 +1,35 @@
 """`regard compare`: which of two models answers better, by a rule, a reward model or a judge."""
 
 import json
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from regard.cli.judging import (
+    CountOption,
+    JudgeNameOption,
+    JudgeOption,
+    JudgeRulesOption,
+    MaxNewOption,
+    PromptsOption,
+    SeedOption,
+    TemperatureOption,
+    check_names,
+    describe_verdicts,
+    open_judge,
+    progress_bar,
+    read_question,
+)
 from regard.cli.open_model import DeviceOption
 from regard.find_model import find_model
 
 if TYPE_CHECKING:
     from regard.data.sources.base import Example
     from regard.feedback.comparison import Decision
-    from regard.feedback.judge import Judge, PositionBias
+    from regard.feedback.judge import JudgeVerdict
     from regard.feedback.prompts import AnswerOptions, CountDone
-
-PromptsOption = Annotated[
-    str,
-    typer.Option(
-        help="A file with `prompt` (a string or messages) or `messages` in each row; or world: its questions."
-    ),
-]
-CountOption = Annotated[
-    int | None, typer.Option(min=1, help="Only the first prompts, this many; of the world 200 by default.")
-]
-MaxNewOption = Annotated[int, typer.Option(min=1, help="At most this many tokens per answer.")]
-SeedOption = Annotated[int, typer.Option(help="Of sampling.")]
-JudgeNameOption = Annotated[str | None, typer.Option(help="The model to ask at an address that serves more than one.")]
-ConstitutionOption = Annotated[
-    Path | None, typer.Option(help="A TOML file with principles for the judge, and perhaps its question.")
-]
 
 
 def compare(
@@ -45,15 +43,12 @@ def compare(
             "default exact_match; for world the score of its answers."
         ),
     ] = None,
-    judge: Annotated[
-        str | None,
-        typer.Option(help="A model that compares the answers, or an address on this machine: http://127.0.0.1:8000."),
-    ] = None,
+    judge: Annotated[str | None, JudgeOption] = None,
     judge_name: JudgeNameOption = None,
-    constitution: ConstitutionOption = None,
+    constitution: JudgeRulesOption = None,
     count: CountOption = None,
     max_new: MaxNewOption = 256,
-    temperature: Annotated[float, typer.Option(help="0 always takes the most likely token.")] = 0.0,
+    temperature: TemperatureOption = 0.0,
     seed: SeedOption = 0,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write every pair to this .jsonl file.")] = None,
     device: DeviceOption = "auto",
@@ -73,20 +68,22 @@ def compare(
       regard compare runs/tuned smollm2 --prompts prompts.jsonl --judge http://127.0.0.1:8000
       regard compare runs/mine runs/demo --prompts world --count 400
     """
-    for name in (first, second, *([] if judge is None or "://" in judge else [judge])):
-        find_model(name)  # before torch is imported: a mistyped name is refused at once
+    check_names([first, second], judge, judge_name)
     if judge is not None and by is not None:
         raise typer.BadParameter("--by and --judge exclude each other; give one of them")
-    if judge is None and (constitution is not None or judge_name is not None):
-        raise typer.BadParameter("--constitution and --judge-name are for a judge; give one with --judge")
+    if judge is None and constitution is not None:
+        raise typer.BadParameter("--constitution is for a judge; give one with --judge")
+    if out is not None:
+        check_output(out, prompts)
+    from regard.checkpoint.atomic_folder import write_file
     from regard.feedback.comparison import count_wins
-    from regard.feedback.judge import position_bias
+    from regard.feedback.judge import count_unanswered, position_bias
     from regard.feedback.prompts import AnswerOptions, read_prompts
 
-    if out is not None and not out.parent.is_dir():
-        raise ValueError(f"--out {out}: there is no folder {out.parent}; create it first")
     examples = read_prompts(prompts, count)
-    rule = judge or by or default_reward(prompts, examples)
+    rule = judge or by or default_reward(prompts)
+    if judge is None:
+        check_targets(rule, examples)
     decider = open_decider(rule, judge, judge_name, constitution, device)
     options = AnswerOptions(max_new, temperature, seed)
     answers = answers_of(first, examples, options, 0, device)
@@ -94,24 +91,32 @@ def compare(
     others = answers if same and not temperature else answers_of(second, examples, options, len(examples), device)
     with progress_bar("comparing", len(examples)) as on_progress:
         decisions = decider(examples, answers, others, on_progress)
-    if out is not None:
-        write_pairs(out, examples, answers, others, decisions)
     found = count_wins(decisions)
-    bias = position_bias([decision.verdict for decision in decisions if decision.verdict is not None])
+    verdicts = [decision.verdict for decision in decisions if decision.verdict is not None]
     if as_json:
-        judged = None if bias is None else bias._asdict()
         names = {"a": first, "b": second, "prompts": len(examples), "by": rule}
-        print(json.dumps({**names, **found._asdict(), "interval": "Wilson, 95 %", "position_bias": judged}))
-        return
-    print_result(first, second, found, bias, same)
+        bias = position_bias(verdicts)
+        judged = {"position_bias": bias and bias._asdict(), "unanswered": count_unanswered(verdicts)}
+        print(json.dumps({**names, **found._asdict(), "interval": "Wilson, 95 %", **judged}))
+    else:
+        print_result(first, second, found, verdicts, same)
+    if out is not None:
+        write_file(out.resolve(), pair_lines(examples, answers, others, decisions))
 
 
-def default_reward(prompts: str, examples: "Sequence[Example]") -> str:
-    from regard.data.targets import target_of
+def default_reward(prompts: str) -> str:
     from regard.feedback.prompts import WORLD, WORLD_REWARD
 
-    if prompts == WORLD:
-        return WORLD_REWARD
+    return WORLD_REWARD if prompts == WORLD and not Path(prompts).exists() else "exact_match"
+
+
+def check_targets(rule: str, examples: "Sequence[Example]") -> None:
+    """Raise ValueError if a rule of ours needs answers that the examples do not have."""
+    from regard.data.targets import target_of
+    from regard.training.rewards import BUILT_IN
+
+    if rule not in BUILT_IN:
+        return
     try:
         for example in examples:
             target_of(example)
@@ -120,7 +125,6 @@ def default_reward(prompts: str, examples: "Sequence[Example]") -> str:
             "not all prompts have answers to compare with (completion, answer, target, or an answer in messages); give "
             "a rule with --by, or a judge with --judge"
         ) from None
-    return "exact_match"
 
 
 def open_decider(
@@ -129,13 +133,10 @@ def open_decider(
     """A function of (examples, answers, other answers, on_progress) that returns the decisions."""
     from regard.compat import resolve_device
     from regard.feedback.comparison import decide_by_judge, decide_by_reward
-    from regard.feedback.constitution import read_constitution
-    from regard.feedback.judge import TEMPLATE
     from regard.training.rewards import load_reward
 
     if judge is not None:
-        rules = None if constitution is None else read_constitution(constitution)
-        template, principles = (TEMPLATE, ()) if rules is None else (rules.judge, rules.texts)
+        template, principles = read_question(constitution)
         opened = open_judge(judge, judge_name, device)
         return lambda examples, answers, others, on_progress: decide_by_judge(
             opened, examples, answers, others, template, principles, on_progress
@@ -146,17 +147,6 @@ def open_decider(
         return decide_by_reward(reward, examples, answers, others)
 
     return decide
-
-
-def open_judge(name: str, judge_name: str | None, device: str) -> "Judge":
-    from regard.feedback.address_judge import AddressJudge, is_address
-    from regard.feedback.judge import ModelJudge
-
-    if is_address(name):
-        return AddressJudge(name, judge_name)
-    from regard.cli.open_model import open_model
-
-    return ModelJudge(open_model(Path(name), device))
 
 
 def answers_of(
@@ -173,37 +163,35 @@ def answers_of(
         return answer_prompts(llm, prompts, range(first, first + len(prompts)), options, on_progress)
 
 
-@contextmanager
-def progress_bar(description: str, total: int, done: int = 0) -> "Generator[CountDone]":
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+def check_output(path: Path, prompts: str) -> None:
+    """Raise ValueError if the file cannot be written, or should not be."""
+    from tempfile import TemporaryFile
 
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(compact=True))
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(description, total=total, completed=done)
-        yield lambda completed: bar.update(task, completed=completed)
+    if not path.parent.is_dir():
+        raise ValueError(f"--out {path}: there is no folder {path.parent}; create it first")
+    if path.exists() and (not path.is_file() or (Path(prompts).exists() and path.samefile(prompts))):
+        wrong = "has the prompts" if path.is_file() else "is not a file"
+        raise ValueError(f"--out {path} {wrong}; choose another name")
+    try:
+        TemporaryFile(dir=path.resolve().parent).close()
+    except OSError as error:
+        raise ValueError(f"--out {path}: files cannot be written in {path.parent} ({error.strerror})") from error
 
 
-def write_pairs(
-    path: Path,
-    examples: "Sequence[Example]",
-    answers: Sequence[str],
-    others: Sequence[str],
-    decisions: "Sequence[Decision]",
-) -> None:
+def pair_lines(
+    examples: "Sequence[Example]", answers: Sequence[str], others: Sequence[str], decisions: "Sequence[Decision]"
+) -> Iterator[bytes]:
     names = {1.0: "a", 0.5: "tie", 0.0: "b"}
-    with path.open("w", encoding="utf-8") as stream:
-        for example, answer, other, decision in zip(examples, answers, others, decisions, strict=True):
-            line = {**example, "a": answer, "b": other, "better": names[decision.result]}
-            if decision.scores is not None:
-                line["scores"] = dict(zip("ab", decision.scores, strict=True))
-            if decision.verdict is not None:
-                line["verdict"] = {**decision.verdict._asdict(), "preference": decision.verdict.preference}
-            stream.write(json.dumps(line, default=str) + "\n")
+    for example, answer, other, decision in zip(examples, answers, others, decisions, strict=True):
+        line = {**example, "a": answer, "b": other, "better": names[decision.result]}
+        if decision.scores is not None:
+            line["scores"] = dict(zip("ab", decision.scores, strict=True))
+        if decision.verdict is not None:
+            line["verdict"] = {**decision.verdict._asdict(), "preference": decision.verdict.preference}
+        yield (json.dumps(line, default=str) + "\n").encode()
 
 
-def print_result(first: str, second: str, found: Any, bias: "PositionBias | None", same: bool) -> None:
+def print_result(first: str, second: str, found: Any, verdicts: "Sequence[JudgeVerdict]", same: bool) -> None:
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Column, Table
@@ -221,14 +209,7 @@ def print_result(first: str, second: str, found: Any, bias: "PositionBias | None
     rates = (f"{found.rate:.1%}", f"{found.low:.1%} to {found.high:.1%}")
     table.add_row(escape(first), escape(second), str(found.wins), str(found.ties), str(found.losses), *rates)
     console.print(table)
-    if bias is not None:
-        console.print(describe_bias(bias))
+    for line in describe_verdicts(verdicts):
+        console.print(line)
     if same:
         console.print("A and B are the same model")
-
-
-def describe_bias(bias: "PositionBias") -> str:
-    return (
-        f"the judge preferred the answer shown first in {bias.chosen_first:.1%} of its verdicts ({bias.log_odds:+.2f} "
-        f"nats; 50 % is unbiased); {bias.inconsistent:.1%} of {bias.pairs} pairs depended on the order"
-    )

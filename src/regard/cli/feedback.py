@@ -5,15 +5,20 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from regard.cli.compare import (
+from regard.cli.judging import (
     CountOption,
     JudgeNameOption,
+    JudgeOption,
+    JudgeRulesOption,
     MaxNewOption,
     PromptsOption,
     SeedOption,
-    describe_bias,
+    TemperatureOption,
+    check_names,
+    describe_verdicts,
     open_judge,
     progress_bar,
+    read_question,
 )
 from regard.cli.open_model import DeviceOption
 from regard.find_model import find_model
@@ -33,7 +38,7 @@ def revise(
     rounds: Annotated[int, typer.Option(min=1, help="Critiques and revisions per answer.")] = 1,
     count: CountOption = None,
     max_new: MaxNewOption = 256,
-    temperature: Annotated[float, typer.Option(help="0 always takes the most likely token.")] = 0.0,
+    temperature: TemperatureOption = 0.0,
     seed: SeedOption = 0,
     device: DeviceOption = "auto",
 ) -> None:
@@ -57,9 +62,9 @@ def revise(
 
     rules = read_constitution(constitution)
     examples = read_prompts(prompts, count, "train")
-    settings = {"model": model, "rules": rules, "rounds": rounds} | sampling(max_new, temperature, seed)
+    settings = {"rules": rules, "rounds": rounds} | sampling(max_new, temperature, seed)
     written = changed = 0
-    with PromptOutput(out, examples, settings) as output:
+    with PromptOutput(out, examples, settings, [model]) as output:
         if output.start < len(examples):
             answer = open_answers(model, device, max_new, temperature, seed)
 
@@ -80,7 +85,7 @@ def answer(
     out: OutOption,
     count: CountOption = None,
     max_new: MaxNewOption = 256,
-    temperature: Annotated[float, typer.Option(help="0 always takes the most likely token.")] = 0.0,
+    temperature: TemperatureOption = 0.0,
     seed: SeedOption = 0,
     device: DeviceOption = "auto",
 ) -> None:
@@ -100,7 +105,7 @@ def answer(
     from regard.feedback.revise import assistant
 
     examples = read_prompts(prompts, count, "train")
-    with PromptOutput(out, examples, {"model": model} | sampling(max_new, temperature, seed)) as output:
+    with PromptOutput(out, examples, sampling(max_new, temperature, seed), [model]) as output:
         if (start := output.start) < len(examples):
             generate = open_answers(model, device, max_new, temperature, seed)
 
@@ -118,15 +123,10 @@ def answer(
 def label(
     model: AnsweringModel,
     prompts: PromptsOption,
-    judge: Annotated[
-        str,
-        typer.Option(help="The model that compares the answers, or an address on this machine: http://127.0.0.1:8000."),
-    ],
+    judge: Annotated[str, JudgeOption],
     out: OutOption,
     judge_name: JudgeNameOption = None,
-    constitution: Annotated[
-        Path | None, typer.Option(help="A TOML file with principles for the judge, and perhaps its question.")
-    ] = None,
+    constitution: JudgeRulesOption = None,
     inconsistent: Annotated[
         Literal["drop", "average"],
         typer.Option(help="Pairs whose verdict depends on the order: drop them, or take the mean of both verdicts."),
@@ -149,36 +149,33 @@ def label(
       regard feedback label runs/tuned --prompts prompts.jsonl --judge http://127.0.0.1:8000 --out pairs.jsonl
       regard tune dpo runs/tuned --data pairs.jsonl --out runs/dpo
     """
-    for name in (model, *([] if "://" in judge else [judge])):
-        find_model(name)  # before torch is imported: a mistyped name is refused at once
+    models = check_names([model], judge, judge_name)
     if temperature == 0:
         raise typer.BadParameter("--temperature 0 gives the same answer twice; use a value above 0")
-    from regard.feedback.constitution import read_constitution
-    from regard.feedback.judge import TEMPLATE, position_bias
     from regard.feedback.label import Labeller
     from regard.feedback.output import PromptOutput
     from regard.feedback.prompts import read_prompts
 
-    rules = None if constitution is None else read_constitution(constitution)
-    template, principles = (TEMPLATE, ()) if rules is None else (rules.judge, rules.texts)
+    template, principles = read_question(constitution)
     examples = read_prompts(prompts, count, "train")
-    settings = {"model": model, "judge": [judge, judge_name, template, principles], "inconsistent": inconsistent}
-    with PromptOutput(out, examples, settings | sampling(max_new, temperature, seed)) as output:
+    address = [] if judge in models else [judge, judge_name]
+    settings = {"judge": [*address, template, principles], "inconsistent": inconsistent}
+    with PromptOutput(out, examples, settings | sampling(max_new, temperature, seed), models) as output:
         if output.start == len(examples):
             print(f"{out} is complete")
             return
         opened = open_judge(judge, judge_name, device)
         answer = open_answers(model, device, max_new, temperature, seed)
-        labeller = Labeller(answer, opened, template, principles, inconsistent)
+        labeller = Labeller(answer, opened, template, principles, inconsistent, answered=output.start > 0)
         write_lines(output, labeller, f"labelling answers of {model}")
         asked = len(examples) - output.start
     pairs = asked - labeller.equal - labeller.dropped
-    reason = "verdicts that depend on the order" if inconsistent == "drop" else "no verdict"
+    reason = "no verdict, or one that depends on the order" if inconsistent == "drop" else "no verdict"
     print(
         f"{out}: {pairs} new pairs of {asked} prompts; {labeller.equal} had equal answers, {labeller.dropped} {reason}"
     )
-    if (bias := position_bias(labeller.verdicts)) is not None:
-        print(describe_bias(bias))
+    for line in describe_verdicts(labeller.verdicts):
+        print(line)
     if inconsistent == "drop" and labeller.dropped > pairs:
         print("most pairs have no label: take a stronger judge, or --inconsistent average and another --out")
 
@@ -199,6 +196,7 @@ def open_answers(model: str, device: str, max_new: int, temperature: float, seed
 
 def write_lines(output: Any, make_lines: Any, description: str) -> None:
     if output.start:
-        print(f"{output.lines.path} has the lines of {output.start} prompts already")
+        count = len(output.prompts)
+        print(f"{output.lines.path} has lines up to prompt {output.start} of {count}; those after it are answered now")
     with progress_bar(description, len(output.prompts), output.start) as on_progress:
         output.write(make_lines, on_progress)
