@@ -82,3 +82,9 @@ def test_teachers_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         with_teacher_path(Distillation())
     with pytest.raises(SpecError, match=r"beta=1.5 must be in \[0, 1\]"):
         Distillation(beta=1.5)
+
+
+def test_a_z_loss_without_the_ordinary_loss_is_refused() -> None:
+    Distillation(weight=0.5, z_loss=1e-4)
+    with pytest.raises(SpecError, match="z_loss=0.0001 belongs to the ordinary loss"):
+        Distillation(z_loss=1e-4)

@@ -122,3 +122,5 @@ def test_settings_that_cannot_work_are_refused() -> None:
         GRPO(group=1)
     with pytest.raises(regard.SpecError, match="use rloo or grpo"):
         REINFORCE(epochs=2)
+    with pytest.raises(regard.SpecError, match="its advantage is 0; raise data.rows"):
+        REINFORCE().advantages(torch.ones(1, 1))

@@ -10,9 +10,11 @@ import torch
 
 import regard
 from regard.data.batch import Batch
+from regard.data.sources.base import open_collection
 from regard.kernels.linear_logprobs import linear_logprobs
 from regard.objectives.kto import KTO
 from regard.objectives.preference import DPO, SimPO
+from regard.objectives.reward import Reward
 from regard.objectives.sequence_logprobs import score_tokens, sequence_logprobs, sum_segments
 from regard.text.train import byte
 from regard.training.reference import ReferenceTable, reference_logprobs, row_digests
@@ -192,3 +194,22 @@ def test_a_reference_table_survives_damage_and_is_computed_once(tmp_path: Path) 
     damaged = ReferenceTable(tmp_path)
     damaged.complete([batch], reference)
     assert calls == [1, 1] and damaged.values == table.values
+
+
+def test_balanced_lengths_count_both_kinds_of_pairs_equally_also_in_truncated_rows() -> None:
+    def message(content: str) -> list[dict[str, str]]:
+        return [{"role": "assistant", "content": content}]
+
+    prompt = [{"role": "user", "content": "?"}]
+    long, short = message("a" * 60), message("b" * 50)
+    examples = [{"prompt": prompt, "chosen": long, "rejected": short}] * 3
+    examples.append({"prompt": prompt, "chosen": short, "rejected": long})
+    splits = open_collection("pairs", examples, seed=0, hold_out=False)
+    objective = Reward(balance_lengths=True).fit(splits, decoder())
+    assert objective.longer_share == 0.75
+    rows = [
+        objective.sample(objective.tokenize(example, TOKENIZER), TOKENIZER, 16, np.random.default_rng(0))
+        for example in examples
+    ]
+    weights = objective.collate(rows, TOKENIZER, 16).weights
+    assert weights.tolist() == pytest.approx([2 / 3, 2 / 3, 2 / 3, 2])

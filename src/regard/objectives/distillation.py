@@ -56,6 +56,11 @@ class Distillation(NextToken):
             f"{self.kind}: on_policy={self.on_policy} needs weight=1, not {self.weight}: the ordinary loss would teach "
             "the model its own samples",
         )
+        require(
+            self.z_loss == 0 or self.weight < 1,
+            f"{self.kind}: z_loss={self.z_loss} belongs to the ordinary loss, which weight=1 leaves out; lower one"
+            " of them",
+        )
 
     def fit(self, splits: Splits, model: Model) -> Self:
         if self.on_policy:

@@ -60,7 +60,7 @@ class KTO(Objective):
 
     def sample(self, columns: Columns, tokenizer: Tokenizer, length: int, rng: np.random.Generator) -> list[Item]:
         """The sequence, and `other_ids`: its prompt with the completion of another example."""
-        prompt, completion = (columns["ids"][columns["weights"] == value] for value in (0, 1))
+        prompt = columns["ids"][columns["weights"] == 0]
         other = columns["other_ids"][columns["other_weights"] > 0]
         if len(prompt) > length:
             return []  # no token of the completion would be left
@@ -86,15 +86,15 @@ class KTO(Objective):
         count = torch.ones_like(ratios).sum()
         rewards = self.beta * ratios.detach()
         metrics = {
-            "good_reward": balanced(rewards, good),
-            "bad_reward": balanced(rewards, ~good),
+            "good_reward": mean_over(rewards, good),
+            "bad_reward": mean_over(rewards, ~good),
             "divergence": divergence * count,
         }
         return add_losses(loss, count, losses, metrics)
 
 
-def balanced(values: Tensor, chosen: Tensor) -> Tensor:
-    """The mean over the chosen rows, multiplied by the number of all rows, because metrics are divided by it."""
+def mean_over(values: Tensor, chosen: Tensor) -> Tensor:
+    """The mean over the chosen rows, or 0, multiplied by the number of all rows, because metrics are divided by it."""
     return torch.where(chosen, values, 0).sum() / chosen.sum().clamp_min(1) * len(values)
 
 

@@ -43,7 +43,14 @@ class REINFORCE(Reinforcement):
         )
 
     def advantages(self, rewards: Tensor) -> Tensor:
-        return rewards - rewards.mean() if self.baseline == "mean" else rewards
+        if self.baseline == "none":
+            return rewards
+        require(
+            rewards.numel() > 1,
+            f"{self.kind}: a single completion equals its mean reward, so its advantage is 0; raise data.rows, or set "
+            "baseline='none'",
+        )
+        return rewards - rewards.mean()
 
     def sequence_weights(self, lengths: Tensor) -> Tensor:
         return lengths.mean().expand_as(lengths)
@@ -114,7 +121,7 @@ class GRPO(ClippedPolicy):
     loss: Literal["grpo", "dapo", "dr_grpo"] = "grpo"
     scale: Literal["group", "batch", "none"] = "group"  # rewards whose standard deviation divides advantages
     ratio: Literal["token", "sequence"] = "token"  # sequence: the geometric mean of the ratios (GSPO)
-    unbiased_kl: bool = True  # k3 is multiplied by the ratio, so its gradient is that of the divergence (DeepSeek-V3.2)
+    unbiased_kl: bool = True  # k3 times the ratio: of tokens, its gradient is that of the divergence (DeepSeek-V3.2)
 
     def check(self) -> None:
         super().check()

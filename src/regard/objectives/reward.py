@@ -70,7 +70,7 @@ class Reward(Objective):
         if not self.balance_lengths or self.longer_share:
             return self
         pairs = [split_prompt(example)[1:] for example in islice(first_epoch(splits.train, COUNTED), COUNTED)]
-        share = sum(len(str(chosen)) > len(str(rejected)) for chosen, rejected in pairs) / len(pairs)
+        share = sum(is_longer(*pair) for pair in pairs) / len(pairs)
         require(
             0 < share < 1,
             f"{splits.train.name}: balance_lengths=true needs pairs of both kinds, and the chosen completion is "
@@ -81,7 +81,10 @@ class Reward(Objective):
     def tokenize(self, example: Example, tokenizer: Tokenizer) -> Columns:
         require_keys(self, example, *SIDES)
         prompt, *completions = split_prompt(example)
-        columns = {"margin": np.array(margin_of(example), np.float32)}
+        columns = {
+            "margin": np.array(margin_of(example), np.float32),
+            "longer": np.array(is_longer(*completions), np.int64),
+        }
         for side, completion in zip(SIDES, completions, strict=True):
             columns[side] = sequence_ids(prompt, completion, tokenizer)
         return columns
@@ -95,8 +98,8 @@ class Reward(Objective):
         items = [item for row in rows for item in row]
         sequences = [{"ids": item[side]} for item in items for side in SIDES]
         tokens, valid = (tensor.unflatten(0, (-1, 2)) for tensor in pad_items(sequences, "ids", tokenizer.pad or 0))
-        longer = torch.tensor([len(item["chosen"]) > len(item["rejected"]) for item in items])
-        return Batch(tokens=tokens, valid=valid, weights=self.weights(longer), margins=stack_labels(items, "margin"))
+        weights = self.weights(stack_labels(items, "longer") > 0)
+        return Batch(tokens=tokens, valid=valid, weights=weights, margins=stack_labels(items, "margin"))
 
     def weights(self, longer: Tensor) -> Tensor:
         """The weight of each pair, 1 on average."""
@@ -119,6 +122,17 @@ def sequence_ids(prompt: Any, completion: Any, tokenizer: Tokenizer) -> np.ndarr
     if tokenizer.eos is None and isinstance(prompt, str) and isinstance(completion, str):
         return np.array(encode_pair(tokenizer, prompt, completion).ids, np.int64)
     return tokenize_completion(prompt, completion, tokenizer)["ids"]
+
+
+def is_longer(chosen: Any, rejected: Any) -> bool:
+    """Whether the first completion has more characters; of messages, their contents count."""
+    return text_length(chosen) > text_length(rejected)
+
+
+def text_length(completion: Any) -> int:
+    if isinstance(completion, str):
+        return len(completion)
+    return sum(len(str(message["content"])) for message in completion)
 
 
 def without_middle(ids: np.ndarray, length: int) -> np.ndarray:
