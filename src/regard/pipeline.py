@@ -4,11 +4,13 @@
     name = "sft"                # the run's directory is OUT/seed-0/sft
     recipe = "finetune"         # whose values this phase changes; any table of a recipe may follow
     from = "pretrain"           # an earlier phase, or a model
-    full = true                 # train all weights, also if the recipe has an adapter
+    full = true                 # train all weights and no adapter, as `regard tune --full` does
 
-The same call goes on after an interruption: finished phases are skipped, and one that was started is resumed.
+The same call goes on after an interruption: finished phases are skipped, and one that was started is resumed. The
+tables of a phase are kept in OUT/seed-0/NAME.json; after a change of the pipeline's file the phase is refused.
 """
 
+import json
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,9 +19,21 @@ from typing import Any
 
 from rich.console import Console
 
+from regard.checkpoint.atomic_folder import write_file
+from regard.models.base import Model
 from regard.spec import SpecError, require, suggest_name
+from regard.training.data_settings import read_data_table
 from regard.training.loop import TrainingResult
-from regard.training.recipe import Recipe, find_recipe, read_recipe, resolve
+from regard.training.new_head import with_new_head
+from regard.training.recipe import (
+    Recipe,
+    build_recipe,
+    draft_recipe,
+    find_recipe,
+    read_recipe,
+    resolve,
+    train_all_weights,
+)
 from regard.training.run import Run, step_of
 from regard.training_run import resume_run, start_run
 
@@ -62,7 +76,25 @@ def read_pipeline(name: str | Path) -> list[Phase]:
     phases: list[Phase] = []
     for entry in entries:
         phases.append(read_phase(entry, [phase.name for phase in phases], path))
+    check_phases(phases, path)
     return phases
+
+
+def check_phases(phases: Sequence[Phase], path: Path) -> None:
+    """Find the mistakes of later phases before the first one is trained."""
+    models: dict[str, Model] = {}
+    for phase in phases:
+        tables = dict(phase.tables)
+        try:
+            if tables.get("from") in models:
+                head, model = tables.pop("head", None), models[tables.pop("from")]
+                tables["model"] = model.to_dict() if head is None else with_new_head(model, head)
+                tables["data"] = read_data_table(tables.get("data", {}))
+                models[phase.name] = build_recipe(tables, vocab=1).model
+            else:
+                models[phase.name] = draft_recipe(tables)[0].model
+        except ValueError as error:
+            raise SpecError(f"{path}, phase {phase.name}: {error}") from error
 
 
 def read_phase(entry: Mapping[str, Any], earlier: Sequence[str], path: Path) -> Phase:
@@ -75,7 +107,8 @@ def read_phase(entry: Mapping[str, Any], earlier: Sequence[str], path: Path) -> 
     changes = {key: value for key, value in entry.items() if key != "name"}
     tables = merge({} if recipe is None else read_recipe(find_recipe(recipe)), changes)
     if full:
-        tables.pop("adapter", None)
+        require("adapter" not in changes, f"{path}: phase {name} has both full = true and an adapter; remove one")
+        tables = train_all_weights(tables, keep_rate="lr" in changes.get("train", {}))
     return Phase(name, tables)
 
 
@@ -101,6 +134,7 @@ def run_pipeline(
     console, folder, names = console or Console(stderr=True), out / f"seed-{seed}", []
     for phase in phases:
         path = folder / phase.name
+        keep_tables(phase, path)
         if not is_finished(path):
             if (path / "config.json").is_file():
                 result = resume_run(path, device, console)
@@ -112,6 +146,18 @@ def run_pipeline(
         names.append(phase.name)
         on_phase(path)
     return None
+
+
+def keep_tables(phase: Phase, path: Path) -> None:
+    """Write the tables of a phase beside its run, or compare them with those that it was started with."""
+    kept = path.with_suffix(".json")
+    if not (path / "config.json").is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_file(kept, json.dumps(phase.tables, indent=2).encode())
+    elif kept.is_file() and json.loads(kept.read_bytes()) != json.loads(json.dumps(phase.tables)):
+        raise ValueError(
+            f"{path} was trained with other settings, which are in {kept}; remove it, or use another --out"
+        )
 
 
 def is_finished(path: Path) -> bool:

@@ -87,6 +87,9 @@ def test_phases_start_from_earlier_ones_and_go_on_after_an_interruption(tmp_path
     assert again.exit_code == 0, again.output
     assert (folder / "sft" / "metrics.jsonl").stat().st_mtime_ns == before
     assert (Run.open(folder / "dpo").checkpoint(2) / "model.safetensors").read_bytes() == weights
+    file.write_text(PHASES.replace('name = "dpo"', 'name = "dpo"\nobjective.beta = 0.5'), encoding="utf-8")
+    changed = regard(*arguments)
+    assert changed.exit_code != 0 and "dpo was trained with other settings" in " ".join(changed.output.split())
 
 
 @pytest.mark.parametrize("name", [path.stem for path in PIPELINES.glob("*.toml")])
@@ -110,6 +113,8 @@ def test_the_phases_of_the_package_are_valid(name: str, tmp_path: Path, demo_run
         ('[[phases]]\nname = "a/b"', "a phase needs a `name`"),
         ('[[phases]]\nname = "a"\n[[phases]]\nname = "a"', "two phases have the name a"),
         ('[[phases]]\nname = "a"\nrecipe = "dmeo"', "there is no recipe dmeo"),
+        (PHASES.replace("max_new = 4", "max_nwe = 4"), "phase grpo: .*max_nwe.*max_new"),
+        (f"{PHASES}adapter = {{ rank = 4 }}", "phase dpo has both full = true and an adapter"),
     ],
 )
 def test_wrong_files_are_refused(content: str, message: str, tmp_path: Path) -> None:
@@ -119,6 +124,14 @@ def test_wrong_files_are_refused(content: str, message: str, tmp_path: Path) -> 
         read_pipeline(file)
     with pytest.raises(ValueError, match="there is no pipeline asistant; use a TOML file, or .*assistant"):
         read_pipeline("asistant")
+
+
+def test_a_phase_that_trains_all_weights_has_a_tenth_of_the_rate_unless_it_is_given(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(PHASES, encoding="utf-8")
+    assert read_pipeline(file)[-1].tables["train"]["lr"] == pytest.approx(1e-5)
+    file.write_text(PHASES.replace("train = { steps = 2, ", "train = { steps = 2, lr = 1e-4, "), encoding="utf-8")
+    assert read_pipeline(file)[-1].tables["train"]["lr"] == 1e-4
 
 
 def test_seeds_become_means_with_ranges() -> None:

@@ -122,6 +122,7 @@ def test_full_weights_have_a_tenth_of_the_rate_unless_it_is_given(demo_run: Path
     [
         (("dop", "RUN", "--data", "DATA"), "did you mean 'dpo'?"),
         (("dpo", "RUN"), "give a file or folder with --data"),
+        (("sft", "RUN", "--data", "DATA", "--full", "--adapter.rank=4"), "remove it, or --adapter.rank"),
         (("dpo", "nowhere", "--data", "DATA"), "nowhere"),
         (("kto", "RUN", "--data", "DATA"), "needs examples with prompt, completion, label"),
         (("dpo", "RUN", "--data", "DATA", "--objective.beta=0"), "beta=0.0 must be positive"),

@@ -21,7 +21,6 @@ METHODS = {  # recipes
     "ppo": "ppo",
     "distill": "distill",
 }
-FULL_RATE = 0.1  # of the learning rate of adapters
 
 
 def tune(
@@ -74,6 +73,7 @@ def tune(
     """
     from regard.spec import suggest_name
     from regard.training.overrides import parse_overrides
+    from regard.training.recipe import train_all_weights
     from regard.training_run import read_tables
 
     if method not in METHODS:
@@ -83,6 +83,8 @@ def tune(
     _, tables = read_tables(METHODS[method], overrides, model, data)
     if not {"path", "source", "sources"} & set(tables["data"]):
         raise typer.BadParameter("there are no examples; give a file or folder with --data")
-    if full and tables.pop("adapter", None) is not None and "train.lr" not in overrides:
-        tables["train"]["lr"] *= FULL_RATE
+    if full:
+        if given := [name for name in overrides if name.partition(".")[0] == "adapter"]:
+            raise typer.BadParameter(f"--full trains all weights and no adapter; remove it, or --{given[0]}")
+        tables = train_all_weights(tables, keep_rate="train.lr" in overrides)
     start_training(tables, out or Path("runs") / method, device, METHODS[method], show)

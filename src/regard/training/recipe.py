@@ -53,6 +53,7 @@ from regard.training.teacher import with_teacher_path
 
 FINE_TUNING_LENGTH = 512  # of rows, for a model that has at least this context
 RECIPES = Path(__file__).parents[1] / "recipes"
+FULL_RATE = 0.1  # the learning rate of all weights, over that of an adapter
 # The fields of a model's spec that hold the size of the vocabulary, by its kind.
 VOCAB_FIELDS = {
     "decoder": ("vocab",),
@@ -175,6 +176,14 @@ def read_recipe(path: Path, overrides: Mapping[str, Any] | None = None) -> dict[
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SpecError(f"{path} is not TOML: {error}") from error
     return override(tables, overrides or {})
+
+
+def train_all_weights(tables: Mapping[str, Any], keep_rate: bool) -> dict[str, Any]:
+    """The tables of a recipe without its adapter. Its learning rate is lowered as well, unless it is to be kept."""
+    if "adapter" not in tables:
+        return dict(tables)
+    train = tables["train"] if keep_rate else {**tables["train"], "lr": tables["train"]["lr"] * FULL_RATE}
+    return {name: table for name, table in tables.items() if name != "adapter"} | {"train": train}
 
 
 def resolve(
