@@ -11,6 +11,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from regard.data.readers import read_examples
+from regard.data.targets import target_of
 from regard.feedback.prompts import read_prompts
 from regard.training.run import newest_checkpoint
 from tests.cli.conftest import regard
@@ -155,6 +156,13 @@ def test_wrong_prompts_are_refused_with_their_line(row: dict[str, Any], message:
     path.write_text(json.dumps(row), encoding="utf-8")
     with pytest.raises(ValueError, match=message):
         read_prompts(str(path))
+
+
+def test_a_column_of_messages_may_be_empty(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(json.dumps({"prompt": "Where?", "messages": None, "answer": " here"}), encoding="utf-8")
+    (example,) = read_prompts(str(path))
+    assert target_of(example) == "here"
 
 
 @pytest.mark.parametrize(

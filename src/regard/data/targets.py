@@ -18,7 +18,7 @@ def has_target(example: Example) -> bool:
 
 def target_of(example: Example) -> str:
     """Without the white space around it."""
-    if "messages" in example:
+    if example.get("messages") is not None:
         *before, last = example["messages"]
         if not before or last["role"] != "assistant":
             raise ValueError(f"this conversation does not end with an answer of the assistant: {shown(example)}")
