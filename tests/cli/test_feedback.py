@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
+from regard.cli.compare import check_targets, default_reward
 from regard.data.readers import read_examples
 from regard.data.targets import target_of
-from regard.feedback.prompts import read_prompts
+from regard.feedback.prompts import WORLD_REWARD, read_prompts
 from regard.training.run import newest_checkpoint
 from tests.cli.conftest import regard
 from tests.feedback.test_address_judge import MODELS, reply, stub_server
@@ -50,6 +51,22 @@ def test_a_model_ties_with_itself_and_its_samples_win_and_lose(demo_run: Path, t
     assert found["low"] < found["rate"] < found["high"] and found["position_bias"] is None
     for pair in pairs:
         assert pair["scores"] == {"a": -len(pair["a"]), "b": -len(pair["b"])} and pair["a"] != pair["b"]
+
+
+def test_the_default_rule_follows_from_the_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert default_reward("world") == WORLD_REWARD
+    Path("world").touch()  # a file of the user, which `read_prompts` reads
+    assert default_reward("world") == "exact_match"
+
+
+def test_exact_match_needs_targets() -> None:
+    for messages in ([], [{"role": "assistant", "content": "yes"}]):
+        with pytest.raises(ValueError, match="not all prompts have answers"):
+            check_targets("exact_match", [{"prompt": "?", "answer": "yes"}, {"messages": messages}])
+    with pytest.raises(ValueError, match="`answer` of an example must be a string, found 4"):
+        check_targets("exact_match", [{"prompt": "2 + 2", "answer": 4}])
+    check_targets("json", [{"prompt": "?"}])  # any object is right
 
 
 def test_a_judge_reports_its_bias(demo_run: Path, tmp_path: Path) -> None:

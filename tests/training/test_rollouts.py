@@ -214,6 +214,7 @@ def test_built_in_rewards() -> None:
     target = {"prompt": "a", "answer": '{"who": "Mia"}'}
     texts = ['{"who": "Tom"}', '{"what": 1}', "[1]", "who"]
     assert json_object([target] * 4, texts) == [1.0, 0.0, 0.0, 0.0]
+    assert json_object([{"prompt": "a"}] * 4, texts) == [1.0, 1.0, 0.0, 0.0]  # without a target, any object
     with pytest.raises(ValueError, match="this example has prompt"):
         exact_match([{"prompt": "a"}], ["b"])
 

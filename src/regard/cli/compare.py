@@ -105,26 +105,24 @@ def compare(
 
 
 def default_reward(prompts: str) -> str:
-    from regard.feedback.prompts import WORLD, WORLD_REWARD
+    from regard.feedback.prompts import WORLD_REWARD, is_world
 
-    return WORLD_REWARD if prompts == WORLD and not Path(prompts).exists() else "exact_match"
+    return WORLD_REWARD if is_world(prompts) else "exact_match"
 
 
 def check_targets(rule: str, examples: "Sequence[Example]") -> None:
-    """Raise ValueError if a rule of ours needs answers that the examples do not have."""
-    from regard.data.targets import target_of
-    from regard.training.rewards import BUILT_IN
+    """Raise ValueError if the rule needs answers that the examples do not have."""
+    from regard.data.targets import has_target, target_of
 
-    if rule not in BUILT_IN:
+    if rule != "exact_match":
         return
-    try:
-        for example in examples:
-            target_of(example)
-    except ValueError:  # an example without a target
+    if not all(map(has_target, examples)):
         raise ValueError(
             "not all prompts have answers to compare with (completion, answer, target, or an answer in messages); give "
             "a rule with --by, or a judge with --judge"
-        ) from None
+        )
+    for example in examples:
+        target_of(example)  # raises ValueError for a target that is not a string
 
 
 def open_decider(

@@ -13,7 +13,11 @@ TARGETS = ("completion", "answer", "target")
 
 
 def has_target(example: Example) -> bool:
-    return any(name in example for name in ("messages", *TARGETS))
+    """Whether there is one; a conversation has a target if it ends with an answer of the assistant."""
+    if "messages" in example:
+        messages = example["messages"]
+        return len(messages) > 1 and messages[-1]["role"] == "assistant"
+    return any(name in example for name in TARGETS)
 
 
 def target_of(example: Example) -> str:

@@ -54,7 +54,7 @@ def grade_outputs(
 ) -> list[GradedOutput]:
     """Generate the outputs of the first `count` examples, `rows` at once; `on_progress` is called with their number."""
     chosen = [examples.example(index) for index in range(count)]
-    targets = [target_of(example) if reward is None or has_answer(example) else None for example in chosen]
+    targets = [target_of(example) if reward is None or has_target(example) else None for example in chosen]
     prompts = [encode_prompt(example, tokenizer) for example in chosen]
     engine = Engine(
         model,
@@ -78,11 +78,6 @@ def grade_outputs(
     return [replace(output, reward=value) for output, value in zip(graded, rewards, strict=True)]
 
 
-def has_answer(example: Example) -> bool:
-    """Whether the example has a target; a conversation has one if it ends with a message of the assistant."""
-    return has_target(example) and ("messages" not in example or example["messages"][-1]["role"] == "assistant")
-
-
 def encode_prompt(example: Example, tokenizer: Tokenizer) -> tuple[list[int], list[int] | None]:
     """The ids of the decoder's prompt, and of the source of an encoder-decoder."""
     if "source" not in example:
@@ -98,7 +93,7 @@ def encode_prompt(example: Example, tokenizer: Tokenizer) -> tuple[list[int], li
 
 
 def messages_before(example: Example) -> list[dict[str, str]]:
-    return example["messages"][:-1] if has_answer(example) else example["messages"]
+    return example["messages"][:-1] if has_target(example) else example["messages"]
 
 
 def last_prompt(example: Example) -> str:

@@ -31,9 +31,14 @@ GenerateAnswers = Callable[[Sequence[Any], Sequence[int]], list[str]]  # (prompt
 MessageList = list[dict[str, Any]]
 
 
+def is_world(source: str) -> bool:
+    """Whether prompts of this name are questions about the world, and not those of a file."""
+    return source == WORLD and not Path(source).exists()
+
+
 def read_prompts(source: str, count: int | None = None, split: str = "held-out") -> list[Example]:
     """The first `count` examples of a file, or questions about stories of the world's `split`."""
-    if source == WORLD and not Path(source).exists():
+    if is_world(source):
         first = HELD_OUT if split == "held-out" else 0
         return [ask(first + number, 1, split) for number in range(count or WORLD_COUNT)]
     if not Path(source).exists():

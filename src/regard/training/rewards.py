@@ -22,7 +22,7 @@ from torch import nn
 from regard.data.batch import Batch
 from regard.data.packing import pad_items
 from regard.data.sources.base import Example
-from regard.data.targets import is_well_formed, read_object, target_of
+from regard.data.targets import has_target, is_well_formed, read_object, target_of
 from regard.objectives.inputs import logits_of
 from regard.objectives.reinforcement import prompt_of
 from regard.objectives.reward import sequence_ids
@@ -39,9 +39,10 @@ def exact_match(examples: Sequence[Example], completions: Sequence[str]) -> list
 
 
 def json_object(examples: Sequence[Example], completions: Sequence[str]) -> list[float]:
+    targets = [target_of(example) if has_target(example) else "" for example in examples]
     return [
-        float(read_object(text) is not None and is_well_formed(text, target_of(example)) is not False)
-        for example, text in zip(examples, completions, strict=True)
+        float(read_object(text) is not None and is_well_formed(text, target) is not False)
+        for target, text in zip(targets, completions, strict=True)
     ]
 
 
