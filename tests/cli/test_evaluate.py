@@ -2,10 +2,20 @@
 
 import json
 import math
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from regard.checkpoint.model_folder import save
+from regard.models.decoder import Decoder
+from regard.models.stack import Repeat
+from regard.parts.attention import Attention
+from regard.parts.block import Block, Sublayer
+from regard.parts.feedforward import SwiGLU
+from regard.parts.position.rope import Rope
+from regard.text.train import byte
 from regard.training.run import newest_checkpoint
 from tests.cli.conftest import regard
 
@@ -59,6 +69,54 @@ def test_a_run_that_learned_from_preferences_has_a_perplexity(run: Path, tmp_pat
     options = ("--data", tmp_path / "other.txt", "--json", "--objective.kind=dpo")
     found = json.loads(regard("eval", newest_checkpoint(run), *options).stdout)
     assert found["objective"] == "next_token" and found["perplexity"] == pytest.approx(math.exp(found["loss"]))
+
+
+def test_the_perplexity_is_that_of_the_next_token_alone(tmp_path: Path) -> None:
+    tokenizer, block = byte(), Block((Sublayer(Attention(2, position=Rope())), Sublayer(SwiGLU(16))))
+    plain = Decoder(tokenizer.vocab_size, 16, (Repeat((block,), 1),)).build(seed=0)
+    ahead = Decoder(tokenizer.vocab_size, 16, (Repeat((block,), 1),), ahead=(block,)).build(seed=1)
+    ahead.load_state_dict(plain.state_dict(), strict=False)
+    (tmp_path / "text.txt").write_text("Some other text. " * 40)
+    found = {}
+    for name, model, z_loss in (("plain", plain, 0.0), ("ahead", ahead, 0.1)):
+        save(model, tmp_path / name, tokenizer)
+        objective = ("--objective.kind=next_token", f"--objective.z_loss={z_loss}")
+        options = ("--data", tmp_path / "text.txt", *objective, "--json")
+        found[name] = json.loads(regard("eval", tmp_path / name, *options).stdout)
+    assert found["plain"]["perplexity"] == pytest.approx(math.exp(found["plain"]["loss"]))
+    assert found["ahead"]["ahead_1"] > 0
+    assert found["ahead"]["perplexity"] == pytest.approx(found["plain"]["perplexity"], rel=1e-5)
+
+
+def test_prompts_without_targets_have_the_reward_of_the_run(run: Path, tmp_path: Path) -> None:
+    """Reinforcement learning needs no targets, and its loss needs samples."""
+    rows = [{"prompt": "a"}, {"messages": [{"role": "user", "content": "a"}]}]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    reward = "--objective.reward=tests.cli.test_evaluate:always_two"
+    options = ("--data", tmp_path / "rows.jsonl", "--max-new", 1, "--json", "--objective.kind=grpo", reward)
+    rated = json.loads(regard("eval", newest_checkpoint(run), *options).stdout)
+    assert rated["reward"] == 2 and len(rated["outputs"]) == 2
+
+
+def always_two(completions: list[Any], **columns: Any) -> list[float]:
+    return [2.0] * len(completions)
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "message"),
+    [
+        ([{"prompt": "a"}, {"text": "b"}], ("--reward", "tests.cli.test_evaluate:always_two"),
+         r"rows\.jsonl.* line 2: --reward tests.* needs `prompt`, `messages` or `source`; this example has text"),
+        ([{"prompt": "a"}], ("--reward", "nowhere"), "--reward='nowhere' is not a reward"),
+        ([{"completion": "a"}], (), r"line 1: a generated output needs `prompt`.*; this example has completion"),
+    ],
+)  # fmt: skip
+def test_rows_without_a_prompt_are_named(
+    rows: list[dict], options: tuple[str, ...], message: str, run: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    result = regard("eval", run, "--data", tmp_path / "rows.jsonl", "--max-new", 1, *options)
+    assert isinstance(result.exception, ValueError) and re.search(message, str(result.exception))
 
 
 def test_wrong_uses_are_refused(run: Path, tmp_path: Path) -> None:

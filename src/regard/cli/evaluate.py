@@ -8,6 +8,7 @@ import json
 import math
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from regard.data.sources.base import Examples
+    from regard.data.sources.base import Example, Examples
     from regard.evals.generation import GradedOutput
     from regard.language_model import LanguageModel
     from regard.objectives.base import Objective
@@ -63,7 +64,7 @@ def evaluate(
     mean reward is printed, for a rule that returns 0 or 1 the share of outputs that follow it.
 
     Other models and examples are evaluated by the objective of the run or recipe: its loss and metrics, such as the
-    accuracy of a classifier. Each example counts at most once.
+    accuracy of a classifier; after reinforcement learning by the reward of the run. Each example counts at most once.
 
     \b
     Examples:
@@ -81,6 +82,7 @@ def evaluate(
     from regard.data.targets import has_target
     from regard.evals.generation import grade_outputs
     from regard.load_model import load
+    from regard.objectives.reinforcement import Reinforcement
     from regard.training.rewards import load_reward
 
     recipe, overrides = split_recipe(recipe, context.args)
@@ -92,12 +94,16 @@ def evaluate(
     examples = settings.open().train if data is not None else settings.open().held_out
     if examples is None:
         raise ValueError(f"{recipe or model} has no held-out examples; give some with --data FILE")
-    compute_rewards = None if reward is None else load_reward(reward, device_of(llm))
+    compute_rewards = None if reward is None else load_reward(reward, device_of(llm), "--reward")
     objective = None if compute_rewards else objective_for(tables, examples, llm)
-    if objective is not None and not (generates(llm) and has_target(examples.example(0))):
+    answered = generates(llm) and has_target(examples.example(0))
+    if isinstance(objective, Reinforcement) and not answered:
+        compute_rewards = load_reward(objective.reward, device_of(llm))
+    elif objective is not None and not answered:
         reference = load_reference(tables, objective, device)
         evaluate_objective(llm, objective, examples, settings, count, as_json, reference)
         return
+    examples = examples.map(partial(require_prompt, "a generated output" if reward is None else f"--reward {reward}"))
     number = min(count or GENERATED_OUTPUTS, examples.count or count or GENERATED_OUTPUTS)
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(f"generating {number} outputs", total=number)
@@ -106,6 +112,12 @@ def evaluate(
             lambda done: bar.update(task, completed=done), compute_rewards,
         )  # fmt: skip
     print_outputs(outputs, examples.name, as_json)
+
+
+def require_prompt(needed_by: str, example: "Example") -> "Example":
+    if example.get("prompt") is None and "messages" not in example and "source" not in example:
+        raise ValueError(f"{needed_by} needs `prompt`, `messages` or `source`; this example has {', '.join(example)}")
+    return example
 
 
 def recipe_tables(model: Path, recipe: str | None, data: Path | None, overrides: list[str]) -> dict[str, Any]:
@@ -146,9 +158,12 @@ def objective_for(tables: dict[str, Any], examples: "Examples", llm: "LanguageMo
 
     A model that generates no text must have one: ValueError if it has none.
     """
+    from dataclasses import replace
+
     from regard.data.sources.base import Splits
     from regard.objectives.base import Objective, PairError
     from regard.objectives.defaults import check_pair, default_objective
+    from regard.objectives.distillation import Distillation
     from regard.objectives.kto import KTO
     from regard.objectives.next_token import NextToken
     from regard.objectives.preference_pairs import PreferencePairs
@@ -167,8 +182,10 @@ def objective_for(tables: dict[str, Any], examples: "Examples", llm: "LanguageMo
         if not generates(llm):
             raise
         return None
-    if "text" in examples.example(0) and isinstance(objective, PreferencePairs | KTO | Reinforcement):
-        objective = NextToken()  # the perplexity of a text after training on prompts with completions
+    if "text" in examples.example(0) and isinstance(objective, PreferencePairs | KTO | Reinforcement | Distillation):
+        objective = NextToken()  # the perplexity of a text after training on prompts with completions, or by a teacher
+    if isinstance(objective, NextToken):
+        objective = replace(objective, z_loss=0.0)  # it is no part of the perplexity
     return objective.fit(Splits(examples, None), spec)
 
 
@@ -237,8 +254,11 @@ def evaluate_objective(
     values = mean_values(llm.model, objective, counted())
     if not values:
         raise ValueError(f"{examples.name} has too few examples for objective {objective.kind}; give more with --data")
-    if isinstance(objective, NextToken) and values["loss"] < LARGEST_EXPONENT:
-        values["perplexity"] = math.exp(values["loss"])
+    if isinstance(objective, NextToken):
+        # the metrics but for the accuracy are terms of the loss: ahead_1, … of multi-token prediction
+        added = sum(value for name, value in values.items() if name not in ("loss", "accuracy"))
+        if values["loss"] - added < LARGEST_EXPONENT:
+            values["perplexity"] = math.exp(values["loss"] - added)
     if as_json:
         print(json.dumps({"objective": objective.kind, loader.unit: size, **values}))
         return
