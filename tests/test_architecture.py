@@ -74,7 +74,7 @@ PACKAGES["training_run"] = PACKAGES["language_model"] | {
     *("language_model", "data", "objectives", "adapt", "planning", "reinforcement_run"),
 }
 PACKAGES["pipeline"] = PACKAGES["training_run"] | {"training_run"}
-PACKAGES["pipeline_results"] = PACKAGES["pipeline"] | {"evals", "load_model"}
+PACKAGES["pipeline_results"] = PACKAGES["pipeline"] | {"evals", "feedback", "load_model"}
 PACKAGES["labs"] |= {"pipeline", "pipeline_results"}
 PACKAGES |= {"cli": set(PACKAGES), "__main__": {"cli"}, "__init__": {"kinds", "spec"}}
 

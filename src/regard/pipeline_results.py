@@ -4,15 +4,19 @@ After every phase the model answers held-out questions of the simulated world gr
 model has its accuracy on held-out pairs instead.
 """
 
+import fcntl
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from regard.checkpoint.atomic_folder import write_file
 from regard.data.world.answers import AnswerGrade
 from regard.engine.engine import Engine
-from regard.evals.answers import grade_assistant, win_rate
+from regard.evals.answers import grade_assistant
+from regard.feedback.comparison import WinRate, count_wins, decide_by_scores
 from regard.load_model import load
 from regard.models.decoder import DecoderModule
 from regard.objectives.base import Objective
@@ -49,8 +53,13 @@ def measure_phase(
         "formatted": sum(grade.formatted for grade in found) / questions,
         "both": sum(all(grade) for grade in found) / questions,
         "score": sum(grade.score for grade in found) / questions,
-        **({} if reference is None else {"win_rate": win_rate(found, reference).mean}),
+        **({} if reference is None else {"win_rate": win_rate(found, reference).rate}),
     }
+
+
+def win_rate(grades: Sequence[AnswerGrade], others: Sequence[AnswerGrade]) -> WinRate:
+    """Of two answers to one question, the one with the larger score wins."""
+    return count_wins(decide_by_scores([grade.score for grade in grades], [grade.score for grade in others]))
 
 
 @dataclass(frozen=True)
@@ -103,6 +112,37 @@ def read_records(path: Path) -> list[dict[str, Any]]:
     """The lines of a run's metrics.jsonl that are complete."""
     lines = (path / "metrics.jsonl").read_bytes().splitlines()
     return [record for line in lines if (record := parse_line(line)) is not None]
+
+
+def write_results(file: Path, about: Mapping[str, Any], runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Write the records of a seed's phases to a file, in which those of other seeds stay. Returns its content.
+
+    Records of a seed with other phases or another number of questions are left out: means would mix them. The lock is
+    for processes that train other seeds.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.with_suffix(".lock").open("w") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        kept = read_runs(file, about["questions"], [run["phase"] for run in runs])
+        seeds = {seed: records for seed, records in kept.items() if (file.parent / f"seed-{seed}").is_dir()}
+        seeds[runs[0]["seed"]] = list(runs)
+        everything = [run for seed in sorted(seeds) for run in seeds[seed]]
+        content = {**about, "seeds": sorted(seeds), "phases": summarize(everything), "runs": everything}
+        write_file(file, (json.dumps(content, indent=2) + "\n").encode())
+    return content
+
+
+def read_runs(file: Path, questions: int, phases: Sequence[str]) -> dict[int, list[dict[str, Any]]]:
+    """By seed, the records of a file with these questions and phases; none if it is damaged or missing."""
+    seeds: dict[int, list[dict[str, Any]]] = {}
+    try:
+        content = json.loads(file.read_bytes())
+        for run in content["runs"] if content["questions"] == questions else ():
+            seeds.setdefault(int(run["seed"]), []).append(run)
+        summarize(content["runs"])  # raises an error if a record is incomplete
+    except (OSError, ValueError, LookupError, TypeError, ArithmeticError, RecursionError):
+        return {}
+    return {seed: runs for seed, runs in seeds.items() if [run["phase"] for run in runs] == list(phases)}
 
 
 def summarize(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

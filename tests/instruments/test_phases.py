@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from regard.instruments import INSTRUMENTS
-from regard.instruments.measurements import FOLDER
+from regard.instruments.measurements import FOLDER, MAX_BYTES, newest_files
 from regard.instruments.phases import EXAMPLE, NEWEST, read_results
 
 SHIPPED = json.loads((FOLDER / "assistant.json").read_text(encoding="utf-8"))
@@ -49,9 +49,9 @@ def test_the_numbers_are_those_of_the_measured_pipeline(i: int) -> None:
     assert sum(shares["values"]) == pytest.approx(100) and "illustration" in shares["title"]
     row = dict(zip(found["table 4"]["columns"], found["table 4"]["rows"][i], strict=True))
     assert row["phase"] == phase["phase"] and row["share"] == f"{shares['values'][i]:.1f}\N{NO-BREAK SPACE}%"
-    assert row["objective"] == phase["objective"].replace("_", " ") and phase["data"]["task"] in row["data"]
+    assert row["objective"] == phase["objective"].replace("_", " ") and row["data"] == phase["data"]
     details = items(found["numbers 2"])
-    assert details["starts from"] == (phase["from"] or "random weights") and phase["data"]["task"] in details["data"]
+    assert details["starts from"] == (phase["from"] or "random weights") and details["data"] == phase["data"]
     for key, label in {"correct": "correct answers", "accuracy": "reward model: pairs ranked right"}.items():
         assert (key in phase) == (label in details)
         assert key not in phase or details[label].startswith(f"{100 * phase[key]['mean']:.1f}\N{NO-BREAK SPACE}%")
@@ -63,7 +63,8 @@ def test_the_newest_results_of_the_folder_are_shown(tmp_path: Path) -> None:
     assert panels(runs=tmp_path) == panels(runs=tmp_path / "missing") == panels() == panels(results=EXAMPLE)
     write(tmp_path / "old" / "results.json", pipeline(1, 1), 1_000)
     write(tmp_path / "new" / "results.json", pipeline(3, 1), 2_000)
-    for name, content in {"text": "no JSON", "list": [], "empty": {"phases": []}, "other": {"phases": [{}]}}.items():
+    others = {"text": "no JSON", "list": [], "empty": {"phases": []}, "other": {"phases": [{}]}}
+    for name, content in (others | {"deep": "[" * 100_000, "large": " " * (MAX_BYTES + 1)}).items():
         write(tmp_path / name / "results.json", content, 3_000)
     write(tmp_path.parent / "outside" / "results.json", pipeline(1, 9), 4_000)
     (tmp_path / "link").symlink_to(tmp_path.parent / "outside")
@@ -75,6 +76,24 @@ def test_the_newest_results_of_the_folder_are_shown(tmp_path: Path) -> None:
     assert panels(runs=tmp_path, results=NEWEST) == panels(runs=tmp_path)
 
 
+def test_a_file_may_be_removed_at_any_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "old" / "results.json", pipeline(1, 1), 1_000)
+    write(tmp_path / "new" / "results.json", pipeline(3, 1), 2_000)
+    resolve = Path.resolve
+
+    def resolve_and_remove(path: Path, strict: bool = False) -> Path:
+        found = resolve(path, strict)
+        if path.parent.name == "new":
+            path.unlink()
+        return found
+
+    monkeypatch.setattr(Path, "resolve", resolve_and_remove)
+    assert newest_files(tmp_path, "results.json") == [tmp_path / "old" / "results.json"]
+    monkeypatch.undo()
+    monkeypatch.setattr("regard.instruments.phases.newest_files", lambda *_: [tmp_path / "gone" / "results.json"])
+    assert panels(runs=tmp_path) == panels()
+
+
 @pytest.mark.parametrize(
     "results",
     [
@@ -82,6 +101,8 @@ def test_the_newest_results_of_the_folder_are_shown(tmp_path: Path) -> None:
         pipeline(*[1] * 9),
         pipeline(0, 0),
         pipeline(float("nan")),
+        pipeline(10**400),  # an integer that is no float
+        pipeline(1, phases=[pipeline(1)["phases"][0] | {"correct": 1e308}]),
         pipeline(1, phases=[{"phase": "p", "tokens": True, "flops": 1, "seconds": 1}]),
         pipeline(1, phases=[*pipeline(1)["phases"]] * 2),
         pipeline(1, phases=[pipeline(1)["phases"][0] | {"correct": "x"}]),

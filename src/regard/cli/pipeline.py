@@ -1,6 +1,5 @@
 """`regard pipeline`: several phases of training, one after the other, each measured."""
 
-import json
 import platform
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,7 +24,7 @@ def pipeline(
     """Train a model in phases: pretraining, supervised fine-tuning, preference tuning.
 
     After every phase the model answers held-out questions of the simulated world. The same command goes on after an
-    interruption.
+    interruption. Results of other seeds stay in results.json, so seeds may also be trained by several processes.
 
     \b
     Examples:
@@ -39,11 +38,12 @@ def pipeline(
 
     from regard import __version__
     from regard.pipeline import read_pipeline, run_pipeline
-    from regard.pipeline_results import Grades, measure_phase, summarize
+    from regard.pipeline_results import Grades, measure_phase, write_results
 
     console, phases = Console(stderr=True), read_pipeline(name)
     out = out or Path("runs") / Path(name).stem
     results: list[dict[str, Any]] = []
+    found: dict[str, Any] = {}
     for number in range(seed, seed + seeds):
         grades: Grades = {}
 
@@ -56,16 +56,10 @@ def pipeline(
         stopped = run_pipeline(phases, out, number, device, console, measure)
         if stopped is not None:
             raise typer.Exit(stopped.exit_code)
-    found = {
-        "pipeline": Path(name).stem,
-        "questions": questions,
-        "seeds": list(range(seed, seed + seeds)),
-        "phases": summarize(results),
-        "runs": results,
-        "settings": {"regard": __version__, "torch": torch.__version__, "machine": platform.machine()},
-    }
-    (out / "results.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
-    print_phases(found["phases"], seeds)
+        settings = {"regard": __version__, "torch": torch.__version__, "machine": platform.machine()}
+        about = {"pipeline": Path(name).stem, "questions": questions, "settings": settings}
+        found = write_results(out / "results.json", about, [run for run in results if run["seed"] == number])
+    print_phases(found["phases"], len(found["seeds"]))
 
 
 def print_phases(phases: list[dict[str, Any]], seeds: int) -> None:

@@ -1,12 +1,9 @@
-"""The answers of an assistant to questions about held-out stories of the world: content, form, and win rate.
+"""The answers of an assistant to questions about held-out stories of the world: their content and form.
 
-The prompts are those of the task `question`, answered greedily. Of two answers to one prompt, the one wins that has the
-larger score (data/world/answers.py).
+The prompts are those of the task `question`, answered greedily.
 """
 
-import math
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable
 
 from regard.data.world.answers import AnswerGrade, grade
 from regard.data.world.tasks import example
@@ -16,7 +13,6 @@ from regard.text.chat import encode_chat
 from regard.text.tokenizer import Tokenizer
 
 FIRST = 1 << 50  # seeds of stories that no training run reaches
-Z = 1.96  # of a 95 % interval
 
 
 def grade_assistant(
@@ -40,22 +36,3 @@ def grade_assistant(
             grades.append(grade(tokenizer.decode(ids), question["answer"]))
         on_progress(len(grades))
     return grades
-
-
-class Estimate(NamedTuple):
-    """A mean with half the width of its 95 % interval."""
-
-    mean: float
-    error: float
-
-
-def estimate(values: Sequence[float]) -> Estimate:
-    mean = sum(values) / len(values)
-    variance = sum((value - mean) ** 2 for value in values) / max(1, len(values) - 1)
-    return Estimate(mean, Z * math.sqrt(variance / len(values)))
-
-
-def win_rate(grades: Sequence[AnswerGrade], others: Sequence[AnswerGrade]) -> Estimate:
-    """The share of prompts whose answer has the larger score; ties count half."""
-    scores = [(a.score, b.score) for a, b in zip(grades, others, strict=True)]
-    return estimate([1.0 if a > b else 0.5 if a == b else 0.0 for a, b in scores])

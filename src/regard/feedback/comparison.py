@@ -57,7 +57,11 @@ def decide_by_reward(
     reward: ComputeRewards, examples: Sequence[Example], answers: Sequence[str], others: Sequence[str]
 ) -> list[Decision]:
     """The answer with the larger reward wins."""
-    pairs = zip(reward(examples, answers), reward(examples, others), strict=True)
+    return decide_by_scores(reward(examples, answers), reward(examples, others))
+
+
+def decide_by_scores(scores: Sequence[float], others: Sequence[float]) -> list[Decision]:
+    pairs = zip(scores, others, strict=True)
     return [Decision(result_of(first - second), (first, second)) for first, second in pairs]
 
 

@@ -23,7 +23,6 @@ CLAIMS = {  # what a claim is about: the lab that tests it, and which of its plo
     "reinforcement learning": ("rank-one-rl", 0),
 }
 LABS = tuple(lab for lab, _ in CLAIMS.values())
-FINDINGS = {name: claim for name, claim in CLAIMS.items() if measured(claim[0]) is not None}
 RANKS = (1, 4, 32, 128)
 LENGTHS = ("long runs", "short runs")
 FULL = "FullFT"
@@ -33,7 +32,8 @@ MODELS = ("gpt2", "llama-7b", "mistral-7b", "llama-3.1-8b")
 
 def result_of(lab: str) -> dict[str, Any]:
     found = measured(lab)
-    assert found is not None, f"measured/{lab}.json is missing; run python docs/generate_labs.py"
+    if found is None:
+        raise ValueError(f"measured/{lab}.json is missing; run regard lab {lab}, then python docs/generate_labs.py")
     return found
 
 
@@ -87,16 +87,20 @@ def rate_panels(rank: int, length: str, others: bool, near: bool) -> list[Panel]
 
 
 def finding_panels(finding: str) -> list[Panel]:
-    checks = {name: result_of(lab)["checks"] for name, (lab, _) in FINDINGS.items()}
-    shares = [(name, 100 * sum(check["holds"] for check in found) / len(found)) for name, found in checks.items()]
-    lab, shown = FINDINGS[finding]
-    result, plot = result_of(lab), result_of(lab)["plots"][shown]
+    lab, shown = CLAIMS[finding]
+    shares = [share_of(name, measured(tested)) for name, (tested, _) in CLAIMS.items()]
+    overview = bars("predictions that hold here with every seed", shares, "%", "finding", list(CLAIMS).index(finding))
+    try:
+        result = result_of(lab)
+    except ValueError as error:
+        return [overview, numbers({"results": str(error)}, f"{finding}: the lab {lab} was not measured")]
+    plot = result["plots"][shown]
     rows = [
         (check["expected"], check["seeds"], check["observed"], "yes" if check["holds"] else "no")
-        for check in checks[finding]
+        for check in result["checks"]
     ]
     return [
-        bars("predictions that hold here with every seed", shares, "%", "finding", list(FINDINGS).index(finding)),
+        overview,
         lines(
             f"{finding}: {plot['title'] or plot['y']}", series_of(plot), plot["x"], plot["y"],
             log_x="x" in plot["log"], log_y="y" in plot["log"], from_zero=False,
@@ -104,6 +108,13 @@ def finding_panels(finding: str) -> list[Panel]:
         table(f"{result['claim']} In the lab {lab}, {result['verdict']}.",
               ("prediction", "seeds", "observed", "holds"), rows),
     ]  # fmt: skip
+
+
+def share_of(finding: str, result: dict[str, Any] | None) -> tuple[str, float]:
+    """A bar: the percentage of predictions that hold."""
+    if result is None:
+        return f"{finding} (not measured)", 0.0
+    return finding, 100 * sum(check["holds"] for check in result["checks"]) / len(result["checks"])
 
 
 @cache
@@ -144,7 +155,7 @@ INSTRUMENTS = (
         r"\eta_{\mathrm{LoRA}} \approx 10\,\eta_{\mathrm{full}} \text{ (published)}, \qquad "
         r"\text{bits} \le \text{problems} \cdot \text{samples} \cdot b",
         (
-            Selection("finding", "finding", tuple(FINDINGS), "learning rate"),
+            Selection("finding", "finding", tuple(CLAIMS), "learning rate"),
             Selection("rank", "rank of LoRA", tuple(f"rank {rank}" for rank in RANKS), "rank 32"),
             Selection("length", "length of the runs", LENGTHS, LENGTHS[0]),
             Switch("others", "curves of all ranks", False),

@@ -5,13 +5,13 @@ results.json of `regard pipeline assistant`. Their settings say on which machine
 """
 
 import json
-import math
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 FOLDER = Path(__file__).parent / "measured"
 MAX_BYTES = 2_000_000  # of a file in the folder of runs; larger ones are not results
+LARGEST = 1e100  # a sum of such numbers is finite, and an integer up to it is a float
 
 
 class Spread(NamedTuple):
@@ -37,8 +37,8 @@ def percent(share: float) -> str:
 def spread_of(value: Any) -> Spread:
     """Of a number, or of {"mean", "low", "high"}; ValueError for anything else."""
     parts = [value.get(name) for name in Spread._fields] if isinstance(value, dict) else [value] * 3
-    if not all(isinstance(part, int | float) and not isinstance(part, bool) and math.isfinite(part) for part in parts):
-        raise ValueError(f"{value!r:.60} is not a number, and has no mean, low and high")
+    if not all(isinstance(part, int | float) and not isinstance(part, bool) and abs(part) < LARGEST for part in parts):
+        raise ValueError(f"{value!r:.60} is not a number below {LARGEST}, and has no mean, low and high")
     return Spread(*map(float, parts))
 
 
@@ -54,6 +54,21 @@ def newest_files(folder: Path, name: str) -> list[Path]:
     outside of it."""
     root, found = folder.resolve(), []
     for file in folder.glob(f"*/{name}"):
-        if file.is_file() and file.resolve().parents[1] == root and (state := file.stat()).st_size <= MAX_BYTES:
-            found.append((state.st_mtime, file))
+        try:
+            if file.is_file() and file.resolve().parents[1] == root:
+                found.append((file.stat().st_mtime, file))
+        except OSError:  # it was removed
+            continue
     return [file for _, file in sorted(found, reverse=True)]
+
+
+def read_json(file: Path) -> Any:
+    """The content of a file that another program may replace at any time; ValueError if it is too large or not JSON."""
+    with file.open("rb") as stream:
+        content = stream.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        raise ValueError(f"{file.name} has more than {MAX_BYTES:,} bytes")
+    try:
+        return json.loads(content)
+    except RecursionError:
+        raise ValueError(f"{file.name} is nested too deeply") from None

@@ -4,14 +4,13 @@ The numbers are those of `regard pipeline`, which writes results.json: the newes
 one that comes with the package.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from regard.instruments.instrument import Instrument, Panel, Quiz, Selection, Slider
-from regard.instruments.measurements import Spread, measured, newest_files, percent, spread_of
+from regard.instruments.measurements import Spread, measured, newest_files, percent, read_json, spread_of
 from regard.instruments.panels import bars, diagram, numbers, table
 from regard.planning.groups import format_number
 
@@ -78,12 +77,12 @@ def read_results(results: Any, source: str) -> MeasuredPipeline:
 
 
 def read_phase(entry: Mapping[str, Any], total: float) -> MeasuredPhase:
-    data, steps, start = entry.get("data", ""), entry.get("steps"), entry.get("from")
+    steps, start = entry.get("steps"), entry.get("from")
     flops = spread_of(entry.get("flops"))
     return MeasuredPhase(
         str(entry.get("phase", "")),
         None if start is None else str(start),
-        ", ".join(map(str, data.values())) if isinstance(data, dict) else str(data),
+        str(entry.get("data", "")),
         str(entry.get("objective", "")).replace("_", " "),
         steps if isinstance(steps, int) else None,
         spread_of(entry.get("tokens")),
@@ -99,8 +98,8 @@ def newest_results(folder: Path | None) -> MeasuredPipeline | None:
     for file in [] if folder is None else newest_files(folder, FILE):
         try:
             name = file.parent.name.encode(errors="replace").decode()
-            return read_results(json.loads(file.read_text(encoding="utf-8")), f"{name}/{FILE}")
-        except (OSError, ValueError):  # another program's file, or one that is being written
+            return read_results(read_json(file), f"{name}/{FILE}")
+        except (OSError, ValueError):  # another program's file, or one that was removed
             continue
     return None
 

@@ -43,7 +43,7 @@ def prompt_of(subject: Subject) -> list[int]:
     return [id % subject.model.spec.vocab for id in range(PROMPT)]
 
 
-def measured(subject: Subject | None, of: str) -> tuple[str, list[float]]:
+def measured_arrivals(subject: Subject | None, of: str) -> tuple[str, list[float]]:
     """The name of the model that was measured, and when its tokens arrived."""
     if of == EXAMPLE:
         chosen = example_subject()
@@ -100,7 +100,7 @@ def prefill(
             {"prefill": 1000 * first, f"{new} decode steps": 1000 * new * step},
             "ms",
         ),
-        *timeline(*measured(subject, of)),
+        *timeline(*measured_arrivals(subject, of)),
         table(
             "what limits each phase",
             ("phase", "tokens", "FLOPs", "bytes read", "FLOPs per byte", "limited by"),

@@ -21,10 +21,9 @@ from typing import Any
 
 from rich.console import Console
 
-from regard.evals.answers import win_rate
 from regard.labs.experiment import Bench, Check, Findings, Plot
 from regard.pipeline import Phase, merge, read_pipeline, run_pipeline
-from regard.pipeline_results import REFERENCE, Grades, measure_phase
+from regard.pipeline_results import REFERENCE, Grades, measure_phase, win_rate
 
 TUNED = {"dpo": "DPO", "grpo": "GRPO", "ppo": "PPO"}
 FOLDER = Path("runs/assistant")
@@ -45,7 +44,7 @@ def run(bench: Bench) -> Findings:
         before, after = records[REFERENCE], records[name]
         checks += [
             Check(f"{label} wins against SFT in more than half of the comparisons, by more than the 95 % interval",
-                  f"{wins[name].mean:.1%} ± {wins[name].error:.1%}", wins[name].mean - wins[name].error > 0.5),
+                  f"{wins[name].rate:.1%}, from {wins[name].low:.1%} to {wins[name].high:.1%}", wins[name].low > 0.5),
             Check(f"{label}: at least {LEAST_GAIN:.0%} more answers are correct and in the preferred form",
                   f"{before['both']:.1%} to {after['both']:.1%}", after["both"] >= before["both"] + LEAST_GAIN),
         ]  # fmt: skip
@@ -60,7 +59,7 @@ def run(bench: Bench) -> Findings:
             "correct": record["correct"],
             "in form": record["formatted"],
             "both": record["both"],
-            "wins against SFT": wins[name].mean if name in wins else "",
+            "wins against SFT": wins[name].rate if name in wins else "",
             "tokens": record["tokens"],
             "FLOPs": record["flops"],
             "share of FLOPs": shares[name],

@@ -182,7 +182,8 @@ class RolloutLoader:
             )
         length = len(ours) / len(completions)
         truncated = sum(c.truncated for c in completions) / len(completions)
-        return [float(rewards.mean()), spread_of(rewards), length, truncated, float(gaps.mean()), float(gaps.max())]
+        std = float(rewards.std()) if len(rewards) > 1 else 0.0
+        return [float(rewards.mean()), std, length, truncated, float(gaps.mean()), float(gaps.max())]
 
     def check_guards(self, batches: list[Batch]) -> None:
         objective, tokens = self.objective, sum(float((batch.weights > 0).sum()) for batch in batches)
@@ -291,10 +292,6 @@ def read_prompt(
 def sample_seed(seed: int, number: int) -> int:
     """A seed of 63 bits: -1 would be a random one."""
     return int.from_bytes(blake2b(f"{seed}/{number}".encode(), digest_size=8).digest()) >> 1
-
-
-def spread_of(rewards: Tensor) -> float:
-    return float(rewards.std()) if len(rewards) > 1 else 0.0
 
 
 def encode_batch(batch: Batch) -> dict[str, Any]:
