@@ -6,6 +6,7 @@ import inspect
 import re
 import sys
 import textwrap
+from itertools import takewhile
 from pathlib import Path
 from types import FunctionType
 
@@ -94,13 +95,16 @@ def signature(name: str, value: object) -> str:
 
 
 def description(value: object) -> str:
-    """The docstring, or for a class without one the first two paragraphs of its module's docstring."""
+    """The docstring; for a class without one the first two paragraphs of its module's, and the equations that follow
+    them."""
     docstring = vars(value).get("__doc__") if isinstance(value, type) else value.__doc__
     generated = docstring is None or docstring.startswith(f"{getattr(value, '__name__', '')}(")
     if not generated and docstring:
         return reflow(docstring)
     module = sys.modules[value.__module__].__doc__ if isinstance(value, type) else None
-    return reflow("\n\n".join((module or "").split("\n\n")[:2]), clean=False)
+    paragraphs = (module or "").rstrip().split("\n\n")
+    following = takewhile(lambda paragraph: paragraph.startswith("    "), paragraphs[2:])
+    return reflow("\n\n".join([*paragraphs[:2], *following]), clean=False)
 
 
 def reflow(text: str, clean: bool = True) -> str:

@@ -66,6 +66,7 @@ def test_every_page_is_in_the_navigation() -> None:
 def test_the_api_reference_is_current() -> None:
     written = runpy.run_path(str(DOCS / "generate_api.py"))["page"]()
     assert (DOCS / "api.md").read_text(encoding="utf-8") == written, "run python docs/generate_api.py"
+    assert "loss_t = -min(ρ_t A_t, clip(ρ_t) A_t)" in written  # of PPO, after the second paragraph of its module
 
 
 def test_every_picture_is_shown() -> None:

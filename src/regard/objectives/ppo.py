@@ -15,7 +15,8 @@ mean 0 and standard deviation 1 over the rollout; the returns are not scaled. Th
 completion that `max_new` has ended counts as complete.
 
 With `target_kl`, `kl` is the first coefficient. After a rollout of n completions it is multiplied by
-1 + n / horizon · min(max(KL / target_kl - 1, -0.2), 0.2), where KL is the mean of log(π_old / π_ref) over its tokens.
+1 + min(n / horizon, 1) · min(max(KL / target_kl - 1, -0.2), 0.2), where KL is the mean of log(π_old / π_ref) over its
+tokens.
 """
 
 from collections.abc import Sequence
