@@ -195,7 +195,7 @@ def test_a_column_of_messages_may_be_empty(tmp_path: Path) -> None:
         (("compare", "RUN", "RUN", "--prompts", "world", "--out", "/dev/null"), "is not a file"),
         (("compare", "RUN", "RUN", "--prompts", "world", "--out", "/proc/x.jsonl"), "files cannot be written in /proc"),
         (("compare", "RUN", "RUN", "--prompts", "PROMPTS", "--out", "PROMPTS"), "has the prompts"),
-        (("compare", "RUN", "RUN", "--prompts", "PROMPTS", "--by", "json"), "give a rule with --by, or a judge"),
+        (("compare", "RUN", "RUN", "--prompts", "PROMPTS", "--by", "exact_match"), "give a rule with --by"),
         (("compare", "RUN", "RUN", "--prompts", "PROMPTS", "--by", "exact"), "--by='exact' is not a reward"),
         (("compare", "RUN", "RUN", "--prompts", "PROMPTS", "--by", "RUN"), "is not a reward model"),
         (("compare", "RUN", "RUN", "--prompts", "PROMPTS", "--by", "json", "--judge", "RUN"), "exclude each other"),

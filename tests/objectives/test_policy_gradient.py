@@ -124,3 +124,6 @@ def test_settings_that_cannot_work_are_refused() -> None:
         REINFORCE(epochs=2)
     with pytest.raises(regard.SpecError, match="its advantage is 0; raise data.rows"):
         REINFORCE().advantages(torch.ones(1, 1))
+    with pytest.raises(regard.SpecError, match="max_kl=0.5 has no effect: .* set kl"):
+        GRPO(max_kl=0.5)
+    assert GRPO(max_kl=0.5, kl=0.1).max_kl == 0.5

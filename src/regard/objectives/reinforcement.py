@@ -59,7 +59,7 @@ class Reinforcement(Objective):
     kl: float = 0.0  # coefficient of the divergence from the model before training
     epochs: int = 1  # passes over a rollout
     updates: int = 1  # steps per pass
-    max_kl: float = 1.0  # nats per token, above which training stops; measured only if `kl` is not 0
+    max_kl: float = 1.0  # nats per token, above which training stops; only with `kl`, for which it is measured
     min_entropy: float = 1e-4  # nats per token, below which training stops
 
     def check(self) -> None:
@@ -69,6 +69,11 @@ class Reinforcement(Objective):
             require(getattr(self, name) > 0, f"{self.kind}: {name}={getattr(self, name)} must be positive")
         for name in ("kl", "min_entropy"):
             require(getattr(self, name) >= 0, f"{self.kind}: {name}={getattr(self, name)} must not be negative")
+        require(
+            self.kl > 0 or self.max_kl == Reinforcement.max_kl,
+            f"{self.kind}: max_kl={self.max_kl} has no effect: the divergence is measured only if kl is not 0; set kl, "
+            "for example to 0.001, or omit max_kl",
+        )
 
     def check_model(self, model: Model) -> None:
         require_model(self, model, isinstance(model, Decoder), "a decoder")
