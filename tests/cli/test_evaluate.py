@@ -42,7 +42,7 @@ def test_the_held_out_examples_of_the_run_are_graded(run: Path) -> None:
 
 
 def test_all_examples_of_a_file_are_graded(run: Path, tmp_path: Path) -> None:
-    rows = [{"prompt": f"{n} ", "completion": "a"} for n in range(3)]
+    rows = [{"prompt": f"{n} ", "completion": "a", "messages": None} for n in range(3)]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     graded = json.loads(regard("eval", run, "--data", tmp_path / "rows.jsonl", "--max-new", 1, "--json").stdout)
     assert sorted(output["prompt"] for output in graded["outputs"]) == ["0 ", "1 ", "2 "] and "form" not in graded

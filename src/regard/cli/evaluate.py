@@ -115,7 +115,7 @@ def evaluate(
 
 
 def require_prompt(needed_by: str, example: "Example") -> "Example":
-    if example.get("prompt") is None and "messages" not in example and "source" not in example:
+    if all(example.get(name) is None for name in ("prompt", "messages", "source")):
         raise ValueError(f"{needed_by} needs `prompt`, `messages` or `source`; this example has {', '.join(example)}")
     return example
 

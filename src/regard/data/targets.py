@@ -14,8 +14,8 @@ TARGETS = ("completion", "answer", "target")
 
 def has_target(example: Example) -> bool:
     """Whether there is one; a conversation has a target if it ends with an answer of the assistant."""
-    if "messages" in example:
-        messages = example["messages"]
+    messages = example.get("messages")
+    if messages is not None:
         return len(messages) > 1 and messages[-1]["role"] == "assistant"
     return any(name in example for name in TARGETS)
 

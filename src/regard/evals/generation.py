@@ -81,7 +81,7 @@ def grade_outputs(
 def encode_prompt(example: Example, tokenizer: Tokenizer) -> tuple[list[int], list[int] | None]:
     """The ids of the decoder's prompt, and of the source of an encoder-decoder."""
     if "source" not in example:
-        prompt = messages_before(example) if "messages" in example else example["prompt"]
+        prompt = messages_before(example) if example.get("messages") is not None else example["prompt"]
         if isinstance(prompt, str):
             return [*tokenizer.prefix_ids, *tokenizer.encode(prompt)], None
         return encode_chat(tokenizer, list(prompt)), None
@@ -98,7 +98,7 @@ def messages_before(example: Example) -> list[dict[str, str]]:
 
 def last_prompt(example: Example) -> str:
     """The source, the prompt, or its last message."""
-    if "messages" in example:
+    if example.get("messages") is not None:
         return messages_before(example)[-1]["content"]
     prompt = example["source"] if "source" in example else example["prompt"]
     return prompt if isinstance(prompt, str) else prompt[-1]["content"]
