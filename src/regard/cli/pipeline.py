@@ -63,29 +63,33 @@ def pipeline(
 
 
 def print_phases(phases: list[dict[str, Any]], seeds: int) -> None:
-    """A row per phase: means over the seeds, with the largest deviation of a seed from them."""
+    """How well each phase answers, in percent: means over the seeds, with the largest deviation of a seed from them;
+    then what the phases cost."""
     from rich.console import Console
     from rich.table import Table
 
     columns = {
-        "correct": "correct",
-        "formatted": "in form",
-        "both": "both",
-        "score": "score",
-        "win_rate": "wins against sft",
-        "accuracy": "accuracy on pairs",
+        "correct": "correct %",
+        "formatted": "in form %",
+        "both": "both %",
+        "win_rate": "wins against sft %",
+        "accuracy": "pairs in order %",
     }
-    table = Table("phase", *columns.values(), "tokens", "FLOPs", "share", "minutes")
+    answers, costs = Table("phase", *columns.values()), Table("phase", "tokens", "FLOPs", "share of FLOPs", "minutes")
     for phase in phases:
-        cells = [deviation(phase.get(key), ".2f" if key == "score" else ".1%", seeds) for key in columns]
-        cost = (f"{phase['tokens']['mean'] / 1e6:.2f} M", f"{phase['flops']['mean']:.1e}", f"{phase['share']:.0%}")
-        table.add_row(phase["phase"], *cells, *cost, f"{phase['seconds']['mean'] / 60:.1f}")
-    Console().print(table)
+        name, tokens, minutes = phase["phase"], phase["tokens"]["mean"] / 1e6, phase["seconds"]["mean"] / 60
+        answers.add_row(name, *(percent(phase.get(key), seeds) for key in columns))
+        costs.add_row(
+            name, f"{tokens:.2f} M", f"{phase['flops']['mean']:.1e}", f"{phase['share']:.0%}", f"{minutes:.1f}"
+        )
+    console = Console()
+    console.print(answers)
+    console.print(costs)
 
 
-def deviation(measured: dict[str, float] | None, form: str, seeds: int) -> str:
+def percent(measured: dict[str, float] | None, seeds: int) -> str:
     if measured is None:
         return ""
     mean = measured["mean"]
     error = max(measured["high"] - mean, mean - measured["low"])
-    return f"{mean:{form}} ± {error:{form}}" if seeds > 1 else f"{mean:{form}}"
+    return f"{mean:.1%} ± {error:.1%}".replace("%", "") if seeds > 1 else f"{100 * mean:.1f}"
