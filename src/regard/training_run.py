@@ -5,6 +5,7 @@ regard.train(start="smollm2", data="chats.jsonl", overrides={"adapter.rank": 16}
 regard.train(resume="runs/mine")
 """
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, islice
@@ -311,19 +312,19 @@ def build_trainer(
 def with_reference_table(trainer: Trainer, recipe: Recipe, batches: Iterable[Batch]) -> Trainer:
     """The trainer with the log-probabilities under the initial weights in all `batches` and held-out batches."""
     run, listener, held_out = trainer.run, trainer.listener, list(trainer.held_out)
-    device = next(trainer.model.parameters()).device
+    device, rank = next(trainer.model.parameters()).device, trainer.processes.row_rank
     total = recipe.train.steps + len(held_out)
-
-    def initial_model() -> nn.Module:
-        return build_model(recipe).to(device) if run.checkpoints else trainer.model
-
-    table = ReferenceTable(run.path, trainer.processes.row_rank)
-    table.complete(
-        chain(held_out, batches),
-        initial_model,
-        autocast(recipe.train.precision, device),
-        lambda done: listener.prepared("log-probabilities of the reference", done, total),
-    )
+    parts = (lambda: build_model(recipe).to(device), autocast(recipe.train.precision, device))
+    if run.config_file.exists():
+        file = run.path / ("reference.safetensors" if rank == 0 else f"reference-{rank}.safetensors")
+        table = ReferenceTable(*parts, file, json.dumps(RunIdentity.read(run.path).stamp()))
+        table.complete(
+            chain(held_out, batches),
+            None if run.checkpoints else trainer.model,
+            lambda done: listener.prepared("log-probabilities of the reference", done, total),
+        )
+    else:  # the learning rate finder has no run, and reads other numbers of batches
+        table = ReferenceTable(*parts)
     return replace(
         trainer, loader=ReferenceLoader(trainer.loader, table), held_out=[table.add_to(batch) for batch in held_out]
     )

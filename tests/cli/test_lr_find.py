@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import regard
+from tests.cli.test_pairs import write_recipe
 
 SMALL = ("--data.rows=2", "--data.length=32", "--data.held_out=1", "--tokenizer.by=byte", "--model.width=24")
 
@@ -15,6 +16,21 @@ def test_a_rate_is_suggested_for_a_recipe(tmp_path: Path, monkeypatch: pytest.Mo
     assert result.exit_code == 0, result.output
     assert "smoothed loss" in result.output and "Suggested: --train.lr=" in result.output
     assert [path.name for path in tmp_path.iterdir()] == ["rates.png"]
+
+
+def test_a_sweep_computes_its_own_reference_also_for_more_steps_than_the_recipe_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run in the default directory of the recipe, which starts from other weights, is neither read nor changed."""
+    monkeypatch.chdir(tmp_path)
+    recipe = write_recipe("decoder, attention", "dpo", tmp_path)
+    assert regard("train", recipe).exit_code == 0
+    table = tmp_path / "runs" / "recipe" / "reference.safetensors"
+    before, other = table.read_bytes(), ("--train.seed=1", "--steps", 12)
+    result = regard("lr-find", recipe, *other)
+    assert result.exit_code == 0 and table.read_bytes() == before, result.exception
+    table.parent.rename(tmp_path / "elsewhere")
+    assert regard("lr-find", recipe, *other).output == result.output
 
 
 @pytest.mark.parametrize(

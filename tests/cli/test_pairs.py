@@ -24,6 +24,7 @@ from regard.training.reference import ReferenceTable
 from regard.training.rewards import load_reward
 from regard.training.rollouts import HeldOutRewards, RolloutLoader, Scorer
 from regard.training.run import Run
+from regard.training.start import build_model
 from regard.training.step import evaluate
 from regard.training.teacher import load_teacher
 from regard.verification.length import nested_specs
@@ -59,8 +60,7 @@ def held_out_loss(model: torch.nn.Module, run: Path) -> float:
         rollouts = RolloutLoader(examples, objective, tokenizer, data.rows, data.length, generate, reward, score, score)
         batches = HeldOutRewards(rollouts, examples, data.held_out * data.rows)
     if objective.needs_reference:
-        table = ReferenceTable(run)
-        batches = map(table.add_to, batches)
+        batches = map(ReferenceTable(lambda: build_model(recipe)).add_to, batches)
     if isinstance(objective, Distillation):
         taught = load_teacher(objective, recipe.model, tokenizer, torch.device("cpu"))
         return evaluate(model, taught, batches)["loss"]

@@ -1,6 +1,7 @@
 """Preference pairs: which tokens count, identities of the losses, and the reference."""
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -178,21 +179,23 @@ def test_a_reference_table_survives_damage_and_is_computed_once(tmp_path: Path) 
         calls.append(1)
         return model
 
-    table = ReferenceTable(tmp_path)
-    table.complete([batch, batch], reference)
+    file = tmp_path / "reference.safetensors"
+    table = ReferenceTable(reference, file=file, owner="a run")
+    table.complete([batch, batch])
     assert calls == [1] and torch.equal(table.add_to(batch).reference, reference_logprobs(model, batch))
     longer = batch_of(PAIR, PAIR | {"rejected": " never at all, in no world."})  # with other padding
     assert row_digests(longer)[0] == row_digests(batch)[0]
-    again = ReferenceTable(tmp_path)
-    again.complete([batch], reference)
+    again = ReferenceTable(reference, file=file, owner="a run")
+    again.complete([batch])
     assert calls == [1] and again.values == table.values
-    content = bytearray(table.path.read_bytes())
+    assert ReferenceTable(reference, file=file, owner="another run").values == {}
+    content = bytearray(file.read_bytes())
     content[-20] ^= 1
-    table.path.write_bytes(bytes(content))
-    assert ReferenceTable(tmp_path).values == {}
-    table.path.write_bytes(b"")
-    damaged = ReferenceTable(tmp_path)
-    damaged.complete([batch], reference)
+    file.write_bytes(bytes(content))
+    assert ReferenceTable(reference, file=file, owner="a run").values == {}
+    file.write_bytes(b"")
+    damaged = ReferenceTable(reference, file=file, owner="a run")
+    damaged.complete([batch])
     assert calls == [1, 1] and damaged.values == table.values
 
 
@@ -213,3 +216,26 @@ def test_balanced_lengths_count_both_kinds_of_pairs_equally_also_in_truncated_ro
     ]
     weights = objective.collate(rows, TOKENIZER, 16).weights
     assert weights.tolist() == pytest.approx([2 / 3, 2 / 3, 2 / 3, 2])
+
+
+def test_a_reference_table_is_written_while_it_is_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("regard.training.reference.WRITE_EVERY", -1.0)
+    model, batch, file = decoder(), batch_of(PAIR), tmp_path / "reference.safetensors"
+
+    def killed() -> Iterator[Batch]:
+        yield batch
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ReferenceTable(lambda: model, file=file).complete(killed())
+    assert list(ReferenceTable(lambda: model, file=file).values) == row_digests(batch)
+
+
+def test_a_reference_table_computes_missing_rows_when_they_are_needed() -> None:
+    first, second, batch = decoder(), decoder(), batch_of(PAIR)
+    table = ReferenceTable(lambda: second)
+    table.complete([batch], first)
+    other = batch_of(PAIR | {"chosen": " yes, it is."}, PAIR)
+    with torch.no_grad():
+        first.get_parameter("embedding.weight").mul_(2)  # trained in between
+    assert torch.allclose(table.add_to(other).reference, reference_logprobs(second, other))

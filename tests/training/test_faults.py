@@ -5,11 +5,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
+import regard
 from regard.objectives.next_token import next_token
+from regard.objectives.preference import DPO
 from regard.training.faults import MIN_LOSSES, FaultState, LossSpike, NonFinite
 from regard.training.progress import Listener
+from regard.training.recipe import Recipe
+from regard.training.reference import reference_logprobs
 from regard.training.run import Run
+from regard.training.start import build_model
+from tests.cli import pairs
 from tests.training.test_loop import RecordingListener
 from tests.training.tiny import SETTINGS, curve, outcome, trainer
 
@@ -63,6 +70,27 @@ def test_rolling_back_before_the_first_save_restores_the_start(tmp_path: Path) -
     settings = replace(SETTINGS, nonfinite="roll_back")
     assert trainer(tmp_path, settings, objective=FaultyObjective(2)).train().finished
     assert [line["step"] for line in curve(tmp_path) if "rolled_back" in line] == [1]
+
+
+def test_batches_after_a_roll_back_are_compared_with_the_first_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run reads more batches than it has steps, whose log-probabilities are not in its table."""
+    tables, run, seen, compute = pairs.recipe("decoder, attention", "dpo", tmp_path), tmp_path / "run", [], DPO.__call__
+    tables["train"] |= {"nonfinite": "roll_back", "lr": 1e-2}
+
+    def faulty(self, model, batch):
+        loss, count, metrics = compute(self, model, batch)
+        if model.training:
+            seen.append(batch)
+            loss = loss * math.nan if len(seen) == 4 else loss
+        return loss, count, metrics
+
+    monkeypatch.setattr(DPO, "__call__", faulty)
+    assert regard.train(tables, out=run, device="cpu").finished and len(seen) == 6
+    first = build_model(Recipe.from_dict(Run.open(run).config))
+    for batch in seen:
+        assert torch.allclose(batch.reference, reference_logprobs(first, batch).double(), atol=1e-5)
 
 
 def test_rolling_back_is_bounded(tmp_path: Path) -> None:

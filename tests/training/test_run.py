@@ -100,6 +100,14 @@ def test_a_run_is_not_overwritten(tmp_path: Path) -> None:
         Run.open(tmp_path / "elsewhere")
 
 
+def test_a_run_without_a_step_is_discarded_with_its_reference(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", {})
+    for name in ("reference.safetensors", "reference-1.safetensors"):
+        (run.path / name).write_bytes(b"of another model")
+    run.discard_unused()
+    assert not run.path.exists()
+
+
 def test_a_damaged_checkpoint_is_skipped(tmp_path: Path) -> None:
     trainer(tmp_path / "undisturbed").train()
     expected = outcome(tmp_path / "undisturbed")

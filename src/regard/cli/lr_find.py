@@ -31,6 +31,7 @@ def lr_find(
     """
     import math
     from dataclasses import replace
+    from tempfile import TemporaryDirectory
 
     from rich.console import Console
 
@@ -50,12 +51,13 @@ def lr_find(
         raise typer.BadParameter("give a recipe, or a model to fine-tune (--from MODEL)")
     if plot is not None:
         pyplot()  # a missing matplotlib is reported before the sweep
-    name, tables = read_tables(recipe, parse_overrides(overrides), start, data)
+    _, tables = read_tables(recipe, parse_overrides(overrides), start, data)
     resolved, tokenizer, splits = resolve(tables, pattern=pattern)
     model = build_model(resolved).to(resolve_device(device))
     resolved = replace(resolved, data=replace(resolved.data, batch_warmup=0))  # the rate of full batches
-    trainer = build_trainer(Run(Path("runs") / name), resolved, model, tokenizer, splits, Listener())
-    with console.status("") as status:
+    splits = splits._replace(held_out=None)
+    with TemporaryDirectory() as folder, console.status("") as status:  # the directory of no run
+        trainer = build_trainer(Run(folder), resolved, model, tokenizer, splits, Listener())
         sweep = sweep_learning_rate(
             trainer.model, trainer.loader, trainer.objective, trainer.settings, lowest, highest, steps,
             lambda step, rate, loss: status.update(f"step {step + 1} of {steps}, rate {rate:.2g}, loss {loss:.4g}"),

@@ -42,7 +42,7 @@ class Batch(Mapping[str, torch.Tensor]):
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Batch":
         return Batch(**{name: tensor.to(device, non_blocking=non_blocking) for name, tensor in self.items()})
 
-    def rows(self, selected: slice) -> "Batch":
+    def rows(self, selected: slice | list[int]) -> "Batch":
         """The selected rows, for example of one micro-batch."""
         return Batch(**{name: tensor[selected] for name, tensor in self.items()})
 

@@ -6,9 +6,11 @@ run's directory (`ReferenceTable`), by a digest of the row:
 
     reference.safetensors      digests (n, 16), logprobs (n, 2); reference-1.safetensors … of further processes
 
-Neither needs a second copy of the weights in training.
+Neither needs a second copy of the weights in training, except after a roll-back: the loader goes on, so the run reads
+more batches than it has steps, and the initial weights are loaded for their rows.
 """
 
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -31,6 +33,7 @@ from regard.training.step import Precision
 
 SEQUENCES = 2  # per row
 DIGEST = 16  # bytes
+WRITE_EVERY = 60.0  # seconds
 
 
 @torch.no_grad()
@@ -62,52 +65,81 @@ class AdapterReference:
 
 
 class ReferenceTable:
-    """The log-probabilities of rows by their digests, in a file of the run."""
+    """The log-probabilities of rows by their digests. A row is computed when it is first needed.
 
-    def __init__(self, folder: Path, rank: int = 0):
-        self.path = folder / ("reference.safetensors" if rank == 0 else f"reference-{rank}.safetensors")
+    reference: loads the model, and is called when a row is missing. file: keeps the rows; None: they are in memory
+    only. owner: identifies the run; a file of another one is not used.
+    """
+
+    def __init__(
+        self,
+        reference: Callable[[], nn.Module],
+        precision: Precision = nullcontext,
+        file: Path | None = None,
+        owner: str = "",
+    ):
+        self.reference, self.precision, self.file, self.owner = reference, precision, file, owner
+        self.model: nn.Module | None = None
         self.values = self.read()
 
     def read(self) -> dict[bytes, list[float]]:
-        if not self.path.is_file():
+        if self.file is None or not self.file.is_file():
             return {}
         try:
-            tensors = load(self.path.read_bytes())
+            tensors = load(self.file.read_bytes())
             digests, logprobs, checksum = (tensors[name] for name in ("digests", "logprobs", "checksum"))
         except (SafetensorError, KeyError):
             return {}  # damaged, and computed again
-        if not torch.equal(checksum, checksum_of(digests, logprobs)):
+        if not torch.equal(checksum, self.checksum(digests, logprobs)):
             return {}
         return dict(zip(map(bytes, digests.tolist()), logprobs.tolist(), strict=True))
 
     def write(self) -> None:
+        if self.file is None or not self.values:
+            return
         digests = torch.tensor([list(digest) for digest in self.values], dtype=torch.uint8)
         logprobs = torch.tensor(list(self.values.values()), dtype=torch.float64)
-        tensors = {"digests": digests, "logprobs": logprobs, "checksum": checksum_of(digests, logprobs)}
-        write_file(self.path, save(tensors))
+        tensors = {"digests": digests, "logprobs": logprobs, "checksum": self.checksum(digests, logprobs)}
+        write_file(self.file, save(tensors))
+
+    def checksum(self, digests: Tensor, logprobs: Tensor) -> Tensor:
+        content = self.owner.encode() + digests.numpy().tobytes() + logprobs.numpy().tobytes()
+        return torch.tensor(list(blake2b(content, digest_size=DIGEST).digest()), dtype=torch.uint8)
 
     def complete(
         self,
         batches: Iterable[Batch],
-        reference: Callable[[], nn.Module],
-        precision: Precision = nullcontext,
+        model: nn.Module | None = None,
         on_progress: Callable[[int], None] = lambda done: None,
     ) -> None:
-        """Compute the rows that are missing, and write the file. `reference` is called only if there are some."""
-        model, known = None, len(self.values)
+        """Compute the missing rows of all batches, and write the file now and then, and at the end.
+
+        model: the reference, if it is in memory. It is released afterwards: its weights will be trained.
+        """
+        self.model, known, written = model, len(self.values), time.monotonic()
         for done, batch in enumerate(batches, start=1):
-            missing = [row for row, digest in enumerate(row_digests(batch)) if digest not in self.values]
-            if missing:
-                model = model or reference()
-                batch = Batch(**{name: tensor[missing] for name, tensor in batch.items()})
-                device = next(model.parameters()).device
-                logprobs = reference_logprobs(model, batch.to(device), precision)
-                self.values |= zip(row_digests(batch), logprobs.tolist(), strict=True)
+            self.compute(batch)
+            if time.monotonic() - written > WRITE_EVERY:
+                self.write()
+                written = time.monotonic()
             on_progress(done)
-        if len(self.values) > known and self.path.parent.is_dir():  # the learning rate finder has no directory
+        if len(self.values) > known:
             self.write()
+        self.model = None
+
+    def compute(self, batch: Batch) -> None:
+        """Compute the rows of a batch that are missing."""
+        missing = [row for row, digest in enumerate(row_digests(batch)) if digest not in self.values]
+        if not missing:
+            return
+        self.model = self.model or self.reference()
+        batch = batch.rows(missing)
+        device = next(self.model.parameters()).device
+        logprobs = reference_logprobs(self.model, batch.to(device), self.precision)
+        self.values |= zip(row_digests(batch), logprobs.tolist(), strict=True)
 
     def add_to(self, batch: Batch) -> Batch:
+        self.compute(batch)
         reference = torch.tensor([self.values[digest] for digest in row_digests(batch)], dtype=torch.float64)
         return Batch(**batch, reference=reference)
 
@@ -142,8 +174,3 @@ def row_digests(batch: Batch) -> list[bytes]:
         columns = torch.stack([tokens[inside], targets[inside], segments[inside], weights[inside].to(tokens.dtype)])
         digests.append(blake2b(columns.numpy().tobytes(), digest_size=DIGEST).digest())
     return digests
-
-
-def checksum_of(digests: Tensor, logprobs: Tensor) -> Tensor:
-    content = digests.numpy().tobytes() + logprobs.numpy().tobytes()
-    return torch.tensor(list(blake2b(content, digest_size=DIGEST).digest()), dtype=torch.uint8)

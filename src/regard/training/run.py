@@ -9,6 +9,7 @@
     checkpoints/step-000250/    the state of training (resume_state.py) with a manifest of SHA-256 sums
     best.json                   the checkpoint with the lowest held-out loss, which is never deleted
     references/                 the checkpoints that other runs need to be resumed, which are never deleted
+    reference.safetensors       log-probabilities under the initial weights, if the objective needs them (reference.py)
     lock                        held by the process that trains here
 
 A checkpoint is either complete or absent. One that is damaged later, or copied from another run, is skipped and
@@ -104,8 +105,9 @@ class Run:
         log = self.path / "metrics.jsonl"
         if self.checkpoints or log.exists() and log.stat().st_size:
             return
-        for name in (CONFIG, RUN, "lock", log.name, "samples.txt"):
-            (self.path / name).unlink(missing_ok=True)
+        files = [self.path / name for name in (CONFIG, RUN, "lock", log.name, "samples.txt")]
+        for file in (*files, *self.path.glob("reference.safetensors"), *self.path.glob("reference-*.safetensors")):
+            file.unlink(missing_ok=True)
         for name in (TOKENIZER, "tensorboard", "checkpoints"):
             shutil.rmtree(self.path / name, ignore_errors=True)
         if not any(self.path.iterdir()):
