@@ -206,9 +206,12 @@ def resume_run(
         recipe.train.check_rows(recipe.data.least_rows)  # before the change is recorded
         check_recipe(recipe, str(own_device))
         tokenizer, splits = Tokenizer.load(path / TOKENIZER), recipe.data.open()
-        from_checkpoint = bool(run.checkpoints)
-        if recipe.start is not None and (recipe.adapter is not None or not from_checkpoint):
+        from_checkpoint, needed = bool(run.checkpoints), needed_checkpoints(recipe)
+        if recipe.start is not None and (not from_checkpoint or Path(recipe.start) in needed):
             check_weights(Path(recipe.start), RunIdentity.read(run.path).base, run.path)
+        if process_rank() == 0:
+            for checkpoint in needed:  # the start may have been killed before they were kept
+                keep_base(run, checkpoint)
         model = build_model(recipe, from_checkpoint)
         return run_training(run, recipe, model, tokenizer, splits, own_device, listener, changes)
 

@@ -185,6 +185,19 @@ def test_a_run_without_a_checkpoint_needs_the_same_initial_weights(base: Path, c
         train(resume=tmp_path / "run", device="cpu")
 
 
+@pytest.mark.parametrize("kind", ["dpo", "reinforce"])
+def test_a_run_with_a_reference_needs_the_same_initial_weights(kind: str, base: Path, tmp_path: Path) -> None:
+    """They are loaded again when it is resumed, although all trained weights are in its checkpoint."""
+    copy, task = tmp_path / "copy", "preference" if kind == "dpo" else "question"
+    shutil.copytree(base, copy)
+    overrides = parse_overrides(SMALL) | {"data.source": "world", "data.task": task, "data.length": 128}
+    overrides |= {"objective.kind": kind} | ({} if kind == "dpo" else {"objective.kl": 0.1, "objective.max_new": 4})
+    train(start=copy, out=tmp_path / "run", overrides=overrides, device="cpu")
+    other_weights(Path(Recipe.from_dict(Run.open(tmp_path / "run").config).start))
+    with pytest.raises(CheckpointError, match="their fingerprints differ"):
+        train(resume=tmp_path / "run", overrides={"train.steps": 4}, extend=True, device="cpu")
+
+
 def test_the_fingerprint_depends_on_size_and_content(tmp_path: Path) -> None:
     file, content = tmp_path / "weights", bytearray(range(256)) * 20_000
     prints = set()
@@ -238,6 +251,9 @@ def test_the_checkpoints_of_a_teacher_and_of_a_reference_are_kept(base: Path, ch
     taught = small | {"objective.kind": "distillation", "objective.teacher": str(copy)}
     train(start=base, data=chats, out=tmp_path / "student", overrides=taught, device="cpu")
     teacher = Path(Run.open(tmp_path / "student").config["objective"]["teacher"])
+    assert Run.open(copy).referenced == {teacher}
+    shutil.rmtree(copy / "references")  # as if the start had been killed before
+    train(resume=tmp_path / "student", device="cpu")
     assert Run.open(copy).referenced == {teacher}
     for objective, needed in (({"kind": "grpo", "kl": 0.1}, 1), ({"kind": "grpo"}, 0), ({"kind": "dpo"}, 1)):
         recipe = Recipe.from_dict(Run.open(tmp_path / "plain").config | {"objective": objective})

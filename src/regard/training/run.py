@@ -159,8 +159,9 @@ class Run:
         folder = self.path / REFERENCES
         make_folder(folder)
         file = folder / f"{RunIdentity.read(user.path).id}-{checkpoint.name}.json"
-        content = {"checkpoint": checkpoint.name, "run": str(user.path.absolute())}
-        write_file(file, json.dumps(content).encode())
+        if not file.exists():
+            content = {"checkpoint": checkpoint.name, "run": str(user.path.absolute())}
+            write_file(file, json.dumps(content).encode())
         return file
 
     @property
