@@ -4,6 +4,7 @@
 The bits that reinforcement learning provides are computed by the planner, for published models.
 """
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -88,8 +89,11 @@ def rate_panels(rank: int, length: str, others: bool, near: bool) -> list[Panel]
 
 def finding_panels(finding: str) -> list[Panel]:
     lab, shown = CLAIMS[finding]
-    shares = [share_of(name, measured(tested)) for name, (tested, _) in CLAIMS.items()]
-    overview = bars("predictions that hold here with every seed", shares, "%", "finding", list(CLAIMS).index(finding))
+    results = {name: measured(tested) for name, (tested, _) in CLAIMS.items()}
+    shares = {name: 0.0 if found is None else share_that_holds(found["checks"]) for name, found in results.items()}
+    missing = ", ".join(name for name, found in results.items() if found is None)
+    title = "predictions that hold here with every seed" + (f"; not measured: {missing}" if missing else "")
+    overview = bars(title, shares, "%", "finding", list(CLAIMS).index(finding))
     try:
         result = result_of(lab)
     except ValueError as error:
@@ -110,11 +114,9 @@ def finding_panels(finding: str) -> list[Panel]:
     ]  # fmt: skip
 
 
-def share_of(finding: str, result: dict[str, Any] | None) -> tuple[str, float]:
-    """A bar: the percentage of predictions that hold."""
-    if result is None:
-        return f"{finding} (not measured)", 0.0
-    return finding, 100 * sum(check["holds"] for check in result["checks"]) / len(result["checks"])
+def share_that_holds(checks: Sequence[dict[str, Any]]) -> float:
+    """In percent."""
+    return 100 * sum(check["holds"] for check in checks) / len(checks)
 
 
 @cache
