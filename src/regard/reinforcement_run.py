@@ -127,9 +127,10 @@ def with_rollouts(trainer: Trainer, recipe: Recipe, tokenizer: Tokenizer, splits
     dtype = None if precision is nullcontext else torch.bfloat16
     generate = EngineGenerator(model, tokenizer, data.length, objective.max_new, data.rows * objective.updates, dtype)
     reference = reference_scorer(scorer, recipe) if objective.kl else None
+    reward = load_reward(objective.reward, device, weights=objective.reward_weights)
     loader = RolloutLoader(
-        splits.train, objective, tokenizer, data.rows, data.length, generate, load_reward(objective.reward, device),
-        scorer, reference, data.seed, trainer.listener.note,
+        splits.train, objective, tokenizer, data.rows, data.length, generate, reward, scorer, reference, data.seed,
+        trainer.listener.note,
     )  # fmt: skip
     held_out = () if splits.held_out is None else HeldOutRewards(loader, splits.held_out, data.held_out * data.rows)
     return replace(trainer, loader=loader, held_out=held_out, prefetch=0)

@@ -27,6 +27,7 @@ from regard.models.decoder import DecoderModule
 from regard.objectives.base import Objective
 from regard.objectives.distillation import Distillation
 from regard.objectives.next_token import NextToken
+from regard.objectives.reinforcement import Reinforcement
 from regard.planning.machine import check_memory
 from regard.reinforcement_run import with_rollouts, with_samples
 from regard.text.tokenizer import Tokenizer
@@ -166,13 +167,15 @@ def start_run(path: Path, resolved: ResolvedRecipe, device: str, console: Consol
 
 
 def needed_checkpoints(recipe: Recipe) -> list[Path]:
-    """The models that a resumed run loads: the base of an adapter or reference, and a teacher."""
+    """The models that a resumed run loads: the base of an adapter or reference, a teacher, and a reward model."""
     objective, needed = recipe.objective, []
     with_reference = objective is not None and (objective.needs_reference or getattr(objective, "kl", 0) > 0)
     if recipe.start is not None and (recipe.adapter is not None or with_reference):
         needed.append(Path(recipe.start))
     if isinstance(objective, Distillation):
         needed.append(Path(objective.teacher))
+    if isinstance(objective, Reinforcement) and objective.reward_weights:
+        needed.append(Path(objective.reward))
     return needed
 
 

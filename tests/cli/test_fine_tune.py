@@ -255,7 +255,13 @@ def test_the_checkpoints_of_a_teacher_and_of_a_reference_are_kept(base: Path, ch
     shutil.rmtree(copy / "references")  # as if the start had been killed before
     train(resume=tmp_path / "student", device="cpu")
     assert Run.open(copy).referenced == {teacher}
-    for objective, needed in (({"kind": "grpo", "kl": 0.1}, 1), ({"kind": "grpo"}, 0), ({"kind": "dpo"}, 1)):
+    judged = {"kind": "grpo", "reward": "/reward/checkpoints/step-000002", "reward_weights": "a fingerprint"}
+    for objective, needed in (
+        ({"kind": "grpo", "kl": 0.1}, 1),
+        ({"kind": "grpo"}, 0),
+        (judged, 1),
+        ({"kind": "dpo"}, 1),
+    ):
         recipe = Recipe.from_dict(Run.open(tmp_path / "plain").config | {"objective": objective})
         assert len(needed_checkpoints(recipe)) == needed
 

@@ -90,7 +90,8 @@ def test_phases_start_from_earlier_ones_and_go_on_after_an_interruption(tmp_path
     assert all(result["flops"] > 0 and result["seconds"] > 0 for result in results)
     check_instrument(tmp_path, phases)
     folder = out / "seed-0"
-    assert Run.open(folder / "grpo").config["objective"]["reward"] == str(folder / "reward")
+    reward = Path(Run.open(folder / "grpo").config["objective"]["reward"])
+    assert reward == Run.open(folder / "reward").latest()
     start = Run.open(folder / "dpo").config["from"]
     assert Path(start) == Run.open(folder / "sft").checkpoint(2).absolute()
     assert "adapter" not in Run.open(folder / "dpo").config

@@ -20,7 +20,7 @@ from regard.objectives.ppo import PPO
 from regard.objectives.reinforcement import Reinforcement
 from regard.objectives.sequence_logprobs import TokenScores, score_tokens
 from regard.reinforcement_run import EngineGenerator
-from regard.training.rewards import RewardFunction, exact_match, json_object, load_reward
+from regard.training.rewards import RewardFunction, exact_match, json_object, load_reward, with_reward_path
 from regard.training.rollouts import HeldOutRewards, RolloutLoader, SampledCompletion, Scorer
 from regard.training.run import Run
 from regard.training.step import take_step
@@ -258,11 +258,30 @@ def test_errors_of_rewards_name_them() -> None:
             load_reward(name)
 
 
-def test_a_reward_model_scores_prompts_with_completions(tmp_path: Path) -> None:
+def save_judge(folder: Path, seed: int = 0, **options: Any) -> None:
+    """A reward model."""
     layers = (regard.Repeat((regard.Block((regard.Sublayer(regard.Attention(2, position=regard.Rope())),)),)),)
-    head = regard.Classification(1)
-    model = regard.Encoder(regard.Tokens(TOKENIZER.vocab_size), 16, layers, head=head).build(seed=0)
-    regard.save(model, tmp_path / "judge", TOKENIZER)
+    spec = regard.Encoder(regard.Tokens(TOKENIZER.vocab_size), 16, layers, head=regard.Classification(1), **options)
+    regard.save(spec.build(seed), folder, TOKENIZER)
+
+
+def test_a_resumed_run_has_the_reward_model_of_its_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_judge(tmp_path / "judge")
+    monkeypatch.chdir(tmp_path)
+    started = with_reward_path(GRPO(reward="judge"))
+    assert isinstance(started, GRPO) and started.reward == str(tmp_path / "judge")
+    assert with_reward_path(started) == started and with_reward_path(GRPO(reward="json")) == GRPO(reward="json")
+    load_reward(started.reward, weights=started.reward_weights)
+    save_judge(tmp_path / "judge", seed=1)
+    with pytest.raises(ValueError, match=r"the weights of objective.reward=.*judge are not those that the run started"):
+        load_reward(started.reward, weights=started.reward_weights)
+    shutil.rmtree(tmp_path / "judge")
+    with pytest.raises(ValueError, match=r"objective.reward=.*judge does not exist any more; restore it"):
+        load_reward(started.reward, weights=started.reward_weights)
+
+
+def test_a_reward_model_scores_prompts_with_completions(tmp_path: Path) -> None:
+    save_judge(tmp_path / "judge")
     reward = load_reward(str(tmp_path / "judge"))
     examples = [{"prompt": "a"}, {"prompt": "a longer prompt"}]
     together = reward(examples, ["b", "c d e"])

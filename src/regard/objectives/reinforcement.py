@@ -52,7 +52,8 @@ class Reinforcement(Objective):
     rollout_metrics: ClassVar[tuple[str, ...]] = ROLLOUT_METRICS  # the names of `rollout`
     needs_rollouts = True
 
-    reward: str = "exact_match"  # or "json", "module:function", or the folder of a reward model
+    reward: str = "exact_match"  # or "json", "module:function", or a reward model: a run or a folder
+    reward_weights: str = ""  # the fingerprint of a reward model, found at the start of a run
     group: int = 8  # completions per prompt
     max_new: int = 64  # tokens per completion
     temperature: float = 1.0  # of sampling, and of the distribution that is trained

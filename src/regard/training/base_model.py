@@ -102,6 +102,19 @@ def check_weights(model: Path, expected: str | None, user: Path) -> None:
         )
 
 
+def check_setting(setting: str, model: Path, expected: str) -> None:
+    """Raise CheckpointError if a model that a setting of a run names is gone, or has other weights than at its start.
+
+    setting: its name and value, for the error. expected: the fingerprint; "": it is not known.
+    """
+    if expected and not model.exists():
+        raise CheckpointError(f"{setting} does not exist any more; restore it from a copy, or start a new run")
+    if expected and fingerprint_model(model) != expected:
+        raise CheckpointError(
+            f"the weights of {setting} are not those that the run started with; restore them, or start a new run"
+        )
+
+
 def check_exists(model: Path, user: Path) -> None:
     """Raise CheckpointError if the model that a run or an adapter was trained from is gone."""
     if model.is_absolute() and not model.exists():

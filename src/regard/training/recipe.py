@@ -47,6 +47,7 @@ from regard.training.optimizer import AdamW, Optimizer
 from regard.training.overrides import override
 from regard.training.parallel.mesh import Parallel
 from regard.training.parameter_groups import LRScale, freeze, learning_rate_scales
+from regard.training.rewards import with_reward_path
 from regard.training.run import newest_checkpoint
 from regard.training.schedule import Cosine, Schedule
 from regard.training.teacher import with_teacher_path
@@ -321,7 +322,8 @@ def build_recipe(
         f"data.length={recipe.data.length} is longer than model.context={context}; lower data.length or raise the "
         "context",
     )
-    return replace(recipe, objective=with_teacher_path(objective), data=with_absolute_paths(recipe.data))
+    objective = with_reward_path(with_teacher_path(objective))
+    return replace(recipe, objective=objective, data=with_absolute_paths(recipe.data))
 
 
 def fill_model(model: Mapping[str, Any], vocab: int, head: Mapping[str, Any]) -> dict[str, Any]:

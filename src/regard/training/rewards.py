@@ -13,6 +13,7 @@ import importlib
 import math
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,12 @@ from regard.data.batch import Batch
 from regard.data.packing import pad_items
 from regard.data.sources.base import Example
 from regard.data.targets import has_target, is_well_formed, read_object, target_of
+from regard.objectives.base import Objective
 from regard.objectives.inputs import logits_of
-from regard.objectives.reinforcement import prompt_of
+from regard.objectives.reinforcement import Reinforcement, prompt_of
 from regard.objectives.reward import sequence_ids
 from regard.text.tokenizer import Tokenizer
-from regard.training.base_model import load_model
+from regard.training.base_model import check_setting, fingerprint_model, load_model
 from regard.training.run import newest_checkpoint
 
 ComputeRewards = Callable[[Sequence[Example], Sequence[str]], list[float]]
@@ -49,10 +51,22 @@ def json_object(examples: Sequence[Example], completions: Sequence[str]) -> list
 BUILT_IN: dict[str, ComputeRewards] = {"exact_match": exact_match, "json": json_object}
 
 
-def load_reward(name: str, device: torch.device | str = "cpu", setting: str = "objective.reward") -> ComputeRewards:
-    """setting: where the name comes from, for errors."""
+def with_reward_path(objective: Objective) -> Objective:
+    """The objective with the folder and the fingerprint of its reward model, if it has one, so that a resumed run has
+    the same one."""
+    if not isinstance(objective, Reinforcement) or objective.reward in BUILT_IN or not Path(objective.reward).is_dir():
+        return objective
+    folder = newest_checkpoint(objective.reward).absolute()
+    return replace(objective, reward=str(folder), reward_weights=objective.reward_weights or fingerprint_model(folder))
+
+
+def load_reward(
+    name: str, device: torch.device | str = "cpu", setting: str = "objective.reward", weights: str = ""
+) -> ComputeRewards:
+    """setting: where the name comes from, for errors. weights: the fingerprint that a reward model must have."""
     if name in BUILT_IN:
         return BUILT_IN[name]
+    check_setting(f"{setting}={name}", Path(name), weights)
     if Path(name).is_dir():
         return RewardModel(newest_checkpoint(name), device, setting)
     module, separator, function = name.partition(":")

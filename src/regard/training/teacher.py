@@ -15,7 +15,7 @@ from regard.objectives.distillation import Distillation
 from regard.spec import require
 from regard.text.tokenizer import Tokenizer
 from regard.text.tokenizer_folder import has_tokenizer
-from regard.training.base_model import fingerprint_model, load_model, root_of
+from regard.training.base_model import check_setting, fingerprint_model, load_model, root_of
 from regard.training.run import newest_checkpoint
 
 
@@ -53,11 +53,7 @@ def load_teacher(
 ) -> TaughtObjective:
     """Raises ValueError unless the teacher is a decoder with the vocabulary of the student."""
     folder = Path(objective.teacher)
-    if objective.teacher_weights and fingerprint_model(folder) != objective.teacher_weights:
-        raise ValueError(
-            f"the weights of objective.teacher={objective.teacher} are not those that the run started with; restore "
-            "them, or start a new run"
-        )
+    check_setting(f"objective.teacher={folder}", folder, objective.teacher_weights)
     teacher = load_model(folder).requires_grad_(False).to(device)
     spec = teacher.spec
     if not isinstance(spec, Decoder):
