@@ -18,9 +18,10 @@ from regard.data.sources.base import open_collection
 from regard.objectives.policy_gradient import GRPO
 from regard.objectives.ppo import PPO
 from regard.objectives.reinforcement import Reinforcement
+from regard.objectives.reward import sequence_ids
 from regard.objectives.sequence_logprobs import TokenScores, score_tokens
 from regard.reinforcement_run import EngineGenerator
-from regard.training.rewards import RewardFunction, exact_match, json_object, load_reward, with_reward_path
+from regard.training.rewards import RewardFunction, RewardModel, exact_match, json_object, load_reward, with_reward_path
 from regard.training.rollouts import HeldOutRewards, RolloutLoader, SampledCompletion, Scorer
 from regard.training.run import Run
 from regard.training.step import take_step
@@ -136,7 +137,7 @@ def test_a_rollout_of_ppo_has_values_and_returns_and_adapts_the_coefficient() ->
 def test_ppo_raises_the_reward() -> None:
     """Of a random model, for completions with many small letters; the first ratios of each rollout are 1."""
     objective = PPO(max_new=4, epochs=4, kl=0.0, value_weight=0.5)
-    loader = loader_of(objective, reward=lambda _, texts: [sum(c.islower() for c in text) / 4 for text in texts])
+    loader = loader_of(objective, reward=lambda _, texts, __: [sum(c.islower() for c in text) / 4 for text in texts])
     loader.rows, model = 32, loader.scorer.model
     nn.init.zeros_(model.get_parameter("value_head.weight"))
     loader.generate = EngineGenerator(model, TOKENIZER, LENGTH, objective.max_new, loader.rows)
@@ -287,6 +288,29 @@ def test_a_reward_model_scores_prompts_with_completions(tmp_path: Path) -> None:
     together = reward(examples, ["b", "c d e"])
     alone = [reward([example], [text])[0] for example, text in zip(examples, ("b", "c d e"), strict=True)]
     assert together == pytest.approx(alone, abs=1e-5) and together[0] != together[1]
+
+
+def test_a_reward_model_reads_at_most_its_context_and_no_end_after_a_completion_that_was_cut_off(
+    tmp_path: Path,
+) -> None:
+    save_judge(tmp_path / "whole")
+    save_judge(tmp_path / "short", context=8)
+    whole, short = (load_reward(str(tmp_path / name)) for name in ("whole", "short"))
+    assert isinstance(whole, RewardModel)
+    ids = [*TOKENIZER.prefix_ids, *TOKENIZER.encode("a longer prompt and its end"), TOKENIZER.eos]
+
+    def logit(ids: list[int]) -> float:
+        return float(whole.model(torch.tensor([ids]))[0, 0])
+
+    examples, texts = [{"prompt": "a longer prompt"}], [" and its end"]
+    assert whole(examples, texts) == pytest.approx([logit(ids)], abs=1e-5)
+    assert short(examples, texts) == pytest.approx([logit([ids[0], *ids[-7:]])], abs=1e-5)
+    assert whole(examples, texts, [True]) == pytest.approx([logit(ids[:-1])], abs=1e-5)
+    chat = [{"role": "user", "content": "b"}]
+    assert TOKENIZER.stop_ids[0] not in sequence_ids("a", "b", TOKENIZER, truncated=True)
+    answered = sequence_ids(chat, "c", TOKENIZER, truncated=True)
+    assert answered.tolist() == sequence_ids(chat, "c", TOKENIZER).tolist()[: len(answered)]
+    assert TOKENIZER.decode(answered.tolist()).endswith("c")
 
 
 @pytest.mark.slow

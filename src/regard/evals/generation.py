@@ -50,9 +50,12 @@ def grade_outputs(
     max_new: int = 128,
     rows: int = 32,
     on_progress: Callable[[int], None] = lambda done: None,
-    reward: Callable[[Sequence[Example], Sequence[str]], list[float]] | None = None,
+    reward: Callable[[Sequence[Example], Sequence[str], Sequence[bool]], list[float]] | None = None,
 ) -> list[GradedOutput]:
-    """Generate the outputs of the first `count` examples, `rows` at once; `on_progress` is called with their number."""
+    """Generate the outputs of the first `count` examples, `rows` at once; `on_progress` is called with their number.
+
+    reward: also gets which outputs were cut off by `max_new`.
+    """
     chosen = [examples.example(index) for index in range(count)]
     targets = [target_of(example) if reward is None or has_target(example) else None for example in chosen]
     prompts = [encode_prompt(example, tokenizer) for example in chosen]
@@ -64,6 +67,7 @@ def grade_outputs(
     )
     sampling = Sampling(max_new=max_new, temperature=0, stop_ids=tokenizer.stop_ids)
     graded: list[GradedOutput] = []
+    truncated: list[bool] = []
     for first in range(0, count, rows):
         requests = [engine.submit(ids, sampling, source) for ids, source in prompts[first : first + rows]]
         while not engine.idle:
@@ -71,10 +75,11 @@ def grade_outputs(
         for index, request in enumerate(requests, start=first):
             ids = [token.id for token in request.new if token.finish != "stop"]
             graded.append(GradedOutput(last_prompt(chosen[index]), targets[index], tokenizer.decode(ids).strip()))
+            truncated.append(request.finish == "length")
         on_progress(len(graded))
     if reward is None:
         return graded
-    rewards = reward(chosen, [output.output for output in graded])
+    rewards = reward(chosen, [output.output for output in graded], truncated)
     return [replace(output, reward=value) for output, value in zip(graded, rewards, strict=True)]
 
 

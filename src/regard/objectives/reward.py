@@ -117,11 +117,15 @@ class Reward(Objective):
         return add_losses((losses * weights).sum(), weights.sum(), outputs.losses, pair_metrics(rewards, weights))
 
 
-def sequence_ids(prompt: Any, completion: Any, tokenizer: Tokenizer) -> np.ndarray:
-    """The prompt with its completion as the policy writes them; two strings as a pair, if there is no eos token."""
+def sequence_ids(prompt: Any, completion: Any, tokenizer: Tokenizer, truncated: bool = False) -> np.ndarray:
+    """The prompt with its completion as the policy writes them; two strings as a pair, if there is no eos token.
+
+    truncated: the completion was cut off, so it has no stop token.
+    """
     if tokenizer.eos is None and isinstance(prompt, str) and isinstance(completion, str):
         return np.array(encode_pair(tokenizer, prompt, completion).ids, np.int64)
-    return tokenize_completion(prompt, completion, tokenizer)["ids"]
+    ids = tokenize_completion(prompt, completion, tokenizer)["ids"]
+    return ids[: np.flatnonzero(np.isin(ids, tokenizer.stop_ids))[-1]] if truncated else ids
 
 
 def is_longer(chosen: Any, rejected: Any) -> bool:

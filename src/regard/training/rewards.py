@@ -4,7 +4,8 @@
     json               1 if it is a JSON object; with a target that is one, only if it has the same keys
     module:function    f(prompts, completions, **columns) -> list of numbers, with the other columns of the examples as
                        lists, as in TRL. For prompts that are messages, a completion is a list with one message.
-    a run or folder    a reward model: an encoder, or a decoder with a new head, that has one label
+    a run or folder    a reward model: an encoder, or a decoder with a new head, that has one label. It reads as many
+                       tokens as its context has, and no stop token after a completion that max_new cut off.
 
 The module is imported from the working directory or the installed packages.
 """
@@ -15,7 +16,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -24,23 +25,31 @@ from regard.data.batch import Batch
 from regard.data.packing import pad_items
 from regard.data.sources.base import Example
 from regard.data.targets import has_target, is_well_formed, read_object, target_of
+from regard.models.encoder import Encoder
 from regard.objectives.base import Objective
 from regard.objectives.inputs import logits_of
 from regard.objectives.reinforcement import Reinforcement, prompt_of
-from regard.objectives.reward import sequence_ids
+from regard.objectives.reward import sequence_ids, without_middle
 from regard.text.tokenizer import Tokenizer
 from regard.training.base_model import check_setting, fingerprint_model, load_model
 from regard.training.run import newest_checkpoint
 
-ComputeRewards = Callable[[Sequence[Example], Sequence[str]], list[float]]
 MODEL_ROWS = 32  # completions that a reward model reads at once
 
 
-def exact_match(examples: Sequence[Example], completions: Sequence[str]) -> list[float]:
+class ComputeRewards(Protocol):
+    def __call__(
+        self, examples: Sequence[Example], completions: Sequence[str], truncated: Sequence[bool] = (), /
+    ) -> list[float]:
+        """truncated: whether each completion was cut off by max_new; (): none was."""
+        ...
+
+
+def exact_match(examples: Sequence[Example], completions: Sequence[str], truncated: Sequence[bool] = ()) -> list[float]:
     return [float(text.strip() == target_of(example)) for example, text in zip(examples, completions, strict=True)]
 
 
-def json_object(examples: Sequence[Example], completions: Sequence[str]) -> list[float]:
+def json_object(examples: Sequence[Example], completions: Sequence[str], truncated: Sequence[bool] = ()) -> list[float]:
     targets = [target_of(example) if has_target(example) else "" for example in examples]
     return [
         float(read_object(text) is not None and is_well_formed(text, target) is not False)
@@ -101,7 +110,9 @@ class RewardFunction:
     def __init__(self, name: str, function: Callable[..., Any]):
         self.name, self.function = name, function
 
-    def __call__(self, examples: Sequence[Example], completions: Sequence[str]) -> list[float]:
+    def __call__(
+        self, examples: Sequence[Example], completions: Sequence[str], truncated: Sequence[bool] = ()
+    ) -> list[float]:
         prompts = [prompt_of(example) for example in examples]
         outputs = [
             text if isinstance(prompt, str) else [{"role": "assistant", "content": text.strip()}]
@@ -113,22 +124,21 @@ class RewardFunction:
             rewards = self.function(prompts=prompts, completions=outputs, **columns)
         except Exception as error:
             raise ValueError(f"the reward function {self.name} failed: {type(error).__name__}: {error}") from error
-        return checked_rewards(rewards, self.name, completions)
+        return checked_rewards(rewards, f"the reward function {self.name}", completions)
 
 
-def checked_rewards(rewards: Any, name: str, completions: Sequence[str]) -> list[float]:
+def checked_rewards(rewards: Any, source: str, completions: Sequence[str]) -> list[float]:
     try:
         values = [float(reward) for reward in rewards]
     except (TypeError, ValueError) as error:
-        raise ValueError(f"the reward function {name} must return a list of numbers, not {rewards!r:.80}") from error
+        raise ValueError(f"{source} must return a list of numbers, not {rewards!r:.80}") from error
     if len(values) != len(completions):
         raise ValueError(
-            f"the reward function {name} returned {len(values)} rewards for {len(completions)} completions; return one "
-            "for each"
+            f"{source} returned {len(values)} rewards for {len(completions)} completions; return one for each"
         )
     for value, text in zip(values, completions, strict=True):
         if not math.isfinite(value):
-            raise ValueError(f"the reward function {name} returned {value} for {text!r:.80}; return a finite number")
+            raise ValueError(f"{source} returned {value} for {text!r:.80}; return a finite number")
     return values
 
 
@@ -137,23 +147,28 @@ class RewardModel:
 
     def __init__(self, folder: Path, device: torch.device | str = "cpu", setting: str = "objective.reward"):
         self.model: nn.Module = load_model(folder, torch.float32).to(device).eval().requires_grad_(False)
-        self.tokenizer, self.device = Tokenizer.load(folder), device
-        head: Any = getattr(self.model.spec, "head", None)
-        if getattr(head, "labels", 0) != 1:
+        self.folder, self.tokenizer, self.device = folder, Tokenizer.load(folder), device
+        spec = self.model.spec
+        if not isinstance(spec, Encoder) or getattr(spec.head, "labels", 0) != 1:
             raise ValueError(
                 f"{setting}={str(folder)!r} is not a reward model: it needs a classification head with one "
                 "label; train one with regard tune reward"
             )
+        self.context = spec.context or spec.position.max_positions or sys.maxsize
 
     @torch.no_grad()
-    def __call__(self, examples: Sequence[Example], completions: Sequence[str]) -> list[float]:
-        items = [
-            {"ids": sequence_ids(prompt_of(example), text, self.tokenizer)}
-            for example, text in zip(examples, completions, strict=True)
-        ]
+    def __call__(
+        self, examples: Sequence[Example], completions: Sequence[str], truncated: Sequence[bool] = ()
+    ) -> list[float]:
+        truncated = truncated or [False] * len(completions)
+        sequences = (
+            sequence_ids(prompt_of(example), text, self.tokenizer, cut)
+            for example, text, cut in zip(examples, completions, truncated, strict=True)
+        )
+        items = [{"ids": without_middle(ids, self.context)} for ids in sequences]  # as in its training
         rewards: list[float] = []
         for first in range(0, len(items), MODEL_ROWS):
             tokens, valid = pad_items(items[first : first + MODEL_ROWS], "ids", self.tokenizer.pad or 0)
             logits, _ = logits_of(self.model, Batch(tokens=tokens, valid=valid).to(self.device))
             rewards += logits[:, 0].tolist()
-        return checked_rewards(rewards, "of the model", completions)
+        return checked_rewards(rewards, f"the reward model {self.folder}", completions)

@@ -134,7 +134,7 @@ class RolloutLoader:
             completions = self.generate([ids for _, ids in prompts], seeds, objective.temperature)
             self._samples += len(prompts)
             examples = [example for example, _ in prompts]
-            rewards = torch.tensor(self.reward(examples, [c.text for c in completions]), dtype=torch.float64)
+            rewards = torch.tensor(self.rate(examples, completions), dtype=torch.float64)
             sequences = [(ids, c.ids) for (_, ids), c in zip(prompts, completions, strict=True)]
             batches = [
                 self.score(sampled_batch(sequences[start : start + self.rows], self.tokenizer))
@@ -151,6 +151,9 @@ class RolloutLoader:
             self.examples, self._next_example, self.objective.max_new, self.tokenizer, self.length
         )
         return prompt
+
+    def rate(self, examples: Sequence[Example], completions: Sequence[SampledCompletion]) -> list[float]:
+        return self.reward(examples, [c.text for c in completions], [c.truncated for c in completions])
 
     def score(self, batch: Batch) -> Batch:
         """The batch with log-probabilities and values, and with entropies for the guards."""
@@ -259,7 +262,7 @@ class HeldOutRewards:
             if not prompts:
                 continue
             completions = loader.generate([ids for _, ids in prompts], [0] * len(prompts), 0.0)
-            rewards = loader.reward([example for example, _ in prompts], [c.text for c in completions])
+            rewards = loader.rate([example for example, _ in prompts], completions)
             yield Batch(rewards=torch.tensor(rewards), lengths=torch.tensor([float(len(c.ids)) for c in completions]))
 
 
