@@ -109,11 +109,11 @@ def with_rollouts(trainer: Trainer, recipe: Recipe, tokenizer: Tokenizer, splits
     """The trainer with a loader of rollouts, and with the rewards of held-out prompts as its evaluation."""
     objective, data, model = recipe.objective, recipe.data, trainer.model
     assert isinstance(objective, Reinforcement)
-    check_one_process(trainer, objective)
+    check_sampling(trainer, recipe, objective)
     require(
-        data.batch_warmup == 0 and recipe.train.length_warmup == 0,
-        f"objective {objective.kind} has no warm-up of batches or lengths; set data.batch_warmup and "
-        "train.length_warmup to 0",
+        recipe.train.spike == 0,
+        f"train.spike={recipe.train.spike:g} compares losses with their median, and those of {objective.kind} may be "
+        "negative; set it to 0",
     )
     require(
         data.length > objective.max_new,
@@ -140,17 +140,23 @@ def with_samples(trainer: Trainer, recipe: Recipe, tokenizer: Tokenizer, splits:
     """The trainer of an on-policy distillation: a share of its batches is sampled by the model."""
     objective, data = recipe.objective, recipe.data
     assert isinstance(objective, Distillation) and isinstance(trainer.loader, Loader)
-    check_one_process(trainer, objective)
+    check_sampling(trainer, recipe, objective)
     precision = autocast(recipe.train.precision, next(trainer.model.parameters()).device)
     dtype = None if precision is nullcontext else torch.bfloat16
     generate = EngineGenerator(trainer.model, tokenizer, data.length, objective.max_new, data.rows, dtype)
     return replace(trainer, loader=OnPolicyLoader(trainer.loader, splits.train, objective, generate), prefetch=0)
 
 
-def check_one_process(trainer: Trainer, objective: Objective) -> None:
+def check_sampling(trainer: Trainer, recipe: Recipe, objective: Objective) -> None:
+    """Raise SpecError for settings with which the model cannot sample its batches."""
     require(
         trainer.processes.mesh is None,
         f"objective {objective.kind} samples in one process, and {trainer.processes.count} were started; start one",
+    )
+    require(
+        recipe.data.batch_warmup == 0 and recipe.train.length_warmup == 0,
+        f"objective {objective.kind} samples its batches, which have no warm-up of their rows or lengths; set "
+        "data.batch_warmup and train.length_warmup to 0",
     )
 
 

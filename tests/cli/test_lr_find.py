@@ -1,5 +1,6 @@
 """`regard lr-find`: a table, a plot and a suggestion; nothing is written but the plot."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,16 @@ def test_a_sweep_computes_its_own_reference_also_for_more_steps_than_the_recipe_
     assert result.exit_code == 0 and table.read_bytes() == before, result.exception
     table.parent.rename(tmp_path / "elsewhere")
     assert regard("lr-find", recipe, *other).output == result.output
+
+
+@pytest.mark.parametrize(("kind", "options"), [("grpo", ()), ("distillation", ("on_policy=0.5", "weight=1"))])
+def test_objectives_that_sample_are_refused(kind: str, options: tuple[str, ...], tmp_path: Path) -> None:
+    """The batches would come from the unchanged model."""
+    recipe = write_recipe("decoder, attention", kind, tmp_path)
+    data = {"prompt": "Cat?", "completion": " yes", "letters": "cat"}
+    (tmp_path / "data.jsonl").write_text("\n".join([json.dumps(data)] * 8), encoding="utf-8")
+    result = regard("lr-find", recipe, *(f"--objective.{option}" for option in options))
+    assert result.exit_code != 0 and "samples its batches from the model" in result.output, result.exception
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,14 @@ def test_a_restored_loader_continues_with_the_same_batches() -> None:
         assert_equal(next(restored), next(loader))
 
 
-def test_settings_that_cannot_work_are_refused() -> None:
+def recipe_of(folder: Path) -> dict[str, Any]:
+    tables = pairs.recipe("decoder, attention", "distillation", folder)
+    (folder / "data.jsonl").write_text("\n".join(map(json.dumps, EXAMPLES)), encoding="utf-8")
+    tables["objective"] |= {"on_policy": 0.5, "max_new": 4, "weight": 1.0}
+    return tables
+
+
+def test_settings_that_cannot_work_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="on_policy=0.5 needs weight=1, not 0.5"):
         Distillation(on_policy=0.5, weight=0.5)
     with pytest.raises(ValueError, match=r"on_policy=2.0 must be in \[0, 1\]"):
@@ -95,13 +102,15 @@ def test_settings_that_cannot_work_are_refused() -> None:
     with pytest.raises(ValueError, match="needs examples with `prompt` or `messages`"):
         Distillation(on_policy=0.5).fit(texts, SPEC)
     assert Distillation().fit(texts, SPEC).on_policy == 0
+    tables = recipe_of(tmp_path)
+    tables["data"] |= {"rows": 8, "batch_warmup": 2}
+    with pytest.raises(ValueError, match="objective distillation samples its batches, which have no warm-up"):
+        regard.train(tables, out=tmp_path / "run", device="cpu")
 
 
 @pytest.mark.slow
 def test_a_run_that_is_killed_resumes_bit_identically(tmp_path: Path) -> None:
-    tables = pairs.recipe("decoder, attention", "distillation", tmp_path)
-    (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, EXAMPLES)), encoding="utf-8")
-    tables["objective"] |= {"on_policy": 0.5, "max_new": 4, "weight": 1.0}
+    tables = recipe_of(tmp_path)
     tables["train"] |= {"steps": 7, "save_every": 1, "keep": 9, "lr": 1e-2}
     run, stopped = tmp_path / "run", tmp_path / "stopped"
     regard.train(tables, out=run, device="cpu")

@@ -159,6 +159,20 @@ def test_prompts_that_leave_no_space_are_left_out_and_groups_must_fit(monkeypatc
         next(loader)
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"train.spike": 3.0}, "train.spike=3 compares losses .* those of grpo may be negative; set it to 0"),
+        ({"data.batch_warmup": 2, "data.rows": 8}, "objective grpo samples its batches, which have no warm-up"),
+    ],
+)
+def test_settings_that_rollouts_cannot_have_are_refused(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
+    tables = pairs.recipe("decoder, attention", "grpo", tmp_path)
+    with pytest.raises(ValueError, match=message):
+        regard.train(tables, out=tmp_path / "run", overrides=settings, device="cpu")
+    assert not (tmp_path / "run").exists()
+
+
 def test_training_stops_at_bounds_and_the_state_before_the_rollout_remains() -> None:
     for options, message in (
         ({"max_kl": 1e-9}, r"nats per token, above objective.max_kl=1e-09; start again"),

@@ -53,6 +53,13 @@ def lr_find(
         pyplot()  # a missing matplotlib is reported before the sweep
     _, tables = read_tables(recipe, parse_overrides(overrides), start, data)
     resolved, tokenizer, splits = resolve(tables, pattern=pattern)
+    objective = resolved.objective
+    assert objective is not None, "a resolved recipe has an objective"
+    if objective.needs_rollouts or getattr(objective, "on_policy", 0):
+        raise typer.BadParameter(
+            f"objective {objective.kind} samples its batches from the model, and lr-find trains a copy of it; compare "
+            "short runs with regard sweep --vary train.lr=1e-5,1e-4"
+        )
     model = build_model(resolved).to(resolve_device(device))
     resolved = replace(resolved, data=replace(resolved.data, batch_warmup=0))  # the rate of full batches
     splits = splits._replace(held_out=None)
