@@ -144,7 +144,8 @@ def with_samples(trainer: Trainer, recipe: Recipe, tokenizer: Tokenizer, splits:
     precision = autocast(recipe.train.precision, next(trainer.model.parameters()).device)
     dtype = None if precision is nullcontext else torch.bfloat16
     generate = EngineGenerator(trainer.model, tokenizer, data.length, objective.max_new, data.rows, dtype)
-    return replace(trainer, loader=OnPolicyLoader(trainer.loader, splits.train, objective, generate), prefetch=0)
+    loader = OnPolicyLoader(trainer.loader, splits.train, objective, generate, trainer.listener.note)
+    return replace(trainer, loader=loader, prefetch=0)
 
 
 def check_sampling(trainer: Trainer, recipe: Recipe, objective: Objective) -> None:

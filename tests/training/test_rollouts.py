@@ -154,9 +154,32 @@ def test_prompts_that_leave_no_space_are_left_out_and_groups_must_fit(monkeypatc
     with pytest.raises(ValueError, match="objective.group=3 does not divide"):
         loader_of(GRPO(group=3))
     loader = loader_of()
-    loader.length = 10
+    loader.prompts.length = 10
     with pytest.raises(ValueError, match=r"prompts in a row are longer than data.length=10 - objective.max_new=5"):
         next(loader)
+
+
+def test_prompts_that_are_left_out_are_counted_once() -> None:
+    notes: list[str] = []
+    loader = loader_of(note=notes.append)
+    loader.prompts.length = len(TOKENIZER.encode("Cat 1?")) + len(TOKENIZER.prefix_ids) + OBJECTIVE.max_new
+    list(islice(loader, 8))  # two rollouts
+    assert len(notes) == 1 and "of 6 prompts have no tokens, or more than" in notes[0]
+    assert notes[0].endswith("objective.max_new=5; they are left out")
+    assert len(list(HeldOutRewards(loader, loader.examples, 12))) == 3
+    assert "2 of 12 prompts have no tokens, or more than" in notes[1]
+    loader.prompts.length = 10
+    assert not list(HeldOutRewards(loader, loader.examples, 12))
+    assert "12 of 12" in notes[2] and notes[2].endswith("left out, so there is no evaluation") and len(notes) == 3
+
+
+def test_a_rollout_is_encoded_only_if_some_of_its_steps_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded: list[Batch] = []
+    monkeypatch.setattr("regard.training.rollouts.encode_batch", lambda batch: encoded.append(batch) or {})
+    next(loader_of(GRPO(group=2, max_new=5)))
+    assert not encoded
+    list(islice(loader_of(GRPO(group=2, max_new=5, epochs=3)), 2))
+    assert len(encoded) == 1
 
 
 @pytest.mark.parametrize(

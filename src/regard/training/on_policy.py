@@ -10,7 +10,7 @@ Which batches are sampled, and their seeds, depend on the run's seed and on the 
 once, so the state holds only positions, and a run that is stopped after any step resumes bit-identically.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from random import Random
 from typing import Any
 
@@ -19,7 +19,7 @@ from regard.data.loader import Loader
 from regard.data.sources.base import Examples
 from regard.objectives.distillation import Distillation
 from regard.objectives.reinforcement import sampled_batch
-from regard.training.rollouts import Generate, find_prompt, sample_seed
+from regard.training.rollouts import Generate, Prompts, sample_seed
 
 TEMPERATURE = 1.0  # of sampling: the model's own distribution
 
@@ -27,8 +27,16 @@ TEMPERATURE = 1.0  # of sampling: the model's own distribution
 class OnPolicyLoader:
     """The batches of a loader, of which a share is replaced by batches of sampled completions."""
 
-    def __init__(self, loader: Loader, examples: Examples, objective: Distillation, generate: Generate):
+    def __init__(
+        self,
+        loader: Loader,
+        examples: Examples,
+        objective: Distillation,
+        generate: Generate,
+        note: Callable[[str], None] = lambda text: None,
+    ):
         self.loader, self.examples, self.objective, self.generate = loader, examples, objective, generate
+        self.prompts = Prompts(examples, loader.tokenizer, loader.length, objective.max_new, note)
         self._batches = self._next_example = 0
 
     def __iter__(self) -> Iterator[Batch]:
@@ -42,16 +50,14 @@ class OnPolicyLoader:
 
     def sample(self) -> Batch:
         """A batch of completions, one for each of the next prompts."""
-        rows, tokenizer, max_new = self.loader.rows, self.loader.tokenizer, self.objective.max_new
-        index = self._next_example
-        prompts: list[list[int]] = []
-        for _ in range(rows):
-            (_, ids), index = find_prompt(self.examples, index, max_new, tokenizer, self.loader.length)
-            prompts.append(ids)
+        rows = self.loader.rows
+        found, index = self.prompts.find(self._next_example, rows)
+        prompts = [ids for _, ids in found]
         seeds = [sample_seed(self.loader.seed, self._batches * rows + n) for n in range(rows)]
         completions = self.generate(prompts, seeds, TEMPERATURE)
         self._next_example = index
-        return sampled_batch([(ids, c.ids) for ids, c in zip(prompts, completions, strict=True)], tokenizer)
+        sequences = [(ids, c.ids) for ids, c in zip(prompts, completions, strict=True)]
+        return sampled_batch(sequences, self.loader.tokenizer)
 
     def state_dict(self) -> dict[str, Any]:
         return {"loader": self.loader.state_dict(), "batches": self._batches, "next": self._next_example}

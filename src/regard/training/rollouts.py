@@ -72,6 +72,59 @@ class Scorer(NamedTuple):
         return TokenScores(*(torch.cat(column).cpu() for column in columns if column))
 
 
+class Prompts:
+    """The prompts of examples that leave space for `max_new` more tokens in a row of `length` tokens.
+
+    note: is told once how many others are left out.
+    """
+
+    def __init__(
+        self,
+        examples: Examples,
+        tokenizer: Tokenizer,
+        length: int,
+        max_new: int,
+        note: Callable[[str], None] = lambda text: None,
+    ):
+        self.examples, self.tokenizer, self.length, self.max_new = examples, tokenizer, length, max_new
+        self.note, self._noted = note, False
+
+    def read(self, index: int) -> TokenizedPrompt | None:
+        """An example and the tokens of its prompt; None if it is left out."""
+        example = self.examples.example(index)
+        try:
+            ids = prompt_ids(prompt_of(example), self.tokenizer)
+        except ValueError as error:
+            raise ValueError(f"example {index} of {self.examples.name}: {error}") from error
+        return (example, ids) if 0 < len(ids) <= self.length - self.max_new else None
+
+    def find(self, first: int, count: int) -> tuple[list[TokenizedPrompt], int]:
+        """The first `count` prompts from an index on, and the index after them."""
+        found: list[TokenizedPrompt] = []
+        index = last = first
+        while len(found) < count:
+            prompt, index = self.read(index), index + 1
+            if prompt is not None:
+                found.append(prompt)
+                last = index
+            elif index - last == MAX_EMPTY_EXAMPLES:
+                raise ValueError(
+                    f"{self.examples.name}: {MAX_EMPTY_EXAMPLES} prompts in a row are longer than data.length="
+                    f"{self.length} - objective.max_new={self.max_new}; raise data.length"
+                )
+        self.report(index - first - count, index - first)
+        return found, index
+
+    def report(self, skipped: int, read: int) -> None:
+        if skipped and not self._noted:
+            self._noted = True
+            end = "" if skipped < read else ", so there is no evaluation"
+            self.note(
+                f"{self.examples.name}: {skipped} of {read} prompts have no tokens, or more than data.length="
+                f"{self.length} - objective.max_new={self.max_new}; they are left out{end}"
+            )
+
+
 class RolloutLoader:
     """An endless iterator of batches of `rows` completions.
 
@@ -101,8 +154,9 @@ class RolloutLoader:
             )
         if objective.kl and reference is None:
             raise ValueError(f"objective.kl={objective.kl} needs the log-probabilities of a reference")
+        self.prompts = Prompts(examples, tokenizer, length, objective.max_new, note)
         self.examples, self.objective, self.tokenizer, self.rows = examples, objective, tokenizer, rows
-        self.length, self.generate, self.reward, self.scorer = length, generate, reward, scorer
+        self.generate, self.reward, self.scorer = generate, reward, scorer
         self.reference, self.seed, self.note = reference, seed, note
         self._next_example = self._samples = self._done = 0
         self._kl = objective.kl  # an objective may adapt it after every rollout
@@ -116,41 +170,31 @@ class RolloutLoader:
     def __next__(self) -> Batch:
         if not self._batches:
             self._batches, self._done = self.roll_out(), 0
-            self._encoded = [encode_batch(batch) for batch in self._batches]
         batch = self._batches[self._done % self.objective.updates]
         self._done += 1
         if self._done == self.objective.epochs * self.objective.updates:
             self._batches, self._encoded, self._done = [], [], 0
+        elif not self._encoded:
+            self._encoded = [encode_batch(batch) for batch in self._batches]
         return batch
 
     def roll_out(self) -> list[Batch]:
         """The batches of a new rollout."""
         objective, group = self.objective, self.objective.group
-        first, samples = self._next_example, self._samples
-        try:
-            chosen = [self.next_prompt() for _ in range(self.rows * objective.updates // group)]
-            prompts = [prompt for prompt in chosen for _ in range(group)]
-            seeds = [sample_seed(self.seed, samples + n) for n in range(len(prompts))]
-            completions = self.generate([ids for _, ids in prompts], seeds, objective.temperature)
-            self._samples += len(prompts)
-            examples = [example for example, _ in prompts]
-            rewards = torch.tensor(self.rate(examples, completions), dtype=torch.float64)
-            sequences = [(ids, c.ids) for (_, ids), c in zip(prompts, completions, strict=True)]
-            batches = [
-                self.score(sampled_batch(sequences[start : start + self.rows], self.tokenizer))
-                for start in range(0, len(sequences), self.rows)
-            ]
-            self.check_guards(batches)
-        except BaseException:
-            self._next_example, self._samples = first, samples  # the state before the rollout can be saved
-            raise
-        return self.finish(batches, rewards, self.measure(batches, rewards, completions))
-
-    def next_prompt(self) -> TokenizedPrompt:
-        prompt, self._next_example = find_prompt(
-            self.examples, self._next_example, self.objective.max_new, self.tokenizer, self.length
-        )
-        return prompt
+        chosen, index = self.prompts.find(self._next_example, self.rows * objective.updates // group)
+        prompts = [prompt for prompt in chosen for _ in range(group)]
+        seeds = [sample_seed(self.seed, self._samples + n) for n in range(len(prompts))]
+        completions = self.generate([ids for _, ids in prompts], seeds, objective.temperature)
+        rewards = torch.tensor(self.rate([example for example, _ in prompts], completions), dtype=torch.float64)
+        sequences = [(ids, c.ids) for (_, ids), c in zip(prompts, completions, strict=True)]
+        batches = [
+            self.score(sampled_batch(sequences[start : start + self.rows], self.tokenizer))
+            for start in range(0, len(sequences), self.rows)
+        ]
+        self.check_guards(batches)
+        measured = self.measure(batches, rewards, completions)
+        self._next_example, self._samples = index, self._samples + len(prompts)  # after all that may raise an error
+        return self.finish(batches, rewards, measured)
 
     def rate(self, examples: Sequence[Example], completions: Sequence[SampledCompletion]) -> list[float]:
         return self.reward(examples, [c.text for c in completions], [c.truncated for c in completions])
@@ -248,48 +292,19 @@ class HeldOutRewards:
     """The rewards of greedy completions of the first held-out prompts, generated anew in every evaluation."""
 
     def __init__(self, loader: RolloutLoader, examples: Examples, count: int):
-        self.loader, self.examples = loader, examples
-        self.count = count if examples.count is None else min(count, examples.count)
+        count = count if examples.count is None else min(count, examples.count)
+        reader = Prompts(examples, loader.tokenizer, loader.prompts.length, loader.objective.max_new, loader.note)
+        found = [reader.read(index) for index in range(count)]
+        self.loader, self.prompts = loader, [prompt for prompt in found if prompt is not None]
+        reader.report(count - len(self.prompts), count)
 
     def __iter__(self) -> Iterator[Batch]:
         loader, rows = self.loader, self.loader.rows
-        for first in range(0, self.count, rows):
-            found = [
-                read_prompt(self.examples, index, loader.objective.max_new, loader.tokenizer, loader.length)
-                for index in range(first, min(first + rows, self.count))
-            ]
-            prompts = [prompt for prompt in found if prompt is not None]
-            if not prompts:
-                continue
+        for first in range(0, len(self.prompts), rows):
+            prompts = self.prompts[first : first + rows]
             completions = loader.generate([ids for _, ids in prompts], [0] * len(prompts), 0.0)
             rewards = loader.rate([example for example, _ in prompts], completions)
             yield Batch(rewards=torch.tensor(rewards), lengths=torch.tensor([float(len(c.ids)) for c in completions]))
-
-
-def find_prompt(
-    examples: Examples, first: int, max_new: int, tokenizer: Tokenizer, length: int
-) -> tuple[TokenizedPrompt, int]:
-    """The first prompt from an index on that is short enough, and the index after it."""
-    for index in range(first, first + MAX_EMPTY_EXAMPLES):
-        prompt = read_prompt(examples, index, max_new, tokenizer, length)
-        if prompt is not None:
-            return prompt, index + 1
-    raise ValueError(
-        f"{examples.name}: {MAX_EMPTY_EXAMPLES} prompts in a row are longer than data.length={length} - "
-        f"objective.max_new={max_new}; raise data.length"
-    )
-
-
-def read_prompt(
-    examples: Examples, index: int, max_new: int, tokenizer: Tokenizer, length: int
-) -> TokenizedPrompt | None:
-    """An example and the tokens of its prompt; None if a row of `length` tokens has no space for `max_new` more."""
-    example = examples.example(index)
-    try:
-        ids = prompt_ids(prompt_of(example), tokenizer)
-    except ValueError as error:
-        raise ValueError(f"example {index} of {examples.name}: {error}") from error
-    return (example, ids) if 0 < len(ids) <= length - max_new else None
 
 
 def sample_seed(seed: int, number: int) -> int:
