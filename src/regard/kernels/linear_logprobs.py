@@ -34,9 +34,7 @@ def linear_logprobs(
         chunk_size = max(1, (GPU_CHUNK if x.is_cuda else CHUNK) // len(weight))
 
     def logprobs(x: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        logits = F.linear(x, weight, bias)
-        logits = logits if scale == 1.0 else logits * scale
-        return logprobs_of(logits if softcap is None else softcap * torch.tanh(logits / softcap), targets)
+        return logprobs_of(scale_and_cap(F.linear(x, weight, bias), scale, softcap), targets)
 
     chunks = list(zip(x.split(chunk_size), targets.split(chunk_size), strict=True))
     if len(chunks) == 1:
@@ -44,6 +42,11 @@ def linear_logprobs(
     parts = [checkpoint(logprobs, *chunk, use_reentrant=False) for chunk in chunks]
     values, entropies = zip(*parts, strict=True)
     return torch.cat(values), torch.cat(entropies)
+
+
+def scale_and_cap(logits: Tensor, scale: float, softcap: float | None) -> Tensor:
+    logits = logits if scale == 1.0 else logits * scale
+    return logits if softcap is None else softcap * torch.tanh(logits / softcap)
 
 
 def logprobs_of(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,9 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.kernels.attention.mask import Causal
+from regard.kernels.linear_logprobs import scale_and_cap
 from regard.layout import TokenLayout
 from regard.models.base import Model, Scheme, initialize
-from regard.models.outputs import LazyLogits, Outputs, scale_and_cap
+from regard.models.outputs import LazyLogits, Outputs
 from regard.models.stack import (
     Repeat,
     Stack,

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.kernels.linear_cross_entropy import linear_cross_entropy
-from regard.kernels.linear_logprobs import linear_logprobs, logprobs_of
+from regard.kernels.linear_logprobs import linear_logprobs, logprobs_of, scale_and_cap
 from regard.parts.block import Losses
 
 
@@ -76,8 +76,3 @@ def token_logprobs(logits: Tensor | LazyLogits, targets: Tensor, temperature: fl
     if temperature != 1.0:
         logits = logits.divide(temperature) if isinstance(logits, LazyLogits) else logits / temperature
     return logits.logprobs(targets) if isinstance(logits, LazyLogits) else logprobs_of(logits, targets)
-
-
-def scale_and_cap(logits: Tensor, scale: float, softcap: float | None) -> Tensor:
-    logits = logits if scale == 1.0 else logits * scale
-    return logits if softcap is None else softcap * torch.tanh(logits / softcap)

@@ -148,7 +148,7 @@ def prompt_of(example: Example) -> Any:
         return example["prompt"]
     if "messages" not in example:
         raise ValueError(
-            f"reinforcement learning needs examples with `prompt` or `messages`; this one has {', '.join(example)}; "
+            f"sampling needs examples with `prompt` or `messages`; this one has {', '.join(example)}; "
             'rename a field, for example by data.columns=["prompt=question"]'
         )
     messages = checked_messages(example["messages"])
