@@ -98,7 +98,7 @@ def evaluate(
     objective = None if compute_rewards else objective_for(tables, examples, llm)
     answered = generates(llm) and has_target(examples.example(0))
     if isinstance(objective, Reinforcement) and not answered:
-        compute_rewards = load_reward(objective.reward, device_of(llm))
+        compute_rewards = load_reward(objective.reward, device_of(llm), weights=objective.reward_weights)
     elif objective is not None and not answered:
         reference = load_reference(tables, objective, device)
         evaluate_objective(llm, objective, examples, settings, count, as_json, reference)
