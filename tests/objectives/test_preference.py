@@ -57,14 +57,51 @@ def counted_text(batch: Batch, row: int, segment: int) -> str:
             "chosen": [*MESSAGES, {"role": "assistant", "content": "it is."}],
             "rejected": [*MESSAGES, {"role": "assistant", "content": "no."}],
         },
+        {
+            "prompt": "is it so?",
+            "chosen": [*MESSAGES, {"role": "assistant", "content": "it is."}],
+            "rejected": [*MESSAGES, {"role": "assistant", "content": "no."}],
+        },
     ],
-    ids=["strings", "common start", "messages", "answers as messages", "conversations"],
+    ids=["strings", "common start", "messages", "answers as messages", "conversations", "a string and conversations"],
 )
 def test_only_the_completions_count(example: dict[str, Any]) -> None:
     batch = batch_of(example)
     assert counted_text(batch, 0, 0) == " it is.<|end|>"
     assert counted_text(batch, 0, 1) == " no.<|end|>"
     assert batch.positions[0][batch.segments[0] == 1][0] == 0
+
+
+def test_of_several_messages_those_of_the_assistant_count() -> None:
+    again = {"role": "user", "content": "sure?"}
+    first, second = ({"role": "assistant", "content": text} for text in ("it is.", "yes."))
+    example = {"prompt": MESSAGES, "chosen": [first, again, second], "rejected": "no."}
+    batch = batch_of(example, length=80)
+    assert counted_text(batch, 0, 0) == " it is.<|end|> yes.<|end|>"
+    feedback = {"prompt": MESSAGES, "completion": example["chosen"], "label": True}
+    columns, other = (KTO().tokenize(feedback | {"completion": text}, TOKENIZER) for text in (example["chosen"], "no."))
+    others = [{f"other_{name}": array for name, array in part.items()} for part in (columns, other)]
+    for mine, theirs, texts in (
+        (other, others[0], (" no.<|end|>", " it is.<|end|> yes.<|end|>")),
+        (columns, others[1], (" it is.<|end|> yes.<|end|>", " no.<|end|>")),
+    ):
+        rows = [KTO().sample({**mine, **theirs}, TOKENIZER, 80, np.random.default_rng(0))]
+        batch = KTO().collate(rows, TOKENIZER, 80)
+        assert (counted_text(batch, 0, 0), counted_text(batch, 0, 1)) == texts
+        assert TOKENIZER.decode(batch.tokens[0][batch.segments[0] == 1].tolist(), special=True).count("is it so?") == 1
+
+
+@pytest.mark.parametrize("objective", [DPO(), Reward()])
+def test_a_pair_that_is_the_same_in_its_row_is_left_out(objective: Any) -> None:
+    same_end = {"prompt": "?", "chosen": " a" + "x" * 40, "rejected": " b" + "x" * 40}
+    same_start = {"prompt": "?", "chosen": "x" * 40 + "a", "rejected": "x" * 40 + "b"}
+    kept = [
+        len(objective.sample(objective.tokenize(example, TOKENIZER), TOKENIZER, 20, np.random.default_rng(0)))
+        for example in (same_end, same_start)
+    ]
+    assert kept == ([1, 0] if isinstance(objective, DPO) else [0, 1])
+    with pytest.raises(ValueError, match="are the same"):
+        objective.tokenize(PAIR | {"rejected": PAIR["chosen"]}, TOKENIZER)
 
 
 @pytest.mark.parametrize(
@@ -77,6 +114,7 @@ def test_only_the_completions_count(example: dict[str, Any]) -> None:
         ({"prompt": 3, "chosen": "b", "rejected": "c"}, "`prompt` must be a string or a list of messages"),
         ({"prompt": "a", "chosen": MESSAGES, "rejected": "c"}, "its completion must be one"),
         ({"prompt": MESSAGES, "chosen": [], "rejected": "c"}, "at least one message"),
+        ({"prompt": MESSAGES, "chosen": MESSAGES + MESSAGES, "rejected": "c"}, "must end with a message of the assist"),
     ],
 )
 def test_wrong_examples_are_refused(example: dict[str, Any], message: str) -> None:
@@ -85,7 +123,8 @@ def test_wrong_examples_are_refused(example: dict[str, Any], message: str) -> No
 
 
 def test_a_prompt_that_fills_the_row_is_left_out() -> None:
-    columns, rng = DPO().tokenize(PAIR, TOKENIZER), np.random.default_rng(0)
+    pair = PAIR | {"chosen": "it is.", "rejected": "no."}
+    columns, rng = DPO().tokenize(pair, TOKENIZER), np.random.default_rng(0)
     prompt = len(PAIR["prompt"])
     assert DPO().sample(columns, TOKENIZER, prompt, rng)
     assert not DPO().sample(columns, TOKENIZER, prompt - 1, rng)

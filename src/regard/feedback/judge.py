@@ -21,7 +21,7 @@ from torch import Tensor
 
 from regard.feedback.prompts import CountDone, shown_prompt
 from regard.language_model import LanguageModel
-from regard.objectives.chat import answer_ids
+from regard.objectives.chat import answer_ids, answer_messages
 
 LETTERS = ("A", "B")
 LIMIT = 30.0  # nats; larger log-odds are clamped, and a letter without probabilities counts as this much
@@ -191,7 +191,7 @@ class ModelJudge:
         """The ids before the letter, which may include a start that both replies share, and the ids of A and B."""
         messages = [{"role": "user", "content": question}]
         before = self.llm.encode_chat(messages)
-        replies = [answer_ids(before, messages, letter, self.llm.tokenizer) for letter in LETTERS]
+        replies = [answer_ids(before, messages, answer_messages(letter), self.llm.tokenizer) for letter in LETTERS]
         place = next((i for i, (a, b) in enumerate(zip(*replies, strict=False)) if a != b), None)
         if place is None:
             raise ValueError("the chat template of the judge writes the replies A and B with the same tokens")

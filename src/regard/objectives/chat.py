@@ -6,7 +6,8 @@ the conversation up to its end. A template that rewrites earlier messages when l
 in this way and is refused.
 
 Of a prompt with its completion only the tokens of the completion have weight 1. The prompt is a string, which a string
-follows directly, or a list of messages; its completion is then the answer of the assistant: a string, or messages.
+follows directly, or a list of messages; its completion is then the answer of the assistant: a string, or messages, of
+which again only those of the assistant count.
 """
 
 from collections.abc import Sequence
@@ -23,9 +24,16 @@ def tokenize_chat(messages: Any, tokenizer: Tokenizer) -> dict[str, np.ndarray]:
     """`ids` and `weights` of a conversation."""
     messages = checked_messages(messages)
     ids = encode_chat(tokenizer, messages, add_generation_prompt=False)
+    return {"ids": np.array(ids, np.int64), "weights": assistant_weights(ids, messages, 0, tokenizer)}
+
+
+def assistant_weights(
+    ids: Sequence[int], messages: list[dict[str, Any]], first: int, tokenizer: Tokenizer
+) -> np.ndarray:
+    """1 for the tokens of the assistant's messages, from message number `first` on; `ids` are those of all messages."""
     weights = np.zeros(len(ids), np.float32)
     for index, message in enumerate(messages):
-        if message["role"] != "assistant":
+        if index < first or message["role"] != "assistant":
             continue
         before = encode_chat(tokenizer, messages[:index], add_generation_prompt=True)
         until = encode_chat(tokenizer, messages[: index + 1], add_generation_prompt=False)
@@ -40,7 +48,7 @@ def tokenize_chat(messages: Any, tokenizer: Tokenizer) -> dict[str, np.ndarray]:
                 "learn to stop; use a template that writes the eos token"
             )
         weights[len(before) : len(until)] = 1
-    return {"ids": np.array(ids, np.int64), "weights": weights}
+    return weights
 
 
 def checked_messages(messages: Any) -> list[dict[str, Any]]:
@@ -57,15 +65,27 @@ def checked_messages(messages: Any) -> list[dict[str, Any]]:
 
 def tokenize_completion(prompt: Any, completion: Any, tokenizer: Tokenizer) -> dict[str, np.ndarray]:
     """`ids` of both, and `weights`: 1 for the tokens of the completion with its end, 0 for those of the prompt."""
-    before = prompt_ids(prompt, tokenizer)
+    before, messages = prompt_ids(prompt, tokenizer), []
     if isinstance(prompt, str):
         if not isinstance(completion, str):
             raise ValueError(f"the prompt is a string, so its completion must be one; found {completion!r:.60}")
         after = [*tokenizer.encode(completion), end_id(tokenizer)]
     else:
-        after = answer_ids(before, checked_messages(prompt), completion, tokenizer)
-    weights = np.repeat(np.array([0, 1], np.float32), [len(before), len(after)])
-    return {"ids": np.array(before + after, np.int64), "weights": weights}
+        messages = answer_messages(completion)
+        after = answer_ids(before, checked_messages(prompt), messages, tokenizer)
+    ids = before + after
+    if len(messages) > 1:
+        weights = assistant_weights(ids, [*prompt, *messages], len(prompt), tokenizer)
+    else:
+        weights = np.repeat(np.array([0, 1], np.float32), [len(before), len(after)])
+    return {"ids": np.array(ids, np.int64), "weights": weights}
+
+
+def answer_messages(answer: Any) -> list[dict[str, Any]]:
+    messages = [{"role": "assistant", "content": answer}] if isinstance(answer, str) else checked_messages(answer)
+    if messages[-1]["role"] != "assistant":
+        raise ValueError(f"a completion must end with a message of the assistant; its last one is {messages[-1]!r:.80}")
+    return messages
 
 
 def prompt_ids(prompt: Any, tokenizer: Tokenizer) -> list[int]:
@@ -77,9 +97,10 @@ def prompt_ids(prompt: Any, tokenizer: Tokenizer) -> list[int]:
     return encode_chat(tokenizer, checked_messages(prompt), add_generation_prompt=True)
 
 
-def answer_ids(before: Sequence[int], prompt: list[dict[str, Any]], answer: Any, tokenizer: Tokenizer) -> list[int]:
+def answer_ids(
+    before: Sequence[int], prompt: list[dict[str, Any]], answer: Sequence[dict[str, Any]], tokenizer: Tokenizer
+) -> list[int]:
     """The tokens that the chat template writes after the prompt, with its generation prompt, for the answer."""
-    answer = [{"role": "assistant", "content": answer}] if isinstance(answer, str) else checked_messages(answer)
     ids = encode_chat(tokenizer, [*prompt, *answer], add_generation_prompt=False)
     if ids[: len(before)] != list(before):
         raise ValueError(

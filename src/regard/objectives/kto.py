@@ -60,12 +60,13 @@ class KTO(Objective):
 
     def sample(self, columns: Columns, tokenizer: Tokenizer, length: int, rng: np.random.Generator) -> list[Item]:
         """The sequence, and `other_ids`: its prompt with the completion of another example."""
-        prompt = columns["ids"][columns["weights"] == 0]
-        other = columns["other_ids"][columns["other_weights"] > 0]
-        if len(prompt) > length:
+        prompt, other = np.argmax(columns["weights"] > 0), np.argmax(columns["other_weights"] > 0)  # their lengths
+        if prompt > length:
             return []  # no token of the completion would be left
-        weights = np.repeat(np.array([0, 1], np.float32), [len(prompt), len(other)])
-        other_columns = {"other_ids": np.concatenate([prompt, other]), "other_weights": weights}
+        other_columns = {
+            f"other_{name}": np.concatenate([columns[name][:prompt], columns[f"other_{name}"][other:]])
+            for name in ("ids", "weights")
+        }
         return [{name: columns[name] for name in ("ids", "weights", "label")} | other_columns]
 
     def collate(self, rows: Sequence[Sequence[Item]], tokenizer: Tokenizer, length: int) -> Batch:

@@ -48,17 +48,22 @@ class PreferencePairs(Objective):
         for side, completion in zip(SIDES, completions, strict=True):
             sequence = tokenize_completion(prompt, completion, tokenizer)
             columns |= {f"{side}_{name}": array for name, array in sequence.items()}
-        if np.array_equal(columns["chosen_ids"], columns["rejected_ids"]):
-            raise ValueError(f"the chosen and the rejected completion are the same: {shown(example)}; remove this pair")
+        require_different(columns["chosen_ids"], columns["rejected_ids"], example)
         return columns
 
     def sample(self, columns: Columns, tokenizer: Tokenizer, length: int, rng: np.random.Generator) -> list[Item]:
-        sides = [side_of(columns, side, length) for side in SIDES]
-        # a prompt that fills the row leaves nothing to compare
-        return [columns] if all(item["weights"].any() for item in sides) else []
+        """Nothing of a pair whose sequences, cut to the row, have no completion or are the same."""
+        chosen, rejected = (side_of(columns, side, length) for side in SIDES)
+        differ = not np.array_equal(chosen["targets"], rejected["targets"])
+        return [columns] if differ and chosen["weights"].any() and rejected["weights"].any() else []
 
     def collate(self, rows: Sequence[Sequence[Item]], tokenizer: Tokenizer, length: int) -> Batch:
         return pack_together([[side_of(item, side, length) for side in SIDES] for (item,) in rows], tokenizer)
+
+
+def require_different(chosen: np.ndarray, rejected: np.ndarray, example: Example) -> None:
+    if np.array_equal(chosen, rejected):
+        raise ValueError(f"the chosen and the rejected completion are the same: {shown(example)}; remove this pair")
 
 
 def side_of(columns: Columns, side: str, length: int) -> Item:
@@ -73,10 +78,12 @@ def pack_together(rows: Sequence[Sequence[Item]], tokenizer: Tokenizer) -> Batch
 
 def split_prompt(example: Example) -> tuple[Any, Any, Any]:
     """Prompt, chosen and rejected completion. Without a prompt it is the common start of the other two: whole messages,
-    or the characters before the space where they first differ."""
+    or the characters before the space where they first differ. A string is the user's message if messages follow."""
     chosen, rejected = (example[side] for side in SIDES)
-    if example.get("prompt") is not None:
-        return example["prompt"], without_prompt(example["prompt"], chosen), without_prompt(example["prompt"], rejected)
+    if (prompt := example.get("prompt")) is not None:
+        if isinstance(prompt, str) and isinstance(chosen, list) and isinstance(rejected, list):
+            prompt = [{"role": "user", "content": prompt}]
+        return prompt, without_prompt(prompt, chosen), without_prompt(prompt, rejected)
     if type(chosen) is not type(rejected) or not isinstance(chosen, str | list | tuple):
         raise ValueError(f"`chosen` and `rejected` must both be strings or both lists of messages: {shown(example)}")
     shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(chosen, rejected, strict=False)))

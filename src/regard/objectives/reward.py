@@ -37,7 +37,7 @@ from regard.objectives.base import (
 )
 from regard.objectives.chat import tokenize_completion
 from regard.objectives.inputs import encode_pair, stack_labels, wide_logits
-from regard.objectives.preference_pairs import SIDES, pair_metrics, split_prompt
+from regard.objectives.preference_pairs import SIDES, pair_metrics, require_different, split_prompt
 from regard.spec import require
 from regard.text.tokenizer import Tokenizer
 
@@ -87,11 +87,14 @@ class Reward(Objective):
         }
         for side, completion in zip(SIDES, completions, strict=True):
             columns[side] = sequence_ids(prompt, completion, tokenizer)
+        require_different(columns["chosen"], columns["rejected"], example)
         return columns
 
     def sample(self, columns: Columns, tokenizer: Tokenizer, length: int, rng: np.random.Generator) -> list[Item]:
-        """A long sequence loses tokens after its first: the first or the last one is pooled."""
-        return [{**columns, **{side: without_middle(columns[side], length) for side in SIDES}}]
+        """A long sequence loses tokens after its first: the first or the last one is pooled. Nothing of a pair that is
+        then the same twice."""
+        chosen, rejected = (without_middle(columns[side], length) for side in SIDES)
+        return [] if np.array_equal(chosen, rejected) else [{**columns, "chosen": chosen, "rejected": rejected}]
 
     def collate(self, rows: Sequence[Sequence[Item]], tokenizer: Tokenizer, length: int) -> Batch:
         """tokens and valid (B, 2, L): the chosen and the rejected sequence of each pair; weights and margins (B,)."""
