@@ -47,7 +47,7 @@ def load(
         check_base(folder, base)
     if base is not None:
         llm = load(base, device, dtype, context, progress)
-        add_adapter(llm.model, folder, llm.source_family)
+        llm.model = add_adapter(llm.model, folder, base)
     else:
         model = model_folder.load(
             folder, resolve_device(device), dtype, checked=folder != Path(name), progress=progress

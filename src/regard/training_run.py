@@ -297,6 +297,7 @@ def build_trainer(
         tokenizer=ModelFiles.read(tokenizer, run.path / TOKENIZER),
         base=recipe.start,
         source_family=recipe.source_family,
+        with_head=recipe.train_head,
         listener=listener,
         prefetch=data.prefetch,
         processes=processes,

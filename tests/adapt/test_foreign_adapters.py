@@ -120,6 +120,13 @@ def test_an_adapter_of_peft_is_exported_unchanged(tmp_path: Path) -> None:
     assert stored.keys() == again.keys() and all(torch.equal(stored[name], again[name]) for name in stored)
 
 
+def test_only_heads_of_classifiers_are_exported(tmp_path: Path) -> None:
+    pair = make_pair(CASES["bert"][:2], tmp_path / "model")
+    add_lora(pair.ours, LoRA(rank=2))
+    with pytest.raises(AdapterError, match="no place for head.dense.dense.bias.*regard export --merge"):
+        export_adapter(pair.ours, tmp_path / "adapter", family("bert").table(pair.ours.spec), with_head=True)
+
+
 def test_adapters_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     pair = make_pair(CASES["llama"][:2], tmp_path / "model")
     table, folder = family("llama").table(pair.ours.spec), tmp_path / "adapter"
@@ -138,7 +145,10 @@ def test_adapters_that_do_not_fit_are_refused(tmp_path: Path) -> None:
             load_foreign_adapter(load(pair.folder), folder, table)
     (folder / "adapter_config.json").write_text(json.dumps(config))
     tensors = load_file(folder / "adapter_model.safetensors")
-    for old, new, message in (("q_proj", "x_proj", "not a linear layer that"), ("lora_A", "lora_C", "not a matrix of")):
+    for old, new, message in (
+        ("q_proj", "x_proj", "not a linear layer that"),
+        ("lora_A", "lora_C", "neither a matrix of"),
+    ):
         renamed = {name.replace(old, new): tensor for name, tensor in tensors.items()}
         save_file(renamed, folder / "adapter_model.safetensors")
         with pytest.raises(AdapterError, match=message):

@@ -8,12 +8,15 @@ import pytest
 import torch
 import transformers
 
+from regard.adapt import AdapterError, load_adapter
 from regard.load_model import load
 from regard.text.train import byte
+from regard.training.run import newest_checkpoint
 from regard.training_run import train
 from tests.cli.conftest import regard
 
 SMALL = {"data.rows": 2, "data.length": 48, "data.held_out": 1, "train.steps": 2, "train.schedule.warmup": 0}
+DENSE_HEAD = ("--head.kind=classification", "--head.dense.activation=tanh")
 IDS = torch.tensor([[65, 66, 67, 68, 69]])
 
 
@@ -53,6 +56,105 @@ def test_an_adapter_is_exported_for_peft_and_read_back(folder: Path, tuned: Path
     for llm in (load(tmp_path / "adapter", "cpu"), load(folder, "cpu", adapter=tmp_path / "adapter")):
         assert (llm.model(IDS) - expected).abs().max() < 1e-5
     assert torch.equal(load(folder, "cpu", adapter=tuned).model(IDS), expected)
+
+
+CLASSIFIERS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "reward model": ("LlamaForSequenceClassification", ("tune", "reward", "--adapter.rank=2")),
+    "classifier": ("LlamaForSequenceClassification", ("train", "--head.kind=classification", "--adapter.rank=2")),
+    "bert": ("BertForSequenceClassification", ("train", *DENSE_HEAD, "--adapter.rank=2")),
+    "roberta": ("RobertaForSequenceClassification", ("train", *DENSE_HEAD, '--adapter.targets=["q_proj"]')),
+    "tagger": (
+        "BertForTokenClassification",
+        ("train", "--head.kind=classification", "--head.pool=none", "--adapter.rank=2"),
+    ),
+}
+
+
+def encoder_folder(family: str, folder: Path) -> Path:
+    tokenizer = byte(("<pad>", "<mask>"))
+    config = getattr(transformers, f"{family}Config")(
+        vocab_size=tokenizer.vocab_size, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=24, max_position_embeddings=64, type_vocab_size=1,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    getattr(transformers, f"{family}ForMaskedLM")(config).save_pretrained(folder)
+    tokenizer.save(folder)
+    return folder
+
+
+def classification_data(folder: Path) -> Path:
+    """Examples of all objectives of the classifiers."""
+    rows = [
+        {
+            "text": f"number {n}", "label": "abc"[n % 3], "tokens": ["number", str(n)], "labels": ["x", "ab"[n % 2]],
+            "prompt": f"number {n}", "chosen": " is even", "rejected": " is odd",
+        }
+        for n in range(30)
+    ]  # fmt: skip
+    (folder / "data.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return folder / "data.jsonl"
+
+
+@pytest.mark.parametrize("name", CLASSIFIERS)
+def test_a_head_trained_beside_an_adapter_is_exported(name: str, folder: Path, tmp_path: Path) -> None:
+    architecture, command = CLASSIFIERS[name]
+    family = architecture.partition("For")[0]
+    base = folder if family == "Llama" else encoder_folder(family, tmp_path / "base")
+    start = (base,) if command[0] == "tune" else ("--from", base)
+    data = ("--data", classification_data(tmp_path), "--out", tmp_path / "run", "--train.lr=0.02")
+    small = [f"--{key}={value}" for key, value in SMALL.items()]
+    trained = regard(*command[:2], *start, *command[2:], *data, *small)
+    assert trained.exit_code == 0, trained.exception
+    model = load(tmp_path / "run", "cpu").model.requires_grad_(False)
+    expected, labels = model(IDS), model.spec.head.labels
+    result = regard("export", tmp_path / "run", tmp_path / "adapter")
+    assert result.exit_code == 0 and f"{architecture}.from_pretrained(…, num_labels={labels}" in result.stderr
+    options = {"pad_token_id": model.spec.head.pad} if family == "Llama" else {}
+    theirs = getattr(transformers, architecture).from_pretrained(base, num_labels=labels, **options)
+    adapted = peft.PeftModel.from_pretrained(theirs, tmp_path / "adapter").eval()
+    assert (adapted(IDS).logits - expected).abs().max() < 1e-5
+    assert regard("export", tmp_path / "run", tmp_path / "merged", "--merge").exit_code == 0
+    merged = getattr(transformers, architecture).from_pretrained(tmp_path / "merged").eval()
+    assert (merged(IDS).logits - expected).abs().max() < 1e-5 and (
+        load(tmp_path / "merged", "cpu").model(IDS) - expected
+    ).abs().max() < 1e-5
+    with pytest.raises(AdapterError, match="was trained together with a head"):
+        load_adapter(load(base, "cpu").model, newest_checkpoint(tmp_path / "run"))
+    if family == "Llama":  # others have no head without the weights of their class
+        again = load(tmp_path / "adapter", "cpu")
+        assert (again.model(IDS) - expected).abs().max() < 1e-5
+        assert regard("export", tmp_path / "adapter", tmp_path / "again").exit_code == 0
+        names = (tmp_path / name / "adapter_model.safetensors" for name in ("adapter", "again"))
+        assert len({path.read_bytes() for path in names}) == 1
+    else:
+        with pytest.raises(AdapterError, match="nor a weight of a head that this model has; merge the adapter in PEFT"):
+            load(tmp_path / "adapter", "cpu")
+
+
+@torch.no_grad()
+def test_a_classifier_of_peft_is_read(folder: Path, tmp_path: Path) -> None:
+    theirs = transformers.LlamaForSequenceClassification.from_pretrained(folder, num_labels=3, pad_token_id=0)
+    adapted = peft.get_peft_model(theirs, peft.LoraConfig(task_type="SEQ_CLS", r=2, target_modules=["q_proj"])).eval()
+    torch.manual_seed(1)
+    for name, parameter in adapted.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter)
+    adapted.save_pretrained(tmp_path / "peft")
+    llm = load(folder, "cpu", adapter=tmp_path / "peft")
+    assert (llm.model(IDS) - adapted(IDS).logits).abs().max() < 1e-5
+    with pytest.raises(AdapterError, match="was trained together with a head"):
+        load(folder, "cpu").load_adapter("classifier", tmp_path / "peft")
+
+
+def test_heads_that_peft_cannot_have_are_refused(folder: Path, tmp_path: Path) -> None:
+    bert = encoder_folder("Bert", tmp_path / "bert")
+    small = [f"--{key}={value}" for key, value in SMALL.items()]
+    data = ("--data", classification_data(tmp_path), "--adapter.rank=2", *small)
+    for name, start, head in (("llama", folder, DENSE_HEAD), ("bert", bert, DENSE_HEAD[:1])):
+        trained = regard("train", "--from", start, *data, *head, "--out", tmp_path / f"{name}-run")
+        assert trained.exit_code == 0, trained.exception
+        error = str(regard("export", tmp_path / f"{name}-run", tmp_path / f"{name}-adapter").exception)
+        assert f"none of {name} models has this head" in error and "regard export --merge" in error
 
 
 @torch.no_grad()

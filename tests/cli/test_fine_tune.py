@@ -91,7 +91,6 @@ def test_all_weights_start_from_those_of_the_model(base: Path, chats: Path, tmp_
             "this model is a decoder; set objective.kind to one that trains it (next_token, ",
         ),
         (("--head.kind=classification", "--head.pool=cls"), "the first token of a decoder attends to itself only"),
-        (("--head.kind=classification", "--adapter.rank=2"), "both [head] and [adapter]"),
         (("--data.length=100000",), "longer than model.context"),
     ],
 )

@@ -50,16 +50,13 @@ def weights(run: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in Run.open(run).checkpoint(4).iterdir()}
 
 
-@pytest.mark.parametrize(
-    ("method", "full"),
-    # a new head cannot be trained beside an adapter, so the recipe of reward models has none
-    [(method, full) for method in METHODS for full in (False, True) if full or method != "reward"],
-)
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("method", METHODS)
 def test_a_method_trains_and_resumes_with_the_same_result(
     method: str, full: bool, demo_run: Path, tmp_path: Path
 ) -> None:
     out, stopped = tmp_path / "run", tmp_path / "stopped"
-    arguments = ["--full"] if full else [] if method != "sft" else ["--adapter.rank=4"]
+    arguments = ["--full"] if full else ["--adapter.rank=4"] if method in ("sft", "reward") else []
     arguments += {
         "distill": [f"--objective.teacher={demo_run}"],
         "grpo": ["--objective.group=2", "--objective.max_new=4", "--objective.updates=2", "--reward", REWARD],
@@ -71,6 +68,8 @@ def test_a_method_trains_and_resumes_with_the_same_result(
     )
     assert result.exit_code == 0, result.output
     assert ("adapter" in Run.open(out).config) != full
+    if method == "reward":
+        assert Run.open(out).config["train"]["lr"] == (1e-5 if full else 1e-4)
     shutil.copytree(out, stopped)
     shutil.rmtree(Run.open(stopped).checkpoint(4))  # as if it had been killed after step 2
     resumed = regard("train", "--resume", stopped)

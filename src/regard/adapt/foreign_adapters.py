@@ -7,7 +7,8 @@ several of ours: fused q, k and v. With W = [W_q; W_v], the adapters of q and v 
 
 with the alpha of the same scale, which `rank_pattern` and `alpha_pattern` state for this layer. On reading, every layer
 of ours has the A of the fused layer and its own rows of B. DoRA's magnitudes are joined as rows are; those of parts
-without an adapter are the norms of their rows. Layers stored as (in, out) are those with `fan_in_fan_out`.
+without an adapter are the norms of their rows. Layers stored as (in, out) are those with `fan_in_fan_out`. The weights
+of a head that was trained beside the adapter are written as they are; their modules are PEFT's `modules_to_save`.
 """
 
 import re
@@ -26,6 +27,7 @@ from regard.adapt.peft import (
     CONFIG,
     MAGNITUDE,
     MATRICES,
+    PREFIX,
     TENSORS,
     adapter_config,
     check_shared,
@@ -40,6 +42,9 @@ from regard.adapt.peft import (
 )
 from regard.adapt.pissa import INIT, from_residual
 from regard.adapt.targets import AdapterError, adaptable_weights, ends_in, select_weights
+from regard.models.encoder import Encoder
+from regard.models.heads import Classification
+from regard.parts.input import Tokens
 from regard.weights.ops import InterleavePairs, Split, Transpose
 from regard.weights.table import Link, Table, match_placeholders
 
@@ -103,11 +108,16 @@ def keeps_columns(link: Link) -> bool:
 
 
 def export_adapter(
-    model: nn.Module, folder: Path | str, table: Table, name: str | None = None, base: str | None = None
+    model: nn.Module,
+    folder: Path | str,
+    table: Table,
+    name: str | None = None,
+    base: str | None = None,
+    with_head: bool = False,
 ) -> None:
     """Write one adapter, by default the active one, for the model of another library that the table describes.
 
-    base: the path or name of that model.
+    base: the path or name of that model. with_head: write the weights of the model's head too.
     """
     name = resolve_adapter(model, name, "export")
     adapted = {path: layer for layer, paths in adapter_paths(model).items() if name in layer.loras for path in paths}
@@ -136,10 +146,75 @@ def export_adapter(
         "fan_in_fan_out": any(layer.transposed for layer in layers),
         "task_type": TASK_TYPES.get(getattr(model.spec, "kind", "")),
     }
+    if with_head and (head := head_tensors(model, table)):
+        tensors |= {f"{PREFIX}{key}": tensor for key, tensor in head.items()}
+        config |= {"modules_to_save": sorted({saved_module(key) for key in head}), "task_type": head_task(model)}
     fused = {path: rank for path, rank in ranks.items() if rank != lora.rank}
     alphas = {path: lora.with_rank(rank).alpha for path, rank in fused.items()}
     patterns = {"rank_pattern": fused, "alpha_pattern": alphas}
     write_adapter(Path(folder), config | (patterns if fused else {}), tensors)
+
+
+@dataclass(frozen=True)
+class ForeignHead:
+    """The weights of a model's head in PEFT's file."""
+
+    links: list[tuple[Link, list[str], list[Tensor]]]  # with their names in the file, and our weights
+
+    @classmethod
+    def of(cls, model: nn.Module, table: Table) -> "ForeignHead":
+        ours = {name: p.detach() for name, p in model.named_parameters() if name.startswith("head.")}
+        matches = [(link, values, [ours[name] for name in names]) for link, values, names in table.matches(ours)]
+        return cls(
+            [
+                (link, [PREFIX + name for name in link.foreign_names(values, len(link.write(parts)))], parts)
+                for link, values, parts in matches
+            ]
+        )
+
+    @property
+    def shapes(self) -> dict[str, list[int]]:
+        """By their names in the file."""
+        return {
+            name: [*tensor.shape]
+            for link, names, ours in self.links
+            for name, tensor in zip(names, link.write(ours), strict=True)
+        }
+
+    def copy(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copy the tensors of a file into the weights of the head; those that the file lacks were not trained."""
+        for link, names, ours in self.links:
+            if not tensors.keys() >= {*names}:
+                continue
+            read = link.read([tensors[name] for name in names], link.stages(ours))
+            for weight, tensor in zip(ours, read, strict=True):
+                weight.copy_(tensor)
+
+
+def head_tensors(model: nn.Module, table: Table) -> dict[str, Tensor]:
+    """The weights of a classification head in the names of the other library; none if the head has no weights."""
+    ours = {name: p.detach() for name, p in model.named_parameters() if name.startswith("head.")}
+    if ours and not isinstance(getattr(model.spec, "head", None), Classification):
+        raise AdapterError(
+            f"PEFT's form of an adapter has no place for {min(ours)}, only for the weights of classifiers; write the "
+            "whole model: regard export --merge"
+        )
+    return {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in table.write(ours)}
+
+
+def saved_module(name: str) -> str:
+    """The module with a tensor of a head. PEFT itself adds the modules `classifier` and `score` to those of a task."""
+    first = name.partition(".")[0]
+    return first if first in ("classifier", "score") else name.rpartition(".")[0]
+
+
+def head_task(model: nn.Module) -> str | None:
+    """PEFT's task of a classifier; None for images, whose models do not have the inputs of PEFT's tasks."""
+    spec = model.spec
+    assert isinstance(spec, Encoder) and isinstance(spec.head, Classification)
+    if not isinstance(spec.input, Tokens):
+        return None
+    return "TOKEN_CLS" if spec.head.pool == "none" else "SEQ_CLS"
 
 
 def join_adapters(layer: ForeignLayer, adapted: Mapping[str, LoRALayer], name: str) -> tuple[Tensor, Tensor]:
@@ -167,13 +242,22 @@ def join_magnitudes(layer: ForeignLayer, adapted: Mapping[str, LoRALayer], name:
 
 
 def load_foreign_adapter(model: nn.Module, folder: Path | str, table: Table, name: str = DEFAULT) -> list[str]:
-    """Add an adapter that was trained on a model of another library; returns the names of the adapted layers."""
+    """Add an adapter that was trained on a model of another library; returns the names of the adapted layers.
+
+    If a head was trained beside it, the model must have such a head, which gets its weights.
+    """
     folder = Path(folder)
     options = read_options(folder / CONFIG)
-    accepted = {"rank_pattern", "alpha_pattern", "fan_in_fan_out"}
+    accepted = {"rank_pattern", "alpha_pattern", "fan_in_fan_out", "modules_to_save"}
     lora = read_config(folder / CONFIG, accepted, targets=("all-linear",))  # the file has the layers
     layers = foreign_layers(model, table)
-    stored = stored_layers(folder / TENSORS)
+    stored, others = stored_names(folder / TENSORS)
+    head = ForeignHead.of(model, table) if options.get("modules_to_save") else ForeignHead([])
+    if unread := sorted({*others} - {*head.shapes}):
+        raise AdapterError(
+            f"{folder / TENSORS}: {unread[0]} is neither a matrix of a LoRA adapter of linear layers nor a weight of a "
+            "head that this model has; merge the adapter in PEFT, model.merge_and_unload(), and use the merged model"
+        )
     # without the prefix of the whole table: an adapter of the base model
     prefix = "" if any(path.startswith(table.prefix) for path in stored) else table.prefix
     canonical = {path: prefix + path for path in stored}
@@ -184,7 +268,9 @@ def load_foreign_adapter(model: nn.Module, folder: Path | str, table: Table, nam
             "adapter into the model that it was trained for"
         )
     stored_loras = {path: layer_spec(options, lora, path) for path in stored}
-    tensors = read_layers(folder / TENSORS, {path: layers[own] for path, own in canonical.items()}, stored_loras)
+    stored_parts = {path: layers[own] for path, own in canonical.items()}
+    head_shapes = {key: head.shapes[key] for key in others}
+    tensors = read_layers(folder / TENSORS, stored_parts, stored_loras, head_shapes)
     loras = {path: each.of_original for path, each in stored_loras.items()}
     first, largest = next(iter(loras.values())), max(each.rank for each in loras.values())
     uniform = all(each == first for each in loras.values())
@@ -208,6 +294,7 @@ def load_foreign_adapter(model: nn.Module, folder: Path | str, table: Table, nam
     check_shared(folder / TENSORS, weights, ours, identity)
     added = add_lora_to(model, weights, lora, name=name)
     copy_tensors(model, name, ours, identity)
+    head.copy(tensors)
     return added
 
 
@@ -217,9 +304,14 @@ def layer_spec(options: Mapping[str, Any], lora: LoRA, path: str) -> LoRA:
     return replace(lora, rank=int(rank), alpha=pattern_value(options.get("alpha_pattern"), path, lora.alpha))
 
 
-def read_layers(file: Path, layers: Mapping[str, ForeignLayer], loras: Mapping[str, LoRA]) -> dict[str, Tensor]:
-    """The tensors of a file; those of PiSSA converted to adapters of the original weights."""
-    shapes = {}
+def read_layers(
+    file: Path, layers: Mapping[str, ForeignLayer], loras: Mapping[str, LoRA], others: Mapping[str, list[int]]
+) -> dict[str, Tensor]:
+    """The tensors of a file; those of PiSSA converted to adapters of the original weights.
+
+    others: the shapes of the further tensors in the file
+    """
+    shapes = {**others}
     for path, layer in layers.items():
         outputs, rank = sum(layer.sizes), loras[path].rank
         shapes |= {tensor_name(path, "lora_A"): [rank, layer.inputs], tensor_name(path, "lora_B"): [outputs, rank]}
@@ -238,11 +330,11 @@ def read_layers(file: Path, layers: Mapping[str, ForeignLayer], loras: Mapping[s
 def has_foreign_names(model: nn.Module, folder: Path) -> bool:
     """Whether the adapter's layers are not those of our model."""
     modules = {name for name, _ in model.named_modules()}
-    return not any(path.replace(".base_layer", "") in modules for path in stored_layers(folder / TENSORS))
+    return not any(path.replace(".base_layer", "") in modules for path in stored_names(folder / TENSORS)[0])
 
 
-def stored_layers(file: Path) -> list[str]:
-    """The paths of the layers whose adapters a file has."""
+def stored_names(file: Path) -> tuple[list[str], list[str]]:
+    """The paths of the layers whose adapters a file has, and the names of its other tensors."""
     try:
         with safe_open(file, framework="pt") as stream:
             names = list(stream.keys())
@@ -250,12 +342,20 @@ def stored_layers(file: Path) -> list[str]:
         raise AdapterError(f"{file} cannot be read: {error}") from error
     parts = r"base_model\.model\.(.+)\.(?:lora_[AB]\.weight|lora_magnitude_vector)"
     matches = [re.fullmatch(parts, name) for name in names]
-    unknown = [name for name, match in zip(names, matches, strict=True) if match is None]
-    if unknown or not names:
-        raise AdapterError(
-            f"{file}: {(unknown or ['no tensor'])[0]} is not a matrix of a LoRA adapter of linear layers"
-        )
-    return list(dict.fromkeys(match[1] for match in matches if match))
+    others = [name for name, match in zip(names, matches, strict=True) if match is None]
+    if len(others) == len(names):
+        raise AdapterError(f"{file}: {(others or ['no tensor'])[0]} is not a matrix of a LoRA adapter of linear layers")
+    return list(dict.fromkeys(match[1] for match in matches if match)), others
+
+
+def stored_labels(folder: Path) -> int | None:
+    """The number of outputs of a head named `score`, as in the classifiers of decoders; None if there is none."""
+    name = f"{PREFIX}score.weight"
+    if name not in stored_names(folder / TENSORS)[1]:
+        return None
+    with safe_open(folder / TENSORS, framework="pt") as stream:
+        shape = stream.get_slice(name).get_shape()
+    return shape[0] if len(shape) == 2 else None
 
 
 def pattern_value(patterns: Any, path: str, default: Any) -> Any:

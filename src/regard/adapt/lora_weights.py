@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from regard.adapt.adapters import adapter_paths, adapters, merge_lora, resolve_adapter
 from regard.adapt.foreign_adapters import has_foreign_names, load_foreign_adapter
 from regard.adapt.lora import LoRALinear, LoRAWeight
-from regard.adapt.peft import load_adapter
+from regard.adapt.peft import add_stored_adapter, check_no_head
 from regard.adapt.targets import AdapterError, check_module
 from regard.weights.table import Table
 
@@ -63,6 +63,7 @@ def layer_matrices(layer: LoRALinear, name: str) -> LayerMatrices:
 
 def read_lora(model: nn.Module, folder: Path | str, table: Callable[[], Table]) -> LoraWeights:
     """The adapter of a folder for this model. table: the names of the model's family, if the adapter has those."""
+    check_no_head(Path(folder))
     scratch = without_gradients(model)
     add_lora_of_folder(scratch, Path(folder), table)
     return lora_weights(scratch)
@@ -78,7 +79,7 @@ def add_lora_of_folder(model: nn.Module, folder: Path, table: Callable[[], Table
     if has_foreign_names(model, folder):
         load_foreign_adapter(model, folder, table())
     else:
-        load_adapter(model, folder)
+        add_stored_adapter(model, folder)
 
 
 def without_gradients(model: nn.Module) -> nn.Module:

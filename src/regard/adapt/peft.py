@@ -33,7 +33,9 @@ from regard.adapt.targets import AdaptableWeight, AdapterError, adaptable_weight
 from regard.spec import SpecError
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
+SPEC = "model_spec.json"  # of the model with its head, if the head was trained beside the adapter
 MAX_CONFIG = 1 << 20  # bytes; an ordinary config has about a thousand
+PREFIX = "base_model.model."  # of all names of tensors
 MATRICES, MAGNITUDE = ("lora_A", "lora_B"), "lora_magnitude_vector"
 USED_OPTIONS = {"peft_type", "r", "lora_alpha", "lora_dropout", "target_modules", "target_parameters"}
 IGNORED_OPTIONS = {  # they do not change the adapter's output
@@ -108,7 +110,28 @@ def load_adapter(
     model: nn.Module, folder: Path | str, names: Callable[[str], str] = identity, name: str = DEFAULT
 ) -> list[str]:
     """Add the folder's adapter to the model and make it active; returns the names of the adapted layers."""
-    folder = Path(folder)
+    check_no_head(Path(folder))
+    return add_stored_adapter(model, Path(folder), names, name)
+
+
+def check_no_head(folder: Path) -> None:
+    """Raise AdapterError if a head was trained beside the adapter in the folder: the adapter alone makes no sense."""
+    if has_head(folder):
+        raise AdapterError(
+            f"the adapter in {folder} was trained together with a head, which is not added to a model that is loaded; "
+            f"load all of it by the name of the folder, in Python regard.load({str(folder)!r})"
+        )
+
+
+def has_head(folder: Path) -> bool:
+    """Whether a head was trained beside the adapter in the folder, by regard or by PEFT."""
+    return (folder / SPEC).is_file() or bool(read_options(folder / CONFIG).get("modules_to_save"))
+
+
+def add_stored_adapter(
+    model: nn.Module, folder: Path, names: Callable[[str], str] = identity, name: str = DEFAULT
+) -> list[str]:
+    """`load_adapter` for a model that has the head which was trained beside the adapter, if there is one."""
     lora = read_config(folder / CONFIG)
     if names is not identity:
         lora = replace(lora, targets=translate(model, lora.targets, names))
@@ -246,7 +269,7 @@ def translate(model: nn.Module, targets: Targets, names: Callable[[str], str]) -
 
 
 def tensor_name(path: str, side: str) -> str:
-    return f"base_model.model.{path}.{side}" + ("" if side == MAGNITUDE else ".weight")
+    return f"{PREFIX}{path}.{side}" + ("" if side == MAGNITUDE else ".weight")
 
 
 def read_options(path: Path) -> dict[str, Any]:

@@ -39,12 +39,13 @@ def export(
     from rich.console import Console
 
     from regard.adapt.adapters import merge_lora
+    from regard.adapt.peft import has_head
     from regard.checkpoint.gguf import export_gguf
     from regard.checkpoint.model_folder import export as write
     from regard.checkpoint.model_folder import read_extra_files, read_source_family
     from regard.checkpoint.sentence_transformers import without_sentence_head
     from regard.cli.open_model import loading_bar, model_folder
-    from regard.families import detect_family
+    from regard.families import can_express, detect_family
     from regard.models.base import Model
     from regard.models.decoder import Decoder
     from regard.text.tokenizer import Tokenizer
@@ -65,10 +66,12 @@ def export(
     tokenizer = Tokenizer.load(root) if has_tokenizer(root) else None
     spec = network.spec
     assert isinstance(spec, Model), f"a model has a spec; found {spec!r:.80}"
-    family = family or read_source_family(root) or detect_family(without_sentence_head(spec))
+    bare, source = without_sentence_head(spec), read_source_family(root)
     if base is not None and not merge and out.suffix != ".gguf":
-        write_peft_adapter(network, out, family, base, console)
+        write_peft_adapter(network, out, family or source or detect_family(bare), base, has_head(folder), console)
         return
+    if family is None:  # that of the source, unless it has no class with the new head
+        family = source if source is not None and can_express(source, bare) else detect_family(bare)
     if base is not None:
         merge_lora(network)
     if out.suffix == ".gguf":
@@ -81,18 +84,36 @@ def export(
     console.print(f"{out} is a {family} model for {reader}", soft_wrap=True)
 
 
-def write_peft_adapter(network: "Module", out: Path, family: str, base: Path, console: "Console") -> None:
+def write_peft_adapter(
+    network: "Module", out: Path, family: str, base: Path, with_head: bool, console: "Console"
+) -> None:
+    """with_head: the head was trained beside the adapter."""
     from regard.adapt.foreign_adapters import export_adapter
+    from regard.adapt.targets import AdapterError
     from regard.checkpoint.atomic_folder import write_folder
-    from regard.families import weight_table
+    from regard.checkpoint.sentence_transformers import without_sentence_head
+    from regard.families import FamilyError, family_config, weight_table
     from regard.find_model import kind_of_model
     from regard.models.base import Model
+    from regard.models.heads import Classification
 
-    spec = network.spec
+    spec, config = network.spec, {}
     assert isinstance(spec, Model), f"a model has a spec; found {spec!r:.80}"
+    if with_head:
+        spec = without_sentence_head(spec)
+        try:
+            config = family_config(family, spec)
+        except FamilyError as error:
+            raise AdapterError(
+                f"PEFT adapts the classes of transformers, and none of {family} models has this head ({error}); write "
+                "the whole model, if another family has one: regard export --merge, or use the run as it is"
+            ) from error
     with write_folder(out) as temporary:
-        export_adapter(network, temporary, weight_table(spec, family), base=str(base))
+        export_adapter(network, temporary, weight_table(spec, family), base=str(base), with_head=with_head)
     console.print(f"{out} is an adapter for PEFT, of the {family} model {base}", soft_wrap=True)
+    if with_head and isinstance(head := getattr(spec, "head", None), Classification):
+        options = f"num_labels={head.labels}" + ("" if head.pad is None else f", pad_token_id={head.pad}")
+        console.print(f"its base is {config['architectures'][0]}.from_pretrained(…, {options})", soft_wrap=True)
     if not (kind_of_model(base) or "").startswith("a Hugging Face folder"):
         merged = " --merge" if (base / "adapter_config.json").is_file() else ""
         console.print(

@@ -253,18 +253,18 @@ def weights_of(entry: StoredModel) -> Path:
 
 
 def read_size(weights: Path) -> ModelSize:
-    from regard.checkpoint.model_folder import read_spec_and_table
     from regard.planning.parameters import count_parameters
-    from regard.training.base_model import base_of
+    from regard.training.base_model import base_of, read_spec
 
     base = None if weights.is_file() else base_of(weights)
-    spec = read_spec_and_table(base or weights)[0]
+    spec = read_spec(weights)
     size = sum(map(weight_bytes, (weights, base) if base else (weights,)))
     return ModelSize(count_parameters(spec).total, size, getattr(spec, "context", None))
 
 
 def weight_bytes(path: Path) -> int:
-    patterns = ("model*.safetensors", "adapter_model*.safetensors")  # without those of the optimizer
+    # without those of the optimizer
+    patterns = ("model*.safetensors", "adapter_model*.safetensors", "trained*.safetensors")
     files = [path] if path.is_file() else [file for pattern in patterns for file in path.glob(pattern)]
     return sum(file.stat().st_size for file in files)
 

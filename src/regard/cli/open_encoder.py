@@ -18,16 +18,15 @@ def open_text_encoder(
     name: Path, device: str, context: int | None, adapter: Path | None, dtype: str
 ) -> "tuple[LanguageModel, TextEncoder] | None":
     """The model and its functions; None if it is not an encoder. ValueError if its head has neither of them."""
-    from regard.checkpoint.model_folder import read_spec_and_table
     from regard.load_model import load
     from regard.models.encoder import Encoder
     from regard.models.heads import Classification, Pooled, Pooler
     from regard.parts.input import Tokens
     from regard.server.served_model import TextEncoder
-    from regard.training.base_model import base_of
+    from regard.training.base_model import read_spec
 
     folder = model_folder(name)
-    spec = read_spec_and_table(base_of(folder) or folder)[0]
+    spec = read_spec(folder)
     if not isinstance(spec, Encoder):
         return None
     scores = isinstance(spec.head, Classification) and spec.head.labels == 1

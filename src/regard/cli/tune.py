@@ -50,7 +50,8 @@ def tune(
 
     \b
     sft      conversations, or prompts with completions; all weights, unless --adapter.rank=16 is given
-    reward   a model that scores completions, from preference pairs: prompt, chosen, rejected
+    reward   a model that scores completions, from preference pairs: prompt, chosen, rejected; all weights, unless
+             --adapter.rank=16 is given: then the adapter and the new head, at ten times the learning rate
     dpo      preference pairs, relative to the model before tuning
     simpo    preference pairs, without a reference
     orpo     preference pairs, beside fine-tuning on the chosen completions
@@ -66,6 +67,7 @@ def tune(
       regard tune dpo runs/tuned --data pairs.jsonl --objective.beta=0.05
       regard tune dpo runs/demo --full --data.source=world --data.task=preference
       regard tune reward smollm2 --data pairs.jsonl --out runs/reward
+      regard tune reward smollm2 --data pairs.jsonl --adapter.rank=16 --out runs/reward
       regard tune grpo runs/tuned --data prompts.jsonl --reward rewards:short_and_right
       regard tune ppo runs/tuned --data prompts.jsonl --reward runs/reward
       regard tune distill runs/mine --objective.teacher=runs/demo --data chats.jsonl --objective.on_policy=0.5
@@ -73,7 +75,7 @@ def tune(
     """
     from regard.spec import suggest_name
     from regard.training.overrides import parse_overrides
-    from regard.training.recipe import train_all_weights
+    from regard.training.recipe import FULL_RATE, train_all_weights
     from regard.training_run import read_tables
 
     if method not in METHODS:
@@ -87,4 +89,6 @@ def tune(
         if given := [name for name in overrides if name.partition(".")[0] == "adapter"]:
             raise typer.BadParameter(f"--full trains all weights and no adapter; remove it, or --{given[0]}")
         tables = train_all_weights(tables, keep_rate="train.lr" in overrides)
+    elif method == "reward" and "adapter" in tables and "train.lr" not in overrides:  # the recipe's is for all weights
+        tables["train"]["lr"] /= FULL_RATE
     start_training(tables, out or Path("runs") / method, device, METHODS[method], show)

@@ -11,16 +11,26 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from regard.adapt.adapters import adapters, merge_lora
+from regard.adapt.foreign_adapters import stored_labels
 from regard.adapt.lora_weights import add_lora_of_folder
-from regard.adapt.peft import CONFIG, TENSORS, adapter_base, read_options
+from regard.adapt.peft import CONFIG, SPEC, TENSORS, adapter_base, has_head, read_options
 from regard.checkpoint import model_folder
 from regard.checkpoint.atomic_folder import CheckpointError
-from regard.checkpoint.weight_files import find_files, fingerprint
+from regard.checkpoint.weight_files import find_files, fingerprint, read_json
 from regard.families import weight_table
 from regard.find_model import locate
-from regard.models.base import Model
+from regard.models.base import Model, build_on_meta
+from regard.models.decoder import Decoder
+from regard.models.encoder import Encoder
+from regard.text.tokenizer import Tokenizer
+from regard.text.tokenizer_folder import has_tokenizer
+from regard.training.new_head import head_parameters, replace_head, with_new_head
+from regard.training.parallel.sharded_files import ShardedFiles
 from regard.training.run import Run, newest_checkpoint, read_training
 from regard.training.run_identity import RUN
+
+TRAINED = "trained"  # the stem of the files with the parameters that are trained beside an adapter (resume_state.py)
 
 
 def load_model(
@@ -34,18 +44,74 @@ def load_model(
     if base is None:
         return model_folder.load(folder, dtype=dtype, checked=checked, progress=progress)
     model = load_model(base, dtype, progress=progress)
-    add_adapter(model, folder, model_folder.read_source_family(root_of(base)))
+    return add_adapter(model, folder, base)
+
+
+def add_adapter(model: nn.Module, folder: Path, base: Path) -> nn.Module:
+    """Add the adapter of a folder. Its layers have our names, or those of the model's family in `transformers`.
+
+    An adapter that the model has already is merged: the new one was trained on both. If a new head was trained beside
+    the adapter, the model that is returned has this head and shares all other weights with the given one.
+
+    base: the folder of the model
+    """
+    if adapters(model):
+        merge_lora(model)
+    assert isinstance(model.spec, Model), f"a model has a spec; found {model.spec!r:.80}"
+    spec = adapted_spec(folder, model.spec, base)
+    if (folder / SPEC).is_file():
+        check_head(folder, spec)
+    if spec != model.spec:
+        model = replace_head(model, spec)
+    add_lora_of_folder(model, folder, lambda: weight_table(spec, model_folder.read_source_family(root_of(base))))
+    if (folder / SPEC).is_file():
+        load_head(model, folder)
     return model
 
 
-def add_adapter(model: nn.Module, folder: Path, source_family: str | None) -> None:
-    """Add the adapter of a folder. Its layers have our names, or those of the model's family in `transformers`.
+@torch.no_grad()
+def load_head(model: nn.Module, folder: Path) -> None:
+    """Copy the weights of the head that was trained beside the adapter in a folder."""
+    files = ShardedFiles(folder, TRAINED, missing_ok=True)
+    for name, parameter in head_parameters(model).items():
+        parameter.copy_(files.read(name))
 
-    An adapter that the model has already is merged: the new one was trained on both.
+
+def check_head(folder: Path, spec: Model) -> None:
+    """Raise CheckpointError if the folder does not have the weights of this head, before it is built."""
+    shapes = ShardedFiles(folder, TRAINED, missing_ok=True).shapes
+    for name, parameter in head_parameters(build_on_meta(spec)).items():
+        if shapes.get(name) != parameter.shape:
+            raise CheckpointError(
+                f"{folder}: by {SPEC}, {name} has the shape {[*parameter.shape]}, but the files have "
+                f"{[*shapes[name]] if name in shapes else 'no such tensor'}; use another checkpoint"
+            )
+
+
+def adapted_spec(folder: Path, spec: Model, base: Path) -> Model:
+    """The spec of a model, of the folder `base`, with the head that was trained beside the adapter in another folder.
+
+    PEFT's file does not describe the head: with the weights of `score` it is that of a decoder for whole sequences.
     """
-    spec = model.spec
-    assert isinstance(spec, Model), f"a model has a spec; found {spec!r:.80}"
-    add_lora_of_folder(model, folder, lambda: weight_table(spec, source_family))
+    if (folder / SPEC).is_file():
+        return Encoder.from_dict(read_json(folder / SPEC))
+    labels = stored_labels(folder) if has_head(folder) and isinstance(spec, Decoder) else None
+    if labels is None:
+        return spec
+    return Encoder.from_dict(with_new_head(spec, {"kind": "classification", "labels": labels}, pad_of(root_of(base))))
+
+
+def pad_of(folder: Path) -> int | None:
+    """The tokenizer's id of padding."""
+    return Tokenizer.load(folder).pad if has_tokenizer(folder) else None
+
+
+def read_spec(folder: Path) -> Model:
+    """The spec of the model of a folder or GGUF file; of an adapter, that of its model with the head of the adapter."""
+    base = base_of(folder)
+    if base is None:
+        return model_folder.read_spec_and_table(folder)[0]
+    return adapted_spec(folder, read_spec(base), base)
 
 
 def base_of(folder: Path) -> Path | None:
@@ -88,7 +154,8 @@ def fingerprint_model(folder: Path) -> str:
     """The fingerprint of the weights of a folder or GGUF file; of an adapter, its own and that of its model."""
     base = base_of(folder)
     if base is not None:
-        return f"{fingerprint([folder / TENSORS])}+{fingerprint_model(base)}"
+        head = sorted(folder.glob(f"{TRAINED}*.safetensors")) if (folder / SPEC).is_file() else []
+        return f"{fingerprint([folder / TENSORS, *head])}+{fingerprint_model(base)}"
     return fingerprint([folder] if folder.suffix == ".gguf" else find_files(folder))
 
 

@@ -67,9 +67,10 @@ class Trainer:
 
     held_out: the batches of every evaluation; sample: returns a generated text, which every evaluation logs;
     tokenizer: saved with the model; base: the folder of the model that adapters belong to;
-    source_family: that of the initial weights (checkpoint/model_folder.py); overrides: settings that
-    differ from those before this resume, recorded in the run; prefetch: the number of batches that a thread makes in
-    advance, for a loader that depends on neither the model nor torch's random generators; None: 2 on a GPU, else 0;
+    source_family: that of the initial weights (checkpoint/model_folder.py); with_head: the head is trained beside the
+    adapter; overrides: settings that differ from those before this resume, recorded in the run; prefetch: the number of
+    batches that a thread makes in advance, for a loader that depends on neither the model nor torch's random
+    generators; None: 2 on a GPU, else 0;
     processes: those that train together, with a SharedRun and a loader of their own rows (parallel/).
     """
 
@@ -83,6 +84,7 @@ class Trainer:
     tokenizer: SavesFiles | None = None
     base: str | None = None
     source_family: str | None = None
+    with_head: bool = False
     listener: Listener = field(default_factory=Listener)
     overrides: Mapping[str, Any] = field(default_factory=dict)
     prefetch: int | None = 0
@@ -299,7 +301,7 @@ class Trainer:
         self.saved_step = position.step
 
     def copy_weights(self) -> Callable[[Path], None]:
-        parts = (self.model, self.tokenizer, self.base, self.source_family)
+        parts = (self.model, self.tokenizer, self.base, self.source_family, self.with_head)
         return copy_weights(*parts) if self.processes.mesh is None else copy_shared_weights(*parts, self.processes)
 
     def load(self, folder: Path) -> dict[str, Any]:

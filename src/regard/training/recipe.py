@@ -3,7 +3,7 @@
     from         the model to start from: a run, a folder, or the name of a packaged model; or
     [model]      the spec of a new model; the size of its vocabulary is by default that of the tokenizer
     [head]       a new head for the model of `from`; a decoder becomes an encoder with causal masks
-    [adapter]    train low-rank adapters instead of all weights
+    [adapter]    train low-rank adapters instead of all weights; with [head], also the whole new head
     [objective]  the training objective; by default the one for the kind of model
     [data]       the sources of the examples, and the size of the batches
     [tokenizer]  the tokenizer, and how it is trained; with `from`, that of the model
@@ -26,7 +26,7 @@ import torch
 from torch import nn
 
 from regard.adapt.lora import LoRA
-from regard.checkpoint.model_folder import read_source_family, read_spec_and_table
+from regard.checkpoint.model_folder import read_source_family
 from regard.checkpoint.sentence_transformers import without_sentence_head
 from regard.data.loader import MOST_PARTS, warmup_parts
 from regard.data.sources.base import Splits
@@ -40,7 +40,7 @@ from regard.objectives.defaults import check_pair, default_objective
 from regard.spec import Spec, SpecError, parse_spec, require, suggest_name
 from regard.text.tokenizer import Tokenizer
 from regard.text.tokenizer_folder import has_tokenizer
-from regard.training.base_model import root_of
+from regard.training.base_model import pad_of, read_spec, root_of
 from regard.training.data_settings import Data, Vocabulary, read_data_table, with_absolute_paths, with_image_size
 from regard.training.new_head import with_new_head
 from regard.training.optimizer import AdamW, Optimizer
@@ -134,7 +134,16 @@ class Recipe(Spec):
     objective: Objective | None = None  # None: the one for the kind of model (objectives/defaults.py)
     start: str | None = None  # `from` in files: the folder of the initial weights
     adapter: LoRA | None = None  # None: all weights are trained
+    train_head: bool = False  # beside the adapter; true with [head]
     source_family: str | None = None  # that of the initial weights, which an export writes by default
+
+    def check(self) -> None:
+        has_head = isinstance(self.model, Encoder) and self.model.head is not None
+        require(
+            not self.train_head or self.adapter is not None and has_head,
+            "train_head=true trains the head of an encoder beside an adapter, and this recipe has "
+            f"{'no adapter' if has_head else 'no encoder with a head'}; leave it out",
+        )
 
     def to_dict(self) -> dict[str, Any]:
         return rename(super().to_dict(), "start", "from")
@@ -245,13 +254,9 @@ def tables_from(start: Path, tables: Mapping[str, Any]) -> dict[str, Any]:
         require(key not in tables, f"the recipe has both `from` and [{key}], but it comes with the model; remove one")
     folder = newest_checkpoint(start)
     root = root_of(folder)
-    model, head = read_spec_and_table(root)[0], tables.get("head")
-    if head is not None:
-        require(
-            "adapter" not in tables,
-            "the recipe has both [head] and [adapter], but an adapter freezes all weights, also those of a new head; "
-            "train all weights, or exclude some by train.freeze",
-        )
+    model, head = read_spec(folder), tables.get("head")
+    if head is not None and tables.get("adapter") is not None:
+        tables = {**tables, "train_head": True}
     return {key: value for key, value in tables.items() if key not in ("from", "head")} | {
         "start": str(folder.absolute()),
         "model": model.to_dict() if head is None else with_new_head(model, head, pad_of(root)),
@@ -259,11 +264,6 @@ def tables_from(start: Path, tables: Mapping[str, Any]) -> dict[str, Any]:
         "tokenizer": {"by": "folder", "path": str(root.absolute())} if has_tokenizer(root) else {"by": "byte"},
         "source_family": read_source_family(root),
     }
-
-
-def pad_of(folder: Path) -> int | None:
-    """The tokenizer's id of padding."""
-    return Tokenizer.load(folder).pad if has_tokenizer(folder) else None
 
 
 def build_recipe(

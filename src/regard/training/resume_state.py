@@ -1,7 +1,8 @@
 """The state of training as files, so that a resumed run is bit-identical to an uninterrupted one.
 
     model.safetensors …     the model's folder; for an adapted model its adapter in PEFT's format, and in
-                            trained.safetensors all other trained parameters, such as those of a new head
+                            trained.safetensors all other trained parameters: those of a new head, for which
+                            model_spec.json has the spec of the model, or of a value head
     optimizer.safetensors   the optimizer's moments, by parameter name
     rng.safetensors         the states of torch's random generators, which dropout uses; rng-1.safetensors … those of
                             further processes
@@ -23,11 +24,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from regard.adapt.adapters import adapters, resolve_adapter
-from regard.adapt.peft import adapter_config, adapter_tensors, restore_adapter, write_adapter
+from regard.adapt.peft import SPEC, adapter_config, adapter_tensors, restore_adapter, write_adapter
 from regard.adapt.targets import AdapterError
 from regard.checkpoint.atomic_folder import CheckpointError
 from regard.checkpoint.model_folder import SavesFiles, own_config, unique_parameters, write_files
 from regard.data.prefetch import StatefulLoader
+from regard.models.base import Model
 from regard.spec import Spec
 from regard.training.optimizer import load_optimizer_state
 from regard.training.parallel.sharded_files import ShardedFiles
@@ -132,10 +134,11 @@ def copy_weights(
     tokenizer: SavesFiles | None = None,
     base: str | None = None,
     source_family: str | None = None,
+    with_head: bool = False,
 ) -> Callable[[Path], None]:
     """Copy the weights, or only the trained ones of an adapted model; returns a function that writes the copy.
 
-    base: the folder of the model that adapters belong to.
+    base: the folder of the model that adapters belong to. with_head: the head is trained beside the adapter.
     """
     if not adapters(model):
         return partial(
@@ -145,13 +148,28 @@ def copy_weights(
             tokenizer=tokenizer,
         )
     name = resolve_adapter(model, None, "save")
-    config, tensors = adapter_config(model, name, base=base), copy_to_cpu(adapter_tensors(model, name))
+    write_files_of_adapter = adapter_writer(model, name, base, with_head, copy_to_cpu(adapter_tensors(model, name)))
     others = copy_to_cpu(trained_beside_adapter(model))
 
     def write(folder: Path) -> None:
-        write_adapter(folder, config, tensors)
+        write_files_of_adapter(folder)
         if others:
             save_file(others, folder / "trained.safetensors")
+
+    return write
+
+
+def adapter_writer(
+    model: nn.Module, name: str, base: str | None, with_head: bool, tensors: dict[str, Tensor]
+) -> Callable[[Path], None]:
+    """A function that writes the adapter of this name and, if the head is trained beside it, the spec of the model."""
+    assert isinstance(model.spec, Model), f"a model has a spec; found {model.spec!r:.80}"
+    config, spec = adapter_config(model, name, base=base), model.spec.to_json() if with_head else None
+
+    def write(folder: Path) -> None:
+        write_adapter(folder, config, tensors)
+        if spec is not None:
+            (folder / SPEC).write_text(f"{spec}\n", encoding="utf-8")
 
     return write
 

@@ -31,7 +31,7 @@ from regard.objectives.inputs import logits_of
 from regard.objectives.reinforcement import Reinforcement, prompt_of
 from regard.objectives.reward import sequence_ids, without_middle
 from regard.text.tokenizer import Tokenizer
-from regard.training.base_model import check_setting, fingerprint_model, load_model
+from regard.training.base_model import check_setting, fingerprint_model, load_model, root_of
 from regard.training.run import newest_checkpoint
 
 MODEL_ROWS = 32  # completions that a reward model reads at once
@@ -147,7 +147,7 @@ class RewardModel:
 
     def __init__(self, folder: Path, device: torch.device | str = "cpu", setting: str = "objective.reward"):
         self.model: nn.Module = load_model(folder, torch.float32).to(device).eval().requires_grad_(False)
-        self.folder, self.tokenizer, self.device = folder, Tokenizer.load(folder), device
+        self.folder, self.tokenizer, self.device = folder, Tokenizer.load(root_of(folder)), device
         spec = self.model.spec
         if not isinstance(spec, Encoder) or getattr(spec.head, "labels", 0) != 1:
             raise ValueError(

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import torch
@@ -13,6 +14,7 @@ from regard.checkpoint.model_folder import GENERATION_CONFIG, read_extra_files, 
 from regard.data.sources.images import Digits, ImageFolder
 from regard.models.decoder import DecoderModule
 from regard.parts.patches import Patches
+from regard.spec import require
 from regard.text.tokenizer import Tokenizer
 from regard.training.base_model import load_model, root_of
 from regard.training.new_head import with_weights_of
@@ -32,10 +34,31 @@ def build_model(recipe: Recipe, from_checkpoint: bool = False) -> nn.Module:
         if model.spec != spec:  # another head
             model = with_weights_of(model, spec.build(settings.seed, settings.initialize))
     if recipe.adapter is not None:
-        add_lora(model, recipe.adapter, settings.seed)
-        if needs_values:
-            model.get_submodule("value_head").requires_grad_(True)
+        adapted = add_lora(model, recipe.adapter, settings.seed)
+        heads = ["value_head."] * needs_values + ["head."] * recipe.train_head
+        train_beside_adapter(model, tuple(heads), adapted, settings.freeze)
     return model.train()
+
+
+def train_beside_adapter(model: nn.Module, heads: tuple[str, ...], adapted: list[str], frozen: tuple[str, ...]) -> None:
+    """Make the parameters of new heads trainable, except those that are tied to the rest of the model.
+
+    heads: prefixes of their names; adapted: the layers with adapters; frozen: patterns of `train.freeze`.
+    """
+    for layer in adapted:
+        require(
+            not f"{layer}.".startswith(heads),
+            f"adapter.targets select {layer}, a layer of the new head, which is trained whole; leave it out",
+        )
+    for name, parameter in model.named_parameters():
+        if name.startswith(heads):
+            pattern = next((pattern for pattern in frozen if fnmatchcase(name, pattern)), None)
+            require(
+                pattern is None,
+                f"train.freeze={pattern!r} matches {name}, a weight of the new head, which is trained; choose another "
+                "pattern",
+            )
+            parameter.requires_grad_(True)
 
 
 def load_start(folder: Path) -> nn.Module:

@@ -17,11 +17,11 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from regard.adapt.adapters import adapters, resolve_adapter
-from regard.adapt.peft import adapter_config, adapter_tensors, write_adapter
+from regard.adapt.peft import adapter_tensors
 from regard.checkpoint.model_folder import SavesFiles, own_config, unique_parameters
 from regard.training.parallel.mesh import Processes
 from regard.training.parallel.sharded_files import Share, collect_share, whole_tensor
-from regard.training.resume_state import InputState, TrainingPosition, rng_file, trained_parameters
+from regard.training.resume_state import InputState, TrainingPosition, adapter_writer, rng_file, trained_parameters
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,7 @@ def copy_shared_weights(
     tokenizer: SavesFiles | None,
     base: str | None,
     source_family: str | None,
+    with_head: bool,
     processes: Processes,
 ) -> Callable[[Path], None]:
     """As copy_weights; the function writes the share of this process. All processes must call it."""
@@ -78,7 +79,7 @@ def copy_shared_weights(
         name = resolve_adapter(model, None, "save")
         matrices = {key: whole_tensor(tensor).cpu() for key, tensor in adapter_tensors(model, name).items()}
         share = collect_share(trained_parameters(model), "trained", processes)
-        write_rest = partial(write_adapter, config=adapter_config(model, name, base=base), tensors=matrices)
+        write_rest = adapter_writer(model, name, base, with_head, matrices)
     else:
         share = collect_share(unique_parameters(model), "model", processes)
         write_rest = partial(write_config, config=own_config(model, source_family), tokenizer=tokenizer)
