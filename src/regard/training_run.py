@@ -162,7 +162,7 @@ def start_run(path: Path, resolved: ResolvedRecipe, device: str, console: Consol
         run.discard_unused()  # so that the corrected command finds no run in its way
         for reference in references:
             if reference is not None and not run.config_file.exists():
-                reference.unlink()
+                reference.unlink(missing_ok=True)  # two of them may be one, as a teacher that the run starts from
         raise
 
 

@@ -3,6 +3,7 @@
 import gc
 import json
 import shutil
+import sys
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -272,7 +273,11 @@ def test_a_reward_function_gets_prompts_completions_and_columns_as_lists() -> No
     [
         ([1.0, 2.0], "mine:f returned 2 rewards for 1 completions; return one for each"),
         ([float("nan")], "mine:f returned nan for 'x'; return a finite number"),
-        ("no", "mine:f must return a list of numbers, not 'no'"),
+        ([1e300], "mine:f returned 1e.300 for 'x'; return a finite number up to 1e.15"),
+        ([10**400], "mine:f must return a list of numbers"),
+        ("1", "mine:f must return a list of numbers, not '1'"),
+        ({0: 0.5}, "mine:f must return a list of numbers, not {0: 0.5}"),
+        (iter([lambda: 0]), "mine:f must return a list of numbers"),
         (None, "mine:f must return a list of numbers, not None"),
     ],
 )
@@ -281,7 +286,12 @@ def test_wrong_results_of_a_reward_function_are_refused(result: Any, message: st
         RewardFunction("mine:f", lambda **_: result)([{"prompt": "a"}], ["x"])
 
 
-def test_errors_of_rewards_name_them() -> None:
+def test_errors_of_rewards_name_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "wrong_syntax.py").write_text("def f(:")
+    (tmp_path / "exits.py").write_text("raise SystemExit(3)")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
     def failing(**columns: Any) -> list[float]:
         raise KeyError("answer")
 
@@ -291,9 +301,24 @@ def test_errors_of_rewards_name_them() -> None:
         "exact": "'exact' is not a reward: use exact_match, json, a function as module:function",
         "no_such_module:f": "the module no_such_module cannot be imported",
         "tests.cli.pairs:nothing": "tests.cli.pairs has no function nothing",
+        ":f": "':f' is not a reward",
+        "wrong_syntax:f": "the module wrong_syntax failed with SyntaxError",
+        "exits:f": "the module exits failed with SystemExit: 3",
     }.items():
         with pytest.raises(ValueError, match=message):
             load_reward(name)
+
+
+def test_a_reward_function_imports_its_neighbours_when_it_is_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lazy_reward.py").write_text(
+        "def f(**columns):\n    import lazy_neighbour\n    return [lazy_neighbour.X]"
+    )
+    (tmp_path / "lazy_neighbour.py").write_text("X = 0.5")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    assert load_reward("lazy_reward:f")([{"prompt": "a", "completions": ["b"]}], ["x"]) == [0.5]
 
 
 def save_judge(folder: Path, seed: int = 0, **options: Any) -> None:

@@ -11,9 +11,8 @@ The module is imported from the working directory or the installed packages.
 """
 
 import importlib
-import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -34,6 +33,7 @@ from regard.text.tokenizer import Tokenizer
 from regard.training.base_model import check_setting, fingerprint_model, load_model, root_of
 from regard.training.run import newest_checkpoint
 
+LARGEST = 1e15  # reward: squares of larger ones have no place in float32
 MODEL_ROWS = 32  # completions that a reward model reads at once
 
 
@@ -78,8 +78,8 @@ def load_reward(
     check_setting(f"{setting}={name}", Path(name), weights)
     if Path(name).is_dir():
         return RewardModel(newest_checkpoint(name), device, setting)
-    module, separator, function = name.partition(":")
-    if not separator:
+    module, _, function = name.partition(":")
+    if not module or not function:
         raise ValueError(
             f"{setting}={name!r} is not a reward: use {', '.join(BUILT_IN)}, a function as module:function, or "
             "the folder of a reward model"
@@ -88,17 +88,14 @@ def load_reward(
 
 
 def import_function(value: str, module: str, function: str) -> Callable[..., Any]:
-    here = str(Path.cwd())
-    added = here not in sys.path
-    if added:
-        sys.path.insert(0, here)
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)  # for good: the function may import its neighbours when it is called
     try:
         found = getattr(importlib.import_module(module), function, None)
     except ImportError as error:
         raise ValueError(f"{value}: the module {module} cannot be imported ({error}); start in its folder") from error
-    finally:
-        if added:
-            sys.path.remove(here)
+    except (Exception, SystemExit) as error:
+        raise ValueError(f"{value}: the module {module} failed with {type(error).__name__}: {error}") from error
     if not callable(found):
         raise ValueError(f"{value}: {module} has no function {function}")
     return found
@@ -118,27 +115,30 @@ class RewardFunction:
             text if isinstance(prompt, str) else [{"role": "assistant", "content": text.strip()}]
             for prompt, text in zip(prompts, completions, strict=True)
         ]
-        names = {name for example in examples for name in example} - {"prompt"}
+        names = {name for example in examples for name in example} - {"prompt", "prompts", "completions"}
         columns = {name: [example.get(name) for example in examples] for name in sorted(names)}
         try:
             rewards = self.function(prompts=prompts, completions=outputs, **columns)
-        except Exception as error:
+            rewards = list(rewards) if isinstance(rewards, Iterator) else rewards
+        except (Exception, SystemExit) as error:
             raise ValueError(f"the reward function {self.name} failed: {type(error).__name__}: {error}") from error
         return checked_rewards(rewards, f"the reward function {self.name}", completions)
 
 
 def checked_rewards(rewards: Any, source: str, completions: Sequence[str]) -> list[float]:
     try:
+        if isinstance(rewards, str | bytes | Mapping):
+            raise TypeError
         values = [float(reward) for reward in rewards]
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"{source} must return a list of numbers, not {rewards!r:.80}") from error
     if len(values) != len(completions):
         raise ValueError(
             f"{source} returned {len(values)} rewards for {len(completions)} completions; return one for each"
         )
     for value, text in zip(values, completions, strict=True):
-        if not math.isfinite(value):
-            raise ValueError(f"{source} returned {value} for {text!r:.80}; return a finite number")
+        if not abs(value) <= LARGEST:
+            raise ValueError(f"{source} returned {value} for {text!r:.80}; return a finite number up to {LARGEST:g}")
     return values
 
 
