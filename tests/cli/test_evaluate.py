@@ -88,14 +88,22 @@ def test_the_perplexity_is_that_of_the_next_token_alone(tmp_path: Path) -> None:
     assert found["ahead"]["perplexity"] == pytest.approx(found["plain"]["perplexity"], rel=1e-5)
 
 
-def test_prompts_without_targets_have_the_reward_of_the_run(run: Path, tmp_path: Path) -> None:
-    """Reinforcement learning needs no targets, and its loss needs samples."""
-    rows = [{"prompt": "a"}, {"messages": [{"role": "user", "content": "a"}]}]
+def test_reinforcement_learning_is_evaluated_by_the_reward_of_the_run(run: Path, tmp_path: Path) -> None:
+    rows = [{"prompt": "a"}, {"messages": [{"role": "user", "content": "a"}]}, {"prompt": "a", "answer": "b"}]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     reward = "--objective.reward=tests.cli.test_evaluate:always_two"
     options = ("--data", tmp_path / "rows.jsonl", "--max-new", 1, "--json", "--objective.kind=grpo", reward)
     rated = json.loads(regard("eval", newest_checkpoint(run), *options).stdout)
-    assert rated["reward"] == 2 and len(rated["outputs"]) == 2
+    assert rated["reward"] == 2 and len(rated["outputs"]) == 3
+
+
+def test_completions_with_labels_are_not_targets(run: Path, tmp_path: Path) -> None:
+    rows = [{"prompt": "a", "completion": text, "label": text == "b"} for text in "bcbc"]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    checkpoint = newest_checkpoint(run)
+    options = ("--data", tmp_path / "rows.jsonl", "--json", "--objective.kind=kto", f"--from={checkpoint}")
+    found = json.loads(regard("eval", checkpoint, *options).stdout)
+    assert found["objective"] == "kto" and found["loss"] == pytest.approx(0.5)
 
 
 def always_two(completions: list[Any], **columns: Any) -> list[float]:

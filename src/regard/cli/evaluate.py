@@ -97,7 +97,7 @@ def evaluate(
     compute_rewards = None if reward is None else load_reward(reward, device_of(llm), "--reward")
     objective = None if compute_rewards else objective_for(tables, examples, llm)
     answered = generates(llm) and has_target(examples.example(0))
-    if isinstance(objective, Reinforcement) and not answered:
+    if isinstance(objective, Reinforcement):
         compute_rewards = load_reward(objective.reward, device_of(llm), weights=objective.reward_weights)
     elif objective is not None and not answered:
         reference = load_reference(tables, objective, device)

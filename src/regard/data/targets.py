@@ -13,11 +13,12 @@ TARGETS = ("completion", "answer", "target")
 
 
 def has_target(example: Example) -> bool:
-    """Whether there is one; a conversation has a target if it ends with an answer of the assistant."""
+    """Whether there is one; a conversation has a target if it ends with an answer of the assistant, and a completion
+    with a `label` may be a bad one (KTO)."""
     messages = example.get("messages")
     if messages is not None:
         return len(messages) > 1 and messages[-1]["role"] == "assistant"
-    return any(name in example for name in TARGETS)
+    return "label" not in example and any(name in example for name in TARGETS)
 
 
 def target_of(example: Example) -> str:
