@@ -102,7 +102,9 @@ def test_completions_with_labels_are_not_targets(run: Path, tmp_path: Path) -> N
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     checkpoint = newest_checkpoint(run)
     options = ("--data", tmp_path / "rows.jsonl", "--json", "--objective.kind=kto", f"--from={checkpoint}")
-    found = json.loads(regard("eval", checkpoint, *options).stdout)
+    result = regard("eval", checkpoint, *options)
+    assert result.exit_code == 0, result.exception
+    found = json.loads(result.stdout)
     assert found["objective"] == "kto" and found["loss"] == pytest.approx(0.5)
 
 

@@ -50,6 +50,10 @@ def evaluate(
             "need only a prompt."
         ),
     ] = None,
+    start: Annotated[
+        str | None,
+        typer.Option("--from", help="The model before training, if the objective compares with it; a run names it."),
+    ] = None,
     max_new: Annotated[int, typer.Option(min=1, help="Generate at most this many tokens per example.")] = 128,
     rows: Annotated[int, typer.Option(min=1, help="Examples that are decoded at once.")] = 32,
     adapter: AdapterOption = None,
@@ -88,7 +92,7 @@ def evaluate(
     recipe, overrides = split_recipe(recipe, context.args)
     if data is not None and recipe is not None:
         raise typer.BadParameter(f"the examples are those of --data {data}; omit {recipe}")
-    tables = recipe_tables(model, recipe, data, overrides)
+    tables = recipe_tables(model, recipe, data, overrides) | ({} if start is None else {"from": start})
     llm = load(model, device, adapter=adapter)
     settings = read_settings(tables, data, llm)
     examples = settings.open().train if data is not None else settings.open().held_out
