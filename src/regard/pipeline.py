@@ -132,9 +132,10 @@ def run_pipeline(
     """Run the phases that are not finished. `on_phase` is called with the directory of each after it. Returns the
     result of one that was stopped by a signal, and None if all are finished."""
     console, folder, names = console or Console(stderr=True), out / f"seed-{seed}", []
-    for phase in phases:
+    for number, phase in enumerate(phases, 1):
         path = folder / phase.name
         keep_tables(phase, path)
+        console.print(f"phase {number} of {len(phases)}: {phase.name}, seed {seed}", highlight=False)
         if not is_finished(path):
             if (path / "config.json").is_file():
                 result = resume_run(path, device, console)

@@ -279,3 +279,11 @@ def test_flags_are_frozen() -> None:
     assert flags["chat"] >= {"--system", "--max-new", "--temperature", "--top-p", "--seed"}
     assert flags["demo"] >= {"--out", "--steps", "--questions"}
     assert flags["export"] >= {"--family", "--gguf"} and flags["models"] >= {"--json"} and flags["doctor"] >= {"--json"}
+
+
+def test_the_name_of_several_commands_lists_them() -> None:
+    for arguments in (("feedback",), ("feedback", "--help"), ("bench", "-h")):
+        result = regard(*arguments)
+        assert result.exit_code == 0, result.output
+        assert f"regard {arguments[0]} " in result.output
+    assert "No such command" in regard("feedback", "lable").output

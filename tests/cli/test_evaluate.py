@@ -48,6 +48,15 @@ def test_all_examples_of_a_file_are_graded(run: Path, tmp_path: Path) -> None:
     assert sorted(output["prompt"] for output in graded["outputs"]) == ["0 ", "1 ", "2 "] and "form" not in graded
 
 
+def test_a_target_may_be_messages(run: Path, tmp_path: Path) -> None:
+    answer = [{"role": "assistant", "content": "b"}]
+    (tmp_path / "rows.jsonl").write_text(
+        json.dumps({"prompt": [{"role": "user", "content": "a"}], "completion": answer})
+    )
+    found = json.loads(regard("eval", run, "--data", tmp_path / "rows.jsonl", "--max-new", 1, "--json").stdout)
+    assert found["outputs"][0]["target"] == "b"
+
+
 def test_outputs_are_rated_by_a_function(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of prompts without targets, also of conversations that end with a question."""
     (tmp_path / "eval_rules.py").write_text(

@@ -64,7 +64,7 @@ def test_exact_match_needs_targets() -> None:
     for messages in ([], [{"role": "assistant", "content": "yes"}]):
         with pytest.raises(ValueError, match="not all prompts have answers"):
             check_targets("exact_match", [{"prompt": "?", "answer": "yes"}, {"messages": messages}])
-    with pytest.raises(ValueError, match="`answer` of an example must be a string, found 4"):
+    with pytest.raises(ValueError, match="`answer` of an example must be a string or messages, found 4"):
         check_targets("exact_match", [{"prompt": "2 + 2", "answer": 4}])
     check_targets("exact_match", [{"prompt": "?", "messages": None, "answer": "yes"}])
     check_targets("json", [{"prompt": "?"}])  # any object is right

@@ -263,6 +263,7 @@ def test_a_start_is_summarized_and_the_whole_recipe_shown_on_request(tmp_path: P
     assert shown.exit_code == 0 and not out.exists()
     header = (RECIPES / "demo.toml").read_text().partition("\n\n")[0]
     assert shown.output.startswith(f"{header}\n\n") and "width = 24" in shown.output
+    assert "clip = 1.0\n" in shown.output and "z_loss = 0.0\n" in shown.output  # defaults
     recipe = Recipe.from_toml(shown.output)
     result = regard("train", "demo", *SMALL, "--out", out, "--train.steps=1")
     assert result.exit_code == 0, result.exception

@@ -11,6 +11,7 @@ import torch
 
 import regard
 from regard.data.batch import Batch
+from regard.data.loader import Loader
 from regard.data.sources.base import open_collection
 from regard.kernels.linear_logprobs import linear_logprobs
 from regard.objectives.kto import KTO
@@ -278,3 +279,11 @@ def test_a_reference_table_computes_missing_rows_when_they_are_needed() -> None:
     with torch.no_grad():
         first.get_parameter("embedding.weight").mul_(2)  # trained in between
     assert torch.allclose(table.add_to(other).reference, reference_logprobs(second, other))
+
+
+def test_a_few_pairs_that_fill_their_rows_are_refused_at_once() -> None:
+    splits = open_collection("pairs", [PAIR], seed=0, hold_out=False)
+    with pytest.raises(
+        ValueError, match=r"100 examples in a row have nothing to train on: .*data\.length=4; use other"
+    ):
+        next(iter(Loader(splits.train, DPO(), TOKENIZER, rows=1, length=4)))

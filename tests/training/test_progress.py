@@ -57,6 +57,15 @@ def test_a_skipped_step_is_shown() -> None:
     assert "loss skipped" in console.file.getvalue()
 
 
+def test_the_reward_of_a_step_is_shown_and_zero_has_no_sign() -> None:
+    console = Console(file=io.StringIO(), width=200)
+    lines = Lines(console)
+    lines.started(0, 1)
+    record = {"step": 1, "loss": -1e-6, "reward": 0.25, "kl": 0.01, "entropy": 1.0, "tokens_per_second": 10.0}
+    lines.stepped({**record, "seconds": 1.0})
+    assert "loss 0.0000  reward 0.2500  kl 0.0100  10 tokens/s" in console.file.getvalue()
+
+
 def test_the_summary_counts_trained_parameters_and_epochs() -> None:
     model = SPEC.build(0)
     add_lora(model, LoRA(rank=2), seed=1)

@@ -71,6 +71,18 @@ def test_ratios_of_the_first_step_are_exactly_one_and_the_engine_agrees() -> Non
         assert metrics["clip_fraction"] == 0 and metrics["reward_std"] > 0
 
 
+def test_equal_rewards_are_counted_and_noted_once() -> None:
+    notes: list[str] = []
+    loader = loader_of(reward=lambda examples, texts, truncated: [1.0] * len(texts), note=notes.append)
+    for _ in range(5):  # more than one rollout
+        batch = next(loader)
+        _, count, metrics = OBJECTIVE(loader.scorer.model, batch)
+        assert metrics["equal_rewards"] / count == 1 and not batch.advantages.any()
+    assert len(notes) == 1 and "have the same reward" in notes[0]
+    rewards = torch.tensor([0.0, 1.0, 1.0, 1.0])
+    assert loader.share_of_equal_rewards(rewards.repeat_interleave(OBJECTIVE.group // 2)) == 0.5
+
+
 def test_an_engine_in_another_dtype_samples_from_the_current_weights() -> None:
     """Its copies are the weights of the last step, in the tensors with which the engine has prepared its steps."""
     model = SPEC.build(seed=1).double().train()
@@ -151,7 +163,7 @@ def test_ppo_raises_the_reward() -> None:
 
 
 def test_prompts_that_leave_no_space_are_left_out_and_groups_must_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regard.training.rollouts.MAX_EMPTY_EXAMPLES", 20)
+    monkeypatch.setattr("regard.training.rollouts.most_empty", lambda examples: 20)
     with pytest.raises(ValueError, match="objective.group=3 does not divide"):
         loader_of(GRPO(group=3))
     loader = loader_of()

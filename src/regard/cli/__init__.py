@@ -68,6 +68,12 @@ class Commands(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         two_words = " ".join(args[:2])
+        of_group = [name for name in self.commands if name.startswith(f"{args[0]} ")]
+        if args[0] not in self.commands and of_group and args[1:] in ([], ["-h"], ["--help"]):
+            width = max(map(len, of_group)) + 2
+            lines = (f"  regard {name:<{width}}{self.commands[name].get_short_help_str(80)}" for name in of_group)
+            typer.echo("Commands:\n" + "\n".join(lines))
+            ctx.exit()
         return super().resolve_command(ctx, [two_words, *args[2:]] if two_words in self.commands else args)
 
 

@@ -21,10 +21,11 @@ def pipeline(
     questions: Annotated[int, typer.Option(min=1, help="Held-out questions per phase.")] = QUESTIONS,
     device: DeviceOption = "auto",
 ) -> None:
-    """Train a model in phases: pretraining, supervised fine-tuning, preference tuning.
+    """Train a model in phases: pretraining, supervised fine-tuning, preference tuning, reinforcement learning.
 
     After every phase the model answers held-out questions of the simulated world. The same command goes on after an
     interruption. Results of other seeds stay in results.json, so seeds may also be trained by several processes.
+    `assistant` takes about a quarter of an hour on two CPU cores.
 
     \b
     Examples:

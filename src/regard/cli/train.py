@@ -72,7 +72,7 @@ def start_training(
     from regard.training_run import joins_run, resume_run, start_run
 
     if show:
-        print(header_of(recipe) + resolve(tables, pattern=pattern).recipe.to_toml(), end="")
+        print(header_of(recipe) + resolve(tables, pattern=pattern).recipe.with_defaults(), end="")
         return
     console = Console(stderr=True)
     if joins_run(path):

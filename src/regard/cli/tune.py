@@ -33,7 +33,9 @@ def tune(
     ] = None,
     reward: Annotated[
         str | None,
-        typer.Option(help="Of grpo, rloo, ppo: exact_match, json, module:function, or the folder of a reward model."),
+        typer.Option(
+            help="Of grpo, rloo, ppo: exact_match (by default), json, module:function, or the folder of a reward model."
+        ),
     ] = None,
     full: Annotated[
         bool,

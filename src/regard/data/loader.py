@@ -200,10 +200,11 @@ class Loader:
                 continue
             items = self._items(self._next_example)
             empty = 0 if items else empty + 1
-            if empty == MAX_EMPTY_EXAMPLES:
+            if empty == most_empty(self.examples):
                 raise ValueError(
-                    f"{self.examples.name}: {empty} examples in a row have nothing to train on (fewer than two tokens, "
-                    "or no token with a loss); use other examples"
+                    f"{self.examples.name}: {empty} examples in a row have nothing to train on: fewer than two tokens, "
+                    f"or no token with a loss among the first data.length={self.length}; use other examples, or raise "
+                    "data.length"
                 )
             self._pending += [(self._next_example, index, item) for index, item in enumerate(items)]
             self._next_example += 1
@@ -216,6 +217,11 @@ class Loader:
             other = self.examples.example(other_index(index, self.examples.count, rng))
             columns = {**columns, **{f"other_{name}": column for name, column in other.items()}}
         return self.objective.sample(columns, self.tokenizer, self.length, rng)
+
+
+def most_empty(examples: Examples) -> int:
+    """Consecutive examples without an item after which the search for one ends; of a small collection, two epochs."""
+    return MAX_EMPTY_EXAMPLES if examples.count is None else min(MAX_EMPTY_EXAMPLES, max(100, 2 * examples.count))
 
 
 def warmup_parts(done: int, warmup: int) -> int:

@@ -34,9 +34,12 @@ def target_of(example: Example) -> str:
             "outputs are compared with the targets of examples: messages, completion, answer or target; this example "
             f"has {', '.join(example)}"
         )
-    if not isinstance(example[name], str):
-        raise ValueError(f"`{name}` of an example must be a string, found {example[name]!r:.60}")
-    return example[name].strip()
+    target = example[name]
+    if isinstance(target, list) and target and isinstance(target[-1], dict):  # messages of the assistant
+        target = target[-1].get("content")
+    if not isinstance(target, str):
+        raise ValueError(f"`{name}` of an example must be a string or messages, found {example[name]!r:.60}")
+    return target.strip()
 
 
 def read_object(text: str) -> dict[str, Any] | None:

@@ -39,9 +39,12 @@ from regard.objectives.sequence_logprobs import TokenScores, score_tokens
 from regard.spec import require
 from regard.text.tokenizer import Tokenizer
 
-# of a rollout: mean and standard deviation of its rewards, mean length of completions, the share that max_new cut off,
-# and mean and largest |log p of the engine - log p of the trainer| of the sampled tokens
-ROLLOUT_METRICS = ("reward", "reward_std", "completion_length", "truncated", "engine_gap", "largest_engine_gap")
+# of a rollout: mean and standard deviation of its rewards, the share of prompts whose completions all have the same
+# reward, the mean length of completions, the share that max_new cut off, and mean and largest |log p of the engine -
+# log p of the trainer| of the sampled tokens
+ROLLOUT_METRICS = (
+    "reward", "reward_std", "equal_rewards", "completion_length", "truncated", "engine_gap", "largest_engine_gap",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from torch import nn
 
 from regard.training.recipe import Training
 
+SHOWN = ("reward", "kl", "margin")  # metrics beside the loss, of objectives that have them
 MOST_SKIPPED = 1.5  # size of the data divided by that of an epoch; above it, the summary says what an epoch is
 Record = Mapping[str, Any]  # a line of metrics.jsonl
 
@@ -88,7 +89,7 @@ class Bar(Listener):
         self.bar.start()
 
     def stepped(self, record: Record) -> None:
-        status = f"loss {format_loss(record)}  {self.rate.add(record):,.0f} tokens/s"
+        status = f"{format_step(record)}  {self.rate.add(record):,.0f} tokens/s"
         self.bar.update(self.task, completed=record["step"], status=status)
 
     def evaluated(self, record: Record) -> None:
@@ -127,7 +128,7 @@ class Lines(Listener):
         self.last = now
         tokens_left = (self.steps - record["step"]) * record["tokens_per_second"] * record["seconds"]
         self.note(
-            f"step {record['step']}/{self.steps}  loss {format_loss(record)}  {rate:,.0f} tokens/s  "
+            f"step {record['step']}/{self.steps}  {format_step(record)}  {rate:,.0f} tokens/s  "
             f"{format_duration(tokens_left / rate if rate else 0.0)} left"
         )
 
@@ -144,12 +145,18 @@ def progress_listener(console: Console | None = None) -> Listener:
     return Bar(console) if console.is_terminal else Lines(console)
 
 
-def format_loss(record: Record) -> str:
-    return "skipped" if record["loss"] is None else f"{record['loss']:.4f}"
+def format_step(record: Record) -> str:
+    if record["loss"] is None:
+        return "loss skipped"
+    return "  ".join(f"{name} {format_value(record[name])}" for name in ("loss", *SHOWN) if name in record)
+
+
+def format_value(value: float) -> str:
+    return f"{round(value, 4) + 0.0:.4f}"  # + 0.0: a small negative number is shown as 0, not as -0
 
 
 def format_evaluation(record: Record) -> str:
-    values = "  ".join(f"{k.removeprefix('held_out_')} {v:.4f}" for k, v in record.items() if k != "step")
+    values = "  ".join(f"{k.removeprefix('held_out_')} {format_value(v)}" for k, v in record.items() if k != "step")
     return f"step {record['step']}  held out: {values}"
 
 

@@ -37,7 +37,7 @@ from regard.models.pattern import retile
 from regard.models.value_head import with_value_head
 from regard.objectives.base import Objective
 from regard.objectives.defaults import check_pair, default_objective
-from regard.spec import Spec, SpecError, parse_spec, require, suggest_name
+from regard.spec import Spec, SpecError, parse_spec, require, suggest_name, toml_lines, without_defaults
 from regard.text.tokenizer import Tokenizer
 from regard.text.tokenizer_folder import has_tokenizer
 from regard.training.base_model import pad_of, read_spec, root_of
@@ -151,6 +151,10 @@ class Recipe(Spec):
     def to_toml(self, defaults: bool = False) -> str:
         text = super().to_toml(defaults)
         return text if self.start is None else re.sub("^start = ", "from = ", text, count=1, flags=re.MULTILINE)
+
+    def with_defaults(self) -> str:
+        """TOML in which only the parts of the model leave out their defaults."""
+        return "\n".join(toml_lines(self.to_dict() | {"model": without_defaults(self.model)})) + "\n"
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "Recipe":

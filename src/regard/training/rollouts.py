@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.data.batch import Batch
-from regard.data.loader import MAX_EMPTY_EXAMPLES
+from regard.data.loader import most_empty
 from regard.data.sources.base import Example, Examples
 from regard.objectives.chat import prompt_ids
 from regard.objectives.reinforcement import Reinforcement, prompt_of, sampled_batch
@@ -107,10 +107,10 @@ class Prompts:
             if prompt is not None:
                 found.append(prompt)
                 last = index
-            elif index - last == MAX_EMPTY_EXAMPLES:
+            elif index - last == most_empty(self.examples):
                 raise ValueError(
-                    f"{self.examples.name}: {MAX_EMPTY_EXAMPLES} prompts in a row are longer than data.length="
-                    f"{self.length} - objective.max_new={self.max_new}; raise data.length"
+                    f"{self.examples.name}: {index - last} prompts in a row are longer than data.length={self.length}"
+                    f" - objective.max_new={self.max_new}, or have no tokens; raise data.length"
                 )
         self.report(index - first - count, index - first)
         return found, index
@@ -162,7 +162,7 @@ class RolloutLoader:
         self._kl = objective.kl  # an objective may adapt it after every rollout
         self._batches: list[Batch] = []  # of the rollout, if some of its steps are left
         self._encoded: list[dict[str, Any]] = []
-        self._warned = False
+        self._warned = self._noted_equal = False
 
     def __iter__(self) -> Iterator[Batch]:
         return self
@@ -229,8 +229,22 @@ class RolloutLoader:
             )
         length = len(ours) / len(completions)
         truncated = sum(c.truncated for c in completions) / len(completions)
-        std = float(rewards.std()) if len(rewards) > 1 else 0.0
-        return [float(rewards.mean()), std, length, truncated, float(gaps.mean()), float(gaps.max())]
+        std, equal = float(rewards.std()) if len(rewards) > 1 else 0.0, self.share_of_equal_rewards(rewards)
+        return [float(rewards.mean()), std, equal, length, truncated, float(gaps.mean()), float(gaps.max())]
+
+    def share_of_equal_rewards(self, rewards: Tensor) -> float:
+        """Of the prompts whose completions are compared with each other: those that teach nothing."""
+        if self.objective.group == 1:
+            return 0.0
+        groups = rewards.view(-1, self.objective.group)
+        share = float((groups == groups[:, :1]).all(1).double().mean())
+        if share == 1 and not self._noted_equal:
+            self._noted_equal = True
+            self.note(
+                f"all {self.objective.group} completions of every prompt of a rollout have the same reward, so this "
+                "step learns nothing from them; if this persists (`equal_rewards`), use other prompts or another reward"
+            )
+        return share
 
     def check_guards(self, batches: list[Batch]) -> None:
         objective, tokens = self.objective, sum(float((batch.weights > 0).sum()) for batch in batches)
