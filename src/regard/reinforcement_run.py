@@ -20,7 +20,6 @@ from regard.data.loader import Loader
 from regard.data.sources.base import Splits
 from regard.engine.engine import Engine
 from regard.engine.request import GenerationError, Sampling
-from regard.objectives.base import Objective
 from regard.objectives.distillation import Distillation
 from regard.objectives.reinforcement import Reinforcement
 from regard.objectives.sequence_logprobs import TokenScores
@@ -115,11 +114,6 @@ def with_rollouts(trainer: Trainer, recipe: Recipe, tokenizer: Tokenizer, splits
         f"train.spike={recipe.train.spike:g} compares losses with their median, and those of {objective.kind} may be "
         "negative; set it to 0",
     )
-    require(
-        data.length > objective.max_new,
-        f"data.length={data.length} leaves no token for a prompt before objective.max_new={objective.max_new} new "
-        "ones; raise data.length or lower max_new",
-    )
     device = next(model.parameters()).device
     precision = autocast(recipe.train.precision, device)
     forward = compile_model(model, device, trainer.listener.note) if recipe.train.compile else model
@@ -148,8 +142,13 @@ def with_samples(trainer: Trainer, recipe: Recipe, tokenizer: Tokenizer, splits:
     return replace(trainer, loader=loader, prefetch=0)
 
 
-def check_sampling(trainer: Trainer, recipe: Recipe, objective: Objective) -> None:
+def check_sampling(trainer: Trainer, recipe: Recipe, objective: Reinforcement | Distillation) -> None:
     """Raise SpecError for settings with which the model cannot sample its batches."""
+    require(
+        recipe.data.length > objective.max_new,
+        f"data.length={recipe.data.length} leaves no token for a prompt before objective.max_new={objective.max_new} "
+        "new ones; raise data.length or lower max_new",
+    )
     require(
         trainer.processes.mesh is None,
         f"objective {objective.kind} samples in one process, and {trainer.processes.count} were started; start one",

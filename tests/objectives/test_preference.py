@@ -115,7 +115,14 @@ def test_a_pair_that_is_the_same_in_its_row_is_left_out(objective: Any) -> None:
         ({"prompt": 3, "chosen": "b", "rejected": "c"}, "`prompt` must be a string or a list of messages"),
         ({"prompt": "a", "chosen": MESSAGES, "rejected": "c"}, "its completion must be one"),
         ({"prompt": MESSAGES, "chosen": [], "rejected": "c"}, "at least one message"),
-        ({"prompt": MESSAGES, "chosen": MESSAGES + MESSAGES, "rejected": "c"}, "must end with a message of the assist"),
+        (
+            {"prompt": MESSAGES, "chosen": [{"role": "assistant", "content": "b"}, *MESSAGES], "rejected": "c"},
+            "must end with a message of the assistant",
+        ),
+        (
+            {"chosen": [*MESSAGES, *MESSAGES], "rejected": [*MESSAGES, {"role": "user", "content": "other"}]},
+            "must begin with a message of the assistant",
+        ),
     ],
 )
 def test_wrong_examples_are_refused(example: dict[str, Any], message: str) -> None:
@@ -237,6 +244,12 @@ def test_a_reference_table_survives_damage_and_is_computed_once(tmp_path: Path) 
     damaged = ReferenceTable(reference, file=file, owner="a run")
     damaged.complete([batch])
     assert calls == [1, 1] and damaged.values == table.values
+
+
+def test_a_margin_of_none_is_no_margin() -> None:
+    assert Reward().tokenize(PAIR | {"margin": None}, TOKENIZER)["margin"] == 0
+    with pytest.raises(ValueError, match="the margin 'a' must be a finite number"):
+        Reward().tokenize(PAIR | {"margin": "a"}, TOKENIZER)
 
 
 def test_balanced_lengths_count_both_kinds_of_pairs_equally_also_in_truncated_rows() -> None:

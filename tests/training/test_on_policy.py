@@ -106,6 +106,10 @@ def test_settings_that_cannot_work_are_refused(tmp_path: Path) -> None:
     tables["data"] |= {"rows": 8, "batch_warmup": 2}
     with pytest.raises(ValueError, match="objective distillation samples its batches, which have no warm-up"):
         regard.train(tables, out=tmp_path / "run", device="cpu")
+    tables = recipe_of(tmp_path)
+    tables["objective"]["max_new"] = tables["data"]["length"]
+    with pytest.raises(ValueError, match="leaves no token for a prompt before objective.max_new"):
+        regard.train(tables, out=tmp_path / "run", device="cpu")
 
 
 @pytest.mark.slow

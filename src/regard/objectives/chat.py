@@ -83,8 +83,9 @@ def tokenize_completion(prompt: Any, completion: Any, tokenizer: Tokenizer) -> d
 
 def answer_messages(answer: Any) -> list[dict[str, Any]]:
     messages = [{"role": "assistant", "content": answer}] if isinstance(answer, str) else checked_messages(answer)
-    if messages[-1]["role"] != "assistant":
-        raise ValueError(f"a completion must end with a message of the assistant; its last one is {messages[-1]!r:.80}")
+    for place, message in (("begin", messages[0]), ("end", messages[-1])):
+        if message["role"] != "assistant":
+            raise ValueError(f"a completion must {place} with a message of the assistant, not with {message!r:.80}")
     return messages
 
 

@@ -147,7 +147,7 @@ def without_middle(ids: np.ndarray, length: int) -> np.ndarray:
 
 
 def margin_of(example: Example) -> float:
-    margin = example.get("margin", 0.0)
+    margin = 0.0 if example.get("margin") is None else example["margin"]
     if isinstance(margin, bool) or not isinstance(margin, int | float) or not np.isfinite(margin):
         raise ValueError(f"the margin {margin!r:.40} must be a finite number; the example is {shown(example)}")
     return float(margin)
