@@ -270,3 +270,22 @@ def test_prepared_data_are_not_read_as_text(tmp_path):
     (tmp_path / "source-0" / "prepared.json").write_text("{}")
     with pytest.raises(FileError, match="is prepared data; train with the recipe of its folder"):
         read_examples(tmp_path)
+
+
+def test_conversations_of_other_formats_become_messages(tmp_path):
+    question, answer = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
+    own = {"prompt": "a", "instruction": "b", "output": "c"}
+    cases = [
+        ({"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}], "id": 7},
+         {"messages": [question, answer], "id": 7}),
+        ({"instruction": "a", "input": "", "output": "b"}, {"messages": [question, answer]}),
+        ({"instruction": "a", "input": "x", "output": "b"}, {"messages": [{**question, "content": "a\n\nx"}, answer]}),
+        ({"instruction": 1, "output": "b"}, {"instruction": 1, "output": "b"}),
+        ({"conversations": ["a"]}, {"conversations": ["a"]}),
+        (own, own),
+    ]  # fmt: skip
+    path = tmp_path / "chats.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row, _ in cases))
+    examples = read_examples(path)
+    expected = [found for _, found in cases]
+    assert list(examples) == expected == [examples[index] for index in range(len(examples))]

@@ -2,7 +2,8 @@
 
 An example is a mapping of named values, as in a line of JSON Lines; those of text files have the field `text`.
 `read_examples` opens a file, a folder or a pattern as a sequence. Only the offsets of the examples are in memory, and
-each example is read when it is needed. A collection can be pickled and read in many processes.
+each example is read when it is needed. A collection can be pickled and read in many processes. Conversations in other
+formats become `messages` (chat_formats.py).
 
 | format                | examples                                                                          |
 | --------------------- | --------------------------------------------------------------------------------- |
@@ -26,6 +27,7 @@ from typing import Any, Protocol, overload
 import numpy as np
 
 from regard.data.arrow import DATASET_SPLITS, DATASET_STATE, ArrowFile, dataset_files, open_parquet
+from regard.data.chat_formats import with_messages
 from regard.data.file_index import FileError
 from regard.data.indexed_file import IndexedFile
 from regard.spec import suggest_name
@@ -81,13 +83,12 @@ class FileExamples(Sequence[Mapping[str, Any]]):
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         file, row = self._locate(index)
-        example = file.read(row)
-        return self._rename(example, file, row) if self.columns else example
+        return self._convert(file.read(row), file, row)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for file in self.files:
             for row, example in enumerate(file):
-                yield self._rename(example, file, row) if self.columns else example
+                yield self._convert(example, file, row)
 
     def origin(self, index: int) -> str:
         """The file and the line or row of an example, for errors."""
@@ -108,6 +109,9 @@ class FileExamples(Sequence[Mapping[str, Any]]):
             raise IndexError(f"{self.name} has {len(self)} examples; there is none with index {index}")
         number = int(np.searchsorted(self._ends, index, side="right"))
         return self.files[number], int(index - (self._ends[number - 1] if number else 0))
+
+    def _convert(self, example: dict[str, Any], file: ExampleFile, row: int) -> dict[str, Any]:
+        return with_messages(self._rename(example, file, row) if self.columns else example)
 
     def _rename(self, example: dict[str, Any], file: ExampleFile, row: int) -> dict[str, Any]:
         for name in self.columns.values():
