@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from regard.checkpoint import save
 from regard.models.decoder import Decoder
 from regard.models.heads import MaskedLM
 from regard.models.presets import bert, transformer_2017
@@ -21,6 +22,7 @@ from regard.planning.published import PUBLISHED, llama, rotary, scaled_llama
 from regard.planning.speed import DEVICES
 from regard.planning.training import activation_bytes, full_training_bytes
 from regard.planning.training_plan import ParallelSplit, TrainingJob, logit_bytes
+from regard.text.train import byte
 from regard.training.parallel.mesh import DIMENSIONS
 from regard.training_run import train
 from tests.cli.conftest import regard
@@ -213,6 +215,16 @@ def planned(*arguments: str) -> dict:
     result = regard("plan", "train", *arguments, "--json")
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
+
+
+def test_tuning_a_model_is_planned_with_its_adapter(tmp_path: Path) -> None:
+    model = llama(2, 16, rotary(2), SwiGLU(32), byte().vocab_size, 64).build(seed=0)
+    save(model, tmp_path / "model", byte())
+    data = planned("dpo", "--from", str(tmp_path / "model"), "--adapter.rank=2", "--rows", "2")
+    trained = sum(2 * (p.shape[0] + p.shape[1]) for n, p in model.named_parameters() if p.ndim == 2 and "stack" in n)
+    assert data["run"]["parameters"] == sum(p.numel() for p in model.parameters())
+    assert data["run"]["trained_parameters"] == trained
+    assert regard("plan", "train", "7B", "--from", str(tmp_path / "model")).exit_code == 2
 
 
 def test_a_recipe_is_planned_on_all_devices(tmp_path: Path) -> None:

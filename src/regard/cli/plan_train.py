@@ -27,6 +27,9 @@ def plan_train(
     recipe: Annotated[
         str, typer.Argument(metavar="RECIPE", help="A recipe (name or file), a published model, or a size (7B).")
     ],
+    start: Annotated[
+        str | None, typer.Option("--from", metavar="MODEL", help="The model that a recipe such as dpo tunes.")
+    ] = None,
     gpus: Annotated[str | None, typer.Option(metavar="DEVICES", help=GPUS_HELP)] = None,
     split: Annotated[str | None, typer.Option(metavar="SPLIT", help=SPLIT_HELP)] = None,
     utilization: Annotated[
@@ -45,13 +48,14 @@ def plan_train(
     \b
     Examples:
       regard plan train llama --model.width=384
+      regard plan train dpo --from smollm2 --gpus cpu
       regard plan train 7B --gpus 8xh100 --rows 64 --length 4096
       regard plan train 70B --gpus 64xh100 --split replicate=2,shard=8,tensor=4
       regard plan train mixtral-8x7b --gpus 16xh100 --split expert=8
     """
     from regard.planning.training_plan import UTILIZATION
 
-    settings = run_settings(recipe, context.args, {"rows": rows, "length": length, "steps": steps})
+    settings = run_settings(recipe, start, context.args, {"rows": rows, "length": length, "steps": steps})
     share = UTILIZATION if utilization is None else utilization
     count, name = parse_devices(gpus)
     if name is None:
@@ -63,16 +67,23 @@ def plan_train(
     print(json.dumps(data, indent=2) if as_json else f"plan to train {recipe}\n\n{format_plan(data)}")
 
 
-def run_settings(name: str, overrides: Sequence[str], options: Mapping[str, int | None]) -> dict[str, Any]:
+def run_settings(
+    name: str, start: str | None, overrides: Sequence[str], options: Mapping[str, int | None]
+) -> dict[str, Any]:
     """The spec, sizes and settings of a recipe, or of a model with the default sizes."""
     from regard.cli.plan import find_spec
     from regard.planning.model_plan import default_context
     from regard.training.overrides import parse_overrides
-    from regard.training.recipe import FINE_TUNING_LENGTH, RECIPES, Data, find_recipe, read_recipe
+    from regard.training.recipe import FINE_TUNING_LENGTH, RECIPES, Data, draft_recipe, find_recipe, read_recipe
 
     is_recipe = (RECIPES / f"{name}.toml").is_file() or Path(name).suffix == ".toml"
-    tables = read_recipe(find_recipe(name), parse_overrides(overrides)) if is_recipe else {}
-    spec = find_spec(name, overrides)
+    changes = parse_overrides(overrides) | ({} if start is None else {"from": start})
+    if start is not None and not is_recipe:
+        raise typer.BadParameter(
+            f"{name} is a model, and --from is for a recipe; use regard plan train finetune --from"
+        )
+    tables = read_recipe(find_recipe(name), changes) if is_recipe else {}
+    spec = find_spec(name, overrides) if start is None else draft_recipe(tables)[0].model
     train, data = tables.get("train", {}), tables.get("data", {})
     sizes = {"rows": ROWS, "length": LENGTH, "steps": STEPS}
     if tables:
