@@ -228,7 +228,7 @@ def check(calls: list[tuple[str, str]]) -> None:
 
 def test_required_calls_are_valid_for_their_schemas(random_model):
     response = random_model.chat.completions.create(
-        **ASK, tool_choice="required", parallel_tool_calls=False, n=8, seed=1
+        **ASK, tool_choice="required", parallel_tool_calls=False, n=16, seed=1, temperature=2
     )
     names = set()
     for choice in response.choices:

@@ -3,7 +3,10 @@
 An example is a mapping of named values, as in a line of JSON Lines; those of text files have the field `text`.
 `read_examples` opens a file, a folder or a pattern as a sequence. Only the offsets of the examples are in memory, and
 each example is read when it is needed. A collection can be pickled and read in many processes. Conversations in other
-formats become `messages` (chat_formats.py).
+formats become `messages`:
+
+    ShareGPT    {"conversations": [{"from": "human", "value": …}, {"from": "gpt", "value": …}]}
+    Alpaca      {"instruction": …, "input": …, "output": …}      `input` may be missing or empty
 
 | format                | examples                                                                          |
 | --------------------- | --------------------------------------------------------------------------------- |
@@ -27,7 +30,6 @@ from typing import Any, Protocol, overload
 import numpy as np
 
 from regard.data.arrow import DATASET_SPLITS, DATASET_STATE, ArrowFile, dataset_files, open_parquet
-from regard.data.chat_formats import with_messages
 from regard.data.file_index import FileError
 from regard.data.indexed_file import IndexedFile
 from regard.spec import suggest_name
@@ -41,6 +43,8 @@ TEXT_FORMATS = ("text", "lines", "paragraphs", "files")
 FORMATS = (*TEXT_FORMATS, "jsonl", "json", "csv", "tsv", "parquet", "arrow", "dataset")
 HASHED_BYTES = 4 << 30  # of larger files, only size, modification time and samples are in the fingerprint
 SAMPLES, SAMPLE_BYTES = 64, 1 << 20
+ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant"}  # others keep their names
+OWN_FIELDS = ("messages", "prompt", "text")
 
 
 class ExampleFile(Protocol):
@@ -221,3 +225,24 @@ def fingerprint_file(path: Path) -> bytes:
 
 def new_hash(data: bytes = b"") -> hashlib.blake2b:
     return hashlib.blake2b(data, digest_size=16)
+
+
+def with_messages(example: dict[str, Any]) -> dict[str, Any]:
+    """A conversation of ShareGPT or Alpaca as `messages`; an example with fields of this package is left as it is."""
+    if any(field in example for field in OWN_FIELDS):
+        return example
+    turns = example.get("conversations")
+    if isinstance(turns, list) and all(
+        isinstance(turn, Mapping) and turn.keys() >= {"from", "value"} for turn in turns
+    ):
+        messages = [{"role": ROLES.get(turn["from"], turn["from"]), "content": turn["value"]} for turn in turns]
+        return {name: value for name, value in example.items() if name != "conversations"} | {"messages": messages}
+    request, answer = [example.get("instruction"), example.get("input") or ""], example.get("output")
+    if all(isinstance(text, str) for text in (*request, answer)):
+        messages = [
+            {"role": "user", "content": "\n\n".join(filter(None, request))},
+            {"role": "assistant", "content": answer},
+        ]
+        others = {name: value for name, value in example.items() if name not in ("instruction", "input", "output")}
+        return others | {"messages": messages}
+    return example
