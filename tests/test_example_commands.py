@@ -82,7 +82,8 @@ def test_recipes_and_overrides_are_valid(line: str, reader: Path, monkeypatch: p
         find_spec(str(options.model), options.overrides, options.pattern)
     elif name == "plan train":
         sizes = {size: getattr(options, size) for size in ("rows", "length", "steps")}
-        settings, (count, device) = run_settings(options.recipe, options.overrides, sizes), parse_devices(options.gpus)
+        settings = run_settings(options.recipe, options.start, options.overrides, sizes)
+        count, device = parse_devices(options.gpus)
         if device is None:
             overview(settings, 0.4)
         elif device != "cpu":  # it would be measured
