@@ -156,7 +156,7 @@ def test_loss_gradients_and_metrics_equal_a_plain_loop() -> None:
     expected = policy + OBJECTIVE.value_weight * value
     expected_gradients = torch.autograd.grad(expected, list(model.parameters()))
 
-    results = [OBJECTIVE(model, Batch(**batch, rollout=torch.zeros(2, 8))) for batch in batches]
+    results = [OBJECTIVE(model, Batch(**batch, rollout=torch.zeros(2, len(PPO.rollout_metrics)))) for batch in batches]
     loss = sum(result[0] for result in results)
     gradients = torch.autograd.grad(loss, list(model.parameters()))
     assert sum(result[1] for result in results) == n == 10
@@ -196,7 +196,7 @@ def test_advantages_with_lambda_0_are_td_errors_and_with_lambda_1_returns_minus_
 def test_the_first_step_has_ratios_of_one_and_the_values_of_the_rollout() -> None:
     batches = rollout()
     fields = OBJECTIVE.token_fields(batches, REWARDS, OBJECTIVE.kl)
-    batch = Batch(**batches[1], **fields[1], rollout=torch.zeros(2, 8))
+    batch = Batch(**batches[1], **fields[1], rollout=torch.zeros(2, len(PPO.rollout_metrics)))
     scores = score_tokens(model_of(1), batch, OBJECTIVE.temperature)[0]
     assert torch.equal(scores.logprobs, batch.old_logprobs) and torch.equal(scores.values, batch.old_values)
     loss, _, metrics = OBJECTIVE(model_of(1), batch)
