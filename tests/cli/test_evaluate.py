@@ -115,6 +115,8 @@ def test_completions_with_labels_are_not_targets(run: Path, tmp_path: Path) -> N
     assert result.exit_code == 0, result.exception
     found = json.loads(result.stdout)
     assert found["objective"] == "kto" and found["loss"] == pytest.approx(0.5)
+    unused = regard("eval", checkpoint, "--data", tmp_path / "rows.jsonl", "--reward", "json", "--from", checkpoint)
+    assert unused.exit_code == 2 and "--from is for objectives" in " ".join(unused.output.split())
 
 
 def always_two(completions: list[Any], **columns: Any) -> list[float]:

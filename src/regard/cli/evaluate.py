@@ -100,6 +100,8 @@ def evaluate(
         raise ValueError(f"{recipe or model} has no held-out examples; give some with --data FILE")
     compute_rewards = None if reward is None else load_reward(reward, device_of(llm), "--reward")
     objective = None if compute_rewards else objective_for(tables, examples, llm)
+    if start is not None and (objective is None or not objective.needs_reference):
+        raise typer.BadParameter("--from is for objectives that compare with the model before training; omit it")
     answered = generates(llm) and has_target(examples.example(0))
     if isinstance(objective, Reinforcement):
         compute_rewards = load_reward(objective.reward, device_of(llm), weights=objective.reward_weights)
