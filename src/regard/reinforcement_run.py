@@ -122,6 +122,11 @@ def with_rollouts(trainer: Trainer, recipe: Recipe, tokenizer: Tokenizer, splits
     generate = EngineGenerator(model, tokenizer, data.length, objective.max_new, data.rows * objective.updates, dtype)
     reference = reference_scorer(scorer, recipe) if objective.kl else None
     reward = load_reward(objective.reward, device, weights=objective.reward_weights)
+    prompts = data.rows * objective.updates // objective.group
+    trainer.listener.note(
+        f"a rollout: {prompts} prompts, {objective.group} completions of each of at most {objective.max_new} tokens, "
+        f"for {objective.epochs * objective.updates} steps; reward {objective.reward}"
+    )
     loader = RolloutLoader(
         splits.train, objective, tokenizer, data.rows, data.length, generate, reward, scorer, reference, data.seed,
         trainer.listener.note,

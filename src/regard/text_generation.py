@@ -106,9 +106,12 @@ class TextGenerator:
 
     def generate(self, prompts: Sequence[Prompt]) -> list[str]:
         """The texts of all prompts, decoded together. If one fails, all are cancelled."""
+        return [job.text for job in self.run(prompts)]
+
+    def run(self, prompts: Sequence[Prompt]) -> "list[TextJob]":
         jobs = [TextJob(prompt) for prompt in prompts]
         run_jobs(self.engine, self.lock, jobs)
-        return [job.text for job in jobs]
+        return jobs
 
     # For asyncio
 
@@ -156,6 +159,11 @@ class TextJob:
     def __init__(self, prompt: Prompt):
         self.prompt, self.text, self.position = prompt, "", 0
         self.stream: TextStream | None = None
+
+    @property
+    def cut_off(self) -> bool:
+        """Whether it ended because it became too long."""
+        return self.stream is not None and self.stream.finish == "length"
 
     def submit(self) -> Request:
         request = self.prompt.submit(self.prompt.ids, self.prompt.sampling)

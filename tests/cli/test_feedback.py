@@ -41,6 +41,7 @@ def test_a_model_ties_with_itself_and_its_samples_win_and_lose(demo_run: Path, t
     same = regard("compare", demo_run, demo_run, "--prompts", "world", "--count", 3, *SHORT)
     assert same.exit_code == 0, same.output
     assert "50.0%" in same.output and "A and B are the same model" in same.output
+    assert "3 answers of A and 3 of B were cut off at" in same.output
     out, prompts = tmp_path / "pairs.jsonl", write_prompts(tmp_path, "prompt")
     options = ("--by", "tests.cli.test_feedback:shorter_is_better", "--temperature", 2.0, "--out", out, "--json")
     sampled = regard("compare", demo_run, demo_run, "--prompts", prompts, *options, *SHORT)
@@ -49,6 +50,7 @@ def test_a_model_ties_with_itself_and_its_samples_win_and_lose(demo_run: Path, t
     assert found["prompts"] == 3 and found["wins"] + found["ties"] + found["losses"] == 3
     assert found["rate"] == sum({"a": 1, "tie": 0.5, "b": 0}[pair["better"]] for pair in pairs) / 3
     assert found["low"] < found["rate"] < found["high"] and found["position_bias"] is None
+    assert found["cut_off"] == {"a": 3, "b": 3}  # temperature 2 does not end answers of so few tokens
     for pair in pairs:
         assert pair["scores"] == {"a": -len(pair["a"]), "b": -len(pair["b"])} and pair["a"] != pair["b"]
 

@@ -1,7 +1,10 @@
 """Win rates: Wilson's interval, ties, decisions by rewards and by a judge."""
 
+from collections.abc import Sequence
+
 import pytest
 
+from regard.data.sources.base import Example
 from regard.feedback.comparison import (
     Decision,
     count_wins,
@@ -38,6 +41,14 @@ def test_the_larger_reward_wins() -> None:
     decisions = decide_by_reward(exact_match, examples, ["yes", "no", "yes"], ["no", "yes", " yes "])
     assert [decision.result for decision in decisions] == [1.0, 0.0, 0.5]
     assert decisions[0].scores == (1.0, 0.0) and result_of(-1e-9) == 0.0
+
+
+def test_a_reward_is_told_which_answers_are_cut_off() -> None:
+    def complete(examples: Sequence[Example], texts: Sequence[str], truncated: Sequence[bool] = ()) -> list[float]:
+        return [float(not cut) for cut in truncated]
+
+    decisions = decide_by_reward(complete, [{}] * 3, ["a"] * 3, ["b"] * 3, ([True, False, True], [True, True, False]))
+    assert [decision.result for decision in decisions] == [0.5, 1.0, 0.0]
 
 
 @pytest.mark.parametrize("bias", [0.0, 5.0])

@@ -1,5 +1,7 @@
 """Conversations: only what the assistant writes counts, for any chat template that extends a conversation."""
 
+import json
+
 import numpy as np
 import pytest
 import tokenizers
@@ -45,6 +47,14 @@ TOKENIZERS = {
 }
 
 
+TOOL_TOKENIZER = tokenizer(
+    "{% for tool in tools or [] %}{{ '[' ~ tool.function.name ~ ']' }}{% endfor %}"
+    "{% for m in messages %}{{ m.role ~ ': ' ~ m.content }}{% for call in m.tool_calls or [] %}"
+    "{{ call.function.name ~ ' ' ~ (call.function.arguments.values() | join(' ')) }}{% endfor %}{{ '<|end|>' }}"
+    "{% endfor %}" + PROMPT
+)
+
+
 @pytest.mark.ledger("ft.sft")
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_exactly_the_answers_and_their_end_tokens_count(name: str) -> None:
@@ -55,6 +65,44 @@ def test_exactly_the_answers_and_their_end_tokens_count(name: str) -> None:
     ends = np.flatnonzero(np.diff(columns["weights"], append=0) == -1) + 1
     answers = [tokenizer.decode(columns["ids"][a:b].tolist(), special=True) for a, b in zip(starts, ends, strict=True)]
     assert answers == expected
+
+
+def test_calls_of_tools_count_and_their_results_do_not() -> None:
+    """Arguments may be objects or their JSON; the template gets objects. Tools are given to the template."""
+    tools = [{"type": "function", "function": {"name": "where", "parameters": {}}}]
+    question = {"role": "user", "content": "Where is Anna?"}
+    results = [{"role": "tool", "content": "barn"}, {"role": "assistant", "content": "In the barn."}]
+    columns = []
+    for arguments, given in (({"who": "Anna"}, tools), ('{"who": "Anna"}', json.dumps(tools))):
+        calls = [{"function": {"name": "where", "arguments": arguments}}]
+        call = {"role": "assistant", "content": None, "tool_calls": calls}
+        example = {"messages": [question, call, *results], "tools": given}
+        columns.append(NextToken().tokenize(example, TOOL_TOKENIZER))
+        split = {"prompt": [question], "completion": [call, *results], "tools": given}
+        columns.append(NextToken().tokenize(split, TOOL_TOKENIZER))
+    for found in columns:
+        assert all((found[name] == columns[0][name]).all() for name in ("ids", "weights"))
+    ids, weights = columns[0]["ids"], columns[0]["weights"] > 0
+    assert TOOL_TOKENIZER.decode(ids[weights].tolist(), special=True) == "where Anna<|end|>In the barn.<|end|>"
+    assert TOOL_TOKENIZER.decode(ids.tolist(), special=True).startswith("[where]user: Where is Anna?")
+
+
+@pytest.mark.parametrize(
+    ("example", "message"),
+    [
+        ({"tools": "where"}, "must be a list of functions"),
+        ({"tools": [1]}, "must be a list of functions"),
+        ({"calls": [{"name": "where"}]}, "needs a `function` with `name`"),
+        ({"calls": [{"function": {"name": "where", "arguments": "{"}}]}, "needs a `function` with `name`"),
+        ({"calls": 1}, "needs a `function` with `name`"),
+        ({"calls": []}, "needs `role`"),
+    ],
+)
+def test_wrong_tools_and_calls_are_refused(example: dict, message: str) -> None:
+    calls = example.get("calls", [{"function": {"name": "where"}}])
+    messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": None, "tool_calls": calls}]
+    with pytest.raises(ValueError, match=message):
+        NextToken().tokenize({"messages": messages, "tools": example.get("tools")}, TOOL_TOKENIZER)
 
 
 @pytest.mark.ledger("ft.sft")

@@ -86,20 +86,27 @@ def compare(
         check_targets(rule, examples)
     decider = open_decider(rule, judge, judge_name, constitution, device)
     options = AnswerOptions(max_new, temperature, seed)
-    answers = answers_of(first, examples, options, 0, device)
+    answers, cut_off = answers_of(first, examples, options, 0, device)
     same = find_model(first).resolve() == find_model(second).resolve()
-    others = answers if same and not temperature else answers_of(second, examples, options, len(examples), device)
+    others, others_cut_off = answers, cut_off
+    if not same or temperature:
+        others, others_cut_off = answers_of(second, examples, options, len(examples), device)
+    cut = sum(cut_off), sum(others_cut_off)
     with progress_bar("comparing", len(examples)) as on_progress:
-        decisions = decider(examples, answers, others, on_progress)
+        decisions = decider(examples, answers, others, (cut_off, others_cut_off), on_progress)
     found = count_wins(decisions)
     verdicts = [decision.verdict for decision in decisions if decision.verdict is not None]
     if as_json:
         names = {"a": first, "b": second, "prompts": len(examples), "by": rule}
         bias = position_bias(verdicts)
         judged = {"position_bias": bias and bias._asdict(), "unanswered": count_unanswered(verdicts)}
+        judged["cut_off"] = dict(zip("ab", cut, strict=True))
         print(json.dumps({**names, **found._asdict(), "interval": "Wilson, 95 %", **judged}))
     else:
         print_result(first, second, found, verdicts, same)
+        if any(cut):
+            limit = f"{max_new} tokens; --max-new allows longer ones"
+            print(f"{cut[0]} answers of A and {cut[1]} of B were cut off at {limit}")
     if out is not None:
         write_file(out.resolve(), pair_lines(examples, answers, others, decisions))
 
@@ -128,7 +135,7 @@ def check_targets(rule: str, examples: "Sequence[Example]") -> None:
 def open_decider(
     by: str, judge: str | None, judge_name: str | None, constitution: Path | None, device: str
 ) -> "Callable[..., list[Decision]]":
-    """A function of (examples, answers, other answers, on_progress) that returns the decisions."""
+    """A function of (examples, answers, other answers, which are cut off, on_progress) that returns the decisions."""
     from regard.compat import resolve_device
     from regard.feedback.comparison import decide_by_judge, decide_by_reward
     from regard.training.rewards import load_reward
@@ -136,29 +143,29 @@ def open_decider(
     if judge is not None:
         template, principles = read_question(constitution)
         opened = open_judge(judge, judge_name, device)
-        return lambda examples, answers, others, on_progress: decide_by_judge(
+        return lambda examples, answers, others, cut_off, on_progress: decide_by_judge(
             opened, examples, answers, others, template, principles, on_progress
         )
     reward = load_reward(by, resolve_device(device), "--by")
 
-    def decide(examples: Any, answers: Any, others: Any, on_progress: "CountDone") -> "list[Decision]":
-        return decide_by_reward(reward, examples, answers, others)
+    def decide(examples: Any, answers: Any, others: Any, cut_off: Any, on_progress: "CountDone") -> "list[Decision]":
+        return decide_by_reward(reward, examples, answers, others, cut_off)
 
     return decide
 
 
 def answers_of(
     name: str, examples: "Sequence[Example]", options: "AnswerOptions", first: int, device: str
-) -> list[str]:
-    """One model at a time is in memory."""
+) -> tuple[list[str], list[bool]]:
+    """The answers, and which of them were cut off. One model at a time is in memory."""
     from regard.cli.open_model import open_model
-    from regard.feedback.prompts import answer_prompts
+    from regard.feedback.prompts import ModelAnswers
     from regard.objectives.reinforcement import prompt_of
 
-    llm = open_model(Path(name), device)
+    answer = ModelAnswers(open_model(Path(name), device), options)
     prompts = [prompt_of(example) for example in examples]
     with progress_bar(f"answers of {name}", len(prompts)) as on_progress:
-        return answer_prompts(llm, prompts, range(first, first + len(prompts)), options, on_progress)
+        return answer(prompts, range(first, first + len(prompts)), on_progress), answer.cut_off
 
 
 def check_output(path: Path, prompts: str) -> None:

@@ -1,7 +1,7 @@
 """`regard feedback`: training data from a model's answers, from its critiques of them, or from a judge."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -22,6 +22,9 @@ from regard.cli.judging import (
 )
 from regard.cli.open_model import DeviceOption
 from regard.find_model import find_model
+
+if TYPE_CHECKING:
+    from regard.feedback.prompts import ModelAnswers
 
 AnsweringModel = Annotated[str, typer.Argument(metavar="MODEL", help="A run, a model folder, or the name of a model.")]
 OutOption = Annotated[Path, typer.Option("--out", "-o", help="The .jsonl file of the examples; it is continued.")]
@@ -75,7 +78,7 @@ def revise(
                 changed += sum(revision.final != revision.initial for revision in found)
                 return [revision.as_line() for revision in found]
 
-            write_lines(output, make_lines, f"revising answers of {model}")
+            write_lines(output, make_lines, answer, f"revising answers of {model}")
     print(f"{out}: {len(examples)} conversations, {written} of them new, in {changed} of which the revision differs")
 
 
@@ -116,7 +119,7 @@ def answer(
                     for conversation, text in zip(conversations, generate(conversations, numbers), strict=True)
                 ]
 
-            write_lines(output, make_lines, f"answers of {model}")
+            write_lines(output, make_lines, generate, f"answers of {model}")
     print(f"{out}: {len(examples)} conversations, {len(examples) - start} of them new")
 
 
@@ -167,7 +170,7 @@ def label(
         opened = open_judge(judge, judge_name, device)
         answer = open_answers(model, device, max_new, temperature, seed)
         labeller = Labeller(answer, opened, template, principles, inconsistent, answered=output.start > 0)
-        write_lines(output, labeller, f"labelling answers of {model}")
+        write_lines(output, labeller, answer, f"labelling answers of {model}")
         asked = len(examples) - output.start
     pairs = asked - labeller.equal - labeller.dropped
     reason = "no verdict, or one that depends on the order" if inconsistent == "drop" else "no verdict"
@@ -184,19 +187,18 @@ def sampling(max_new: int, temperature: float, seed: int) -> dict[str, Any]:
     return {"max_new": max_new, "temperature": temperature, "seed": seed}
 
 
-def open_answers(model: str, device: str, max_new: int, temperature: float, seed: int) -> Any:
-    """A function of (prompts, numbers of the answers) that returns the model's answers."""
-    from functools import partial
-
+def open_answers(model: str, device: str, max_new: int, temperature: float, seed: int) -> "ModelAnswers":
     from regard.cli.open_model import open_model
-    from regard.feedback.prompts import AnswerOptions, answer_prompts
+    from regard.feedback.prompts import AnswerOptions, ModelAnswers
 
-    return partial(answer_prompts, open_model(Path(model), device), options=AnswerOptions(max_new, temperature, seed))
+    return ModelAnswers(open_model(Path(model), device), AnswerOptions(max_new, temperature, seed))
 
 
-def write_lines(output: Any, make_lines: Any, description: str) -> None:
+def write_lines(output: Any, make_lines: Any, answers: "ModelAnswers", description: str) -> None:
     if output.start:
         count = len(output.prompts)
         print(f"{output.lines.path} has lines up to prompt {output.start} of {count}; those after it are answered now")
     with progress_bar(description, len(output.prompts), output.start) as on_progress:
         output.write(make_lines, on_progress)
+    if any(answers.cut_off):
+        print(answers.describe_cut_off())

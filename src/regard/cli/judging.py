@@ -1,8 +1,10 @@
 """What `regard compare` and `regard feedback` share: options of prompts, answers and judges, and opening a judge."""
 
+import sys
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -82,8 +84,12 @@ def describe_verdicts(verdicts: "Sequence[JudgeVerdict]") -> list[str]:
     return lines
 
 
+SECONDS_PER_LINE = 30  # of progress that is written to a file or a pipe
+
+
 @contextmanager
 def progress_bar(description: str, total: int, done: int = 0) -> "Generator[CountDone]":
+    """A bar on a terminal; elsewhere a line now and then."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -91,4 +97,13 @@ def progress_bar(description: str, total: int, done: int = 0) -> "Generator[Coun
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(compact=True))
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(description, total=total, completed=done)
-        yield lambda completed: bar.update(task, completed=completed)
+        shown = monotonic()
+
+        def on_progress(completed: int) -> None:
+            nonlocal shown
+            bar.update(task, completed=completed)
+            if bar.disable and monotonic() - shown >= SECONDS_PER_LINE:
+                shown = monotonic()
+                print(f"{description}: {completed}/{total}", file=sys.stderr, flush=True)
+
+        yield on_progress

@@ -163,7 +163,8 @@ def with_parameters(summary: "RunSummary") -> "RunSummary":
 def overview(summary: "RunSummary") -> dict[str, str]:
     """The columns of the list of runs."""
     data = summary.to_dict()
-    size = "" if summary.parameters is None else f" {summary.parameters / 1e6:,.2f} M"
+    adapter = ", adapter" if summary.config.get("adapter") else ""
+    size = adapter if summary.parameters is None else f"{adapter} {summary.parameters / 1e6:,.2f} M"
     return {
         "run": data["run"],
         "state": data["state"],

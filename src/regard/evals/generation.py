@@ -21,6 +21,7 @@ from regard.engine.engine import Engine
 from regard.engine.inputs import decoder_of
 from regard.engine.request import Sampling
 from regard.text.chat import encode_chat
+from regard.text.messages import checked_messages, tools_of
 from regard.text.tokenizer import Tokenizer
 
 
@@ -89,7 +90,7 @@ def encode_prompt(example: Example, tokenizer: Tokenizer) -> tuple[list[int], li
         prompt = messages_before(example) if example.get("messages") is not None else example["prompt"]
         if isinstance(prompt, str):
             return [*tokenizer.prefix_ids, *tokenizer.encode(prompt)], None
-        return encode_chat(tokenizer, list(prompt)), None
+        return encode_chat(tokenizer, checked_messages(prompt), tools=tools_of(example)), None
     if tokenizer.decoder_start is None:
         raise ValueError(
             "the tokenizer has no token that starts an output; set decoder_start_token_id in generation_config.json"

@@ -54,10 +54,14 @@ def count_wins(decisions: Sequence[Decision]) -> WinRate:
 
 
 def decide_by_reward(
-    reward: ComputeRewards, examples: Sequence[Example], answers: Sequence[str], others: Sequence[str]
+    reward: ComputeRewards,
+    examples: Sequence[Example],
+    answers: Sequence[str],
+    others: Sequence[str],
+    cut_off: tuple[Sequence[bool], Sequence[bool]] = ((), ()),
 ) -> list[Decision]:
-    """The answer with the larger reward wins."""
-    return decide_by_scores(reward(examples, answers), reward(examples, others))
+    """The answer with the larger reward wins. cut_off: which answers of A and of B are not complete; () if all are."""
+    return decide_by_scores(reward(examples, answers, cut_off[0]), reward(examples, others, cut_off[1]))
 
 
 def decide_by_scores(scores: Sequence[float], others: Sequence[float]) -> list[Decision]:

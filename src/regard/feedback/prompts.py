@@ -8,7 +8,7 @@ Other columns are passed to reward functions. The seed of a sampled answer depen
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,8 @@ from regard.data.sources.base import Example
 from regard.data.world.answers import ask
 from regard.engine.request import derived_seed
 from regard.language_model import LanguageModel
-from regard.objectives.chat import checked_messages
 from regard.objectives.reinforcement import prompt_of
+from regard.text.messages import checked_messages
 
 WORLD = "world"  # the name of the prompts of the simulated world
 WORLD_REWARD = "regard.data.world.answers:score_answers"
@@ -61,6 +61,8 @@ def read_prompts(source: str, count: int | None = None, split: str = "held-out")
 def check_prompt(example: Example) -> None:
     """Raise ValueError for a prompt that is neither a string nor messages, and for wrong messages beside it."""
     prompt = prompt_of(example)
+    if example.get("tools"):
+        raise ValueError("prompts with `tools` cannot be answered here; remove them, or let a server answer")
     if prompt == "":
         raise ValueError("the prompt is empty; write one, or remove this example")
     if not isinstance(prompt, str):
@@ -90,20 +92,30 @@ class AnswerOptions:
     seed: int = 0
 
 
-def answer_prompts(
-    llm: LanguageModel,
-    prompts: Sequence[Any],
-    numbers: Sequence[int],
-    options: AnswerOptions,
-    on_progress: CountDone = lambda done: None,
-) -> list[str]:
-    """The answers to messages, and the continuations of strings. numbers: of the answers, from which seeds follow."""
-    answers: list[str] = []
-    for start in range(0, len(prompts), CHUNK):
-        chunk = zip(prompts[start : start + CHUNK], numbers[start : start + CHUNK], strict=True)
-        answers += llm.texts.generate([encode(llm, prompt, options, number) for prompt, number in chunk])
-        on_progress(len(answers))
-    return answers
+@dataclass
+class ModelAnswers:
+    """A model's answers to messages, and its continuations of strings."""
+
+    llm: LanguageModel
+    options: AnswerOptions
+    cut_off: list[bool] = field(default_factory=list)  # for every answer up to now, whether it reached max_new
+
+    def __call__(
+        self, prompts: Sequence[Any], numbers: Sequence[int], on_progress: CountDone = lambda done: None
+    ) -> list[str]:
+        """numbers: of the answers, from which their seeds follow."""
+        answers: list[str] = []
+        for start in range(0, len(prompts), CHUNK):
+            chunk = zip(prompts[start : start + CHUNK], numbers[start : start + CHUNK], strict=True)
+            jobs = self.llm.texts.run([encode(self.llm, prompt, self.options, number) for prompt, number in chunk])
+            answers += [job.text for job in jobs]
+            self.cut_off += [job.cut_off for job in jobs]
+            on_progress(len(answers))
+        return answers
+
+    def describe_cut_off(self) -> str:
+        limit = f"{self.options.max_new} tokens; --max-new allows longer ones"
+        return f"{sum(self.cut_off)} of {len(self.cut_off)} generated texts were cut off at {limit}"
 
 
 def encode(llm: LanguageModel, prompt: Any, options: AnswerOptions, number: int) -> Any:

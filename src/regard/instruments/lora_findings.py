@@ -153,7 +153,8 @@ def compare(
 INSTRUMENTS = (
     Instrument(
         "lora-rates", "LoRA and full fine-tuning",
-        "Both tune the same model at many learning rates; labs of this package test what LoRA without regret claims.",
+        "LoRA trains an adapter, FullFT all weights of the same model, at many learning rates. Labs of this package "
+        "test what the article LoRA without regret claims.",
         r"\eta_{\mathrm{LoRA}} \approx 10\,\eta_{\mathrm{full}} \text{ (published)}, \qquad "
         r"\text{bits} \le \text{problems} \cdot \text{samples} \cdot b",
         (

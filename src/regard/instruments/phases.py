@@ -16,7 +16,7 @@ from regard.planning.groups import format_number
 
 FILE = "results.json"
 MAX_PHASES = 8
-NEWEST, EXAMPLE = "newest in the folder of runs", "the example of the package"
+NEWEST, EXAMPLE = "my newest pipeline, if there is one", "the example of the package"
 AFTER = {  # key: label
     "correct": "correct answers",
     "formatted": "answers in the asked form",
@@ -142,12 +142,11 @@ def details(phases: Sequence[MeasuredPhase], chosen: int) -> Panel:
 
 def overview(phases: Sequence[MeasuredPhase]) -> Panel:
     measures = [key for key in AFTER if any(key in phase.after for phase in phases)]
-    columns = ("phase", "data", "objective", "tokens", "FLOPs", "share", *(HEADINGS[key] for key in measures))
+    columns = ("phase", "FLOPs", "share", *(HEADINGS[key] for key in measures))
     rows = []
     for phase in phases:
-        tokens, flops = format_number(phase.tokens.mean), format_number(phase.flops.mean)
         after = [phase.after[key].percent() if key in phase.after else "" for key in measures]
-        rows.append((phase.name, phase.data, phase.objective, tokens, flops, percent(phase.share), *after))
+        rows.append((phase.name, format_number(phase.flops.mean), percent(phase.share), *after))
     return table("all phases; in brackets the smallest and the largest value of a seed", columns, rows)
 
 

@@ -19,7 +19,6 @@ Bai et al. 2022 (Constitutional AI); Lee et al. 2023 (RLAIF).
 
 import copy
 from collections.abc import Sequence
-from functools import partial
 from random import Random
 from typing import Any, NamedTuple
 
@@ -33,7 +32,7 @@ from regard.data.world.english import write_sentences
 from regard.data.world.tasks import draw_passages
 from regard.feedback.constitution import Constitution, Principle
 from regard.feedback.judge import JudgeVerdict, ModelJudge, judge_pairs, position_bias, question_of
-from regard.feedback.prompts import AnswerOptions, answer_prompts
+from regard.feedback.prompts import AnswerOptions, ModelAnswers
 from regard.feedback.revise import assistant, revise, user
 from regard.labs.experiment import Bench, Check, Findings, Plot
 from regard.labs.fit import fit
@@ -102,7 +101,7 @@ def critique_and_revision(
     bench: Bench, model: DecoderModule, tokenizer: Tokenizer, asked: Sequence[Asked], test: Sequence[Asked]
 ) -> dict[str, AnswerQuality]:
     """Trained on the model's own first answers, and on its revisions."""
-    answer = partial(answer_prompts, LanguageModel(model, tokenizer, rows=64), options=SAMPLED)
+    answer = ModelAnswers(LanguageModel(model, tokenizer, rows=64), SAMPLED)
     found = revise(answer, [item.prompt for item in asked], range(len(asked)), RULES, seed=bench.seed)
     data = {
         "first answers": [{"messages": [*item.prompt, assistant(item.initial)]} for item in found],
@@ -129,7 +128,7 @@ def ai_feedback(
     """How far the judge agrees with the rule, and the quality after DPO by the labels of each, by their number."""
     llm = LanguageModel(model, tokenizer, rows=64)
     twice = [item.prompt for item in asked for _ in range(2)]
-    answers = [text.strip() for text in answer_prompts(llm, twice, range(len(twice)), SAMPLED)]
+    answers = [text.strip() for text in ModelAnswers(llm, SAMPLED)(twice, range(len(twice)))]
     sampled = list(zip(asked, answers[::2], answers[1::2], strict=True))
     pairs = [(item, a, b) for item, a, b in sampled if item.score(a) != item.score(b)]
     pairs = pairs or [(item, a, b) for item, a, b in sampled if a != b]  # of a model that is not trained (quick)
@@ -166,7 +165,7 @@ def pair_row(prompt: list[dict[str, Any]], first: str, second: str, first_wins: 
 
 def measure(model: DecoderModule, tokenizer: Tokenizer, test: Sequence[Asked]) -> AnswerQuality:
     llm = LanguageModel(model, tokenizer, rows=64)
-    answers = answer_prompts(llm, [item.prompt for item in test], range(len(test)), SAMPLED)
+    answers = ModelAnswers(llm, SAMPLED)([item.prompt for item in test], range(len(test)))
     grades = [grade(text, item.answer) for text, item in zip(answers, test, strict=True)]
     correct, formatted = (sum(values) / len(grades) for values in zip(*grades, strict=True))
     return AnswerQuality(formatted, correct, sum(all(values) for values in grades) / len(grades))

@@ -8,6 +8,9 @@ in this way and is refused.
 Of a prompt with its completion only the tokens of the completion have weight 1. The prompt is a string, which a string
 follows directly, or a list of messages; its completion is then the answer of the assistant: a string, or messages, of
 which again only those of the assistant count.
+
+Messages of the assistant may have `tool_calls`, and examples may have `tools`, both in OpenAI's format. The template
+writes them; the tokens of a call count like those of an answer, and its result is a message of role `tool`.
 """
 
 from collections.abc import Sequence
@@ -17,26 +20,27 @@ import numpy as np
 
 from regard.objectives.text import end_id
 from regard.text.chat import encode_chat
+from regard.text.messages import ToolList, checked_messages
 from regard.text.tokenizer import Tokenizer
 
 
-def tokenize_chat(messages: Any, tokenizer: Tokenizer) -> dict[str, np.ndarray]:
+def tokenize_chat(messages: Any, tokenizer: Tokenizer, tools: ToolList | None = None) -> dict[str, np.ndarray]:
     """`ids` and `weights` of a conversation."""
     messages = checked_messages(messages)
-    ids = encode_chat(tokenizer, messages, add_generation_prompt=False)
-    return {"ids": np.array(ids, np.int64), "weights": assistant_weights(ids, messages, 0, tokenizer)}
+    ids = encode_chat(tokenizer, messages, False, tools)
+    return {"ids": np.array(ids, np.int64), "weights": assistant_weights(ids, messages, 0, tokenizer, tools)}
 
 
 def assistant_weights(
-    ids: Sequence[int], messages: list[dict[str, Any]], first: int, tokenizer: Tokenizer
+    ids: Sequence[int], messages: list[dict[str, Any]], first: int, tokenizer: Tokenizer, tools: ToolList | None
 ) -> np.ndarray:
     """1 for the tokens of the assistant's messages, from message number `first` on; `ids` are those of all messages."""
     weights = np.zeros(len(ids), np.float32)
     for index, message in enumerate(messages):
         if index < first or message["role"] != "assistant":
             continue
-        before = encode_chat(tokenizer, messages[:index], add_generation_prompt=True)
-        until = encode_chat(tokenizer, messages[: index + 1], add_generation_prompt=False)
+        before = encode_chat(tokenizer, messages[:index], True, tools)
+        until = encode_chat(tokenizer, messages[: index + 1], False, tools)
         if ids[: len(before)] != before or ids[: len(until)] != until:
             raise ValueError(
                 f"the chat template writes message {index} differently as part of a longer conversation, so its tokens "
@@ -51,31 +55,21 @@ def assistant_weights(
     return weights
 
 
-def checked_messages(messages: Any) -> list[dict[str, Any]]:
-    if not isinstance(messages, list | tuple) or not messages:
-        raise ValueError(f"`messages` must be a list with at least one message, found {messages!r:.60}")
-    for message in messages:
-        valid = isinstance(message, dict) and isinstance(message.get("role"), str)
-        if not valid or not isinstance(message.get("content"), str):
-            raise ValueError(
-                f"a message needs `role` (user, assistant, system …) and `content` (a string); found {message!r:.80}"
-            )
-    return list(messages)
-
-
-def tokenize_completion(prompt: Any, completion: Any, tokenizer: Tokenizer) -> dict[str, np.ndarray]:
+def tokenize_completion(
+    prompt: Any, completion: Any, tokenizer: Tokenizer, tools: ToolList | None = None
+) -> dict[str, np.ndarray]:
     """`ids` of both, and `weights`: 1 for the tokens of the completion with its end, 0 for those of the prompt."""
-    before, messages = prompt_ids(prompt, tokenizer), []
+    before, messages = prompt_ids(prompt, tokenizer, tools), []
     if isinstance(prompt, str):
         if not isinstance(completion, str):
             raise ValueError(f"the prompt is a string, so its completion must be one; found {completion!r:.60}")
         after = [*tokenizer.encode(completion), end_id(tokenizer)]
     else:
-        messages = answer_messages(completion)
-        after = answer_ids(before, checked_messages(prompt), messages, tokenizer)
+        messages, prompt = answer_messages(completion), checked_messages(prompt)
+        after = answer_ids(before, prompt, messages, tokenizer, tools)
     ids = before + after
     if len(messages) > 1:
-        weights = assistant_weights(ids, [*prompt, *messages], len(prompt), tokenizer)
+        weights = assistant_weights(ids, [*prompt, *messages], len(prompt), tokenizer, tools)
     else:
         weights = np.repeat(np.array([0, 1], np.float32), [len(before), len(after)])
     return {"ids": np.array(ids, np.int64), "weights": weights}
@@ -89,20 +83,21 @@ def answer_messages(answer: Any) -> list[dict[str, Any]]:
     return messages
 
 
-def prompt_ids(prompt: Any, tokenizer: Tokenizer) -> list[int]:
+def prompt_ids(prompt: Any, tokenizer: Tokenizer, tools: ToolList | None = None) -> list[int]:
     """The tokens of a prompt, as those of a request for generation."""
     if isinstance(prompt, str):
         return [*tokenizer.prefix_ids, *tokenizer.encode(prompt)]
     if not isinstance(prompt, list | tuple):
         raise ValueError(f"`prompt` must be a string or a list of messages, found {prompt!r:.60}")
-    return encode_chat(tokenizer, checked_messages(prompt), add_generation_prompt=True)
+    return encode_chat(tokenizer, checked_messages(prompt), True, tools)
 
 
 def answer_ids(
-    before: Sequence[int], prompt: list[dict[str, Any]], answer: Sequence[dict[str, Any]], tokenizer: Tokenizer
-) -> list[int]:
+    before: Sequence[int], prompt: list[dict[str, Any]], answer: Sequence[dict[str, Any]], tokenizer: Tokenizer,
+    tools: ToolList | None = None,
+) -> list[int]:  # fmt: skip
     """The tokens that the chat template writes after the prompt, with its generation prompt, for the answer."""
-    ids = encode_chat(tokenizer, [*prompt, *answer], add_generation_prompt=False)
+    ids = encode_chat(tokenizer, [*prompt, *answer], False, tools)
     if ids[: len(before)] != list(before):
         raise ValueError(
             "the chat template writes the prompt differently when an answer follows, so the tokens of the answer "

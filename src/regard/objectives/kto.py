@@ -29,6 +29,7 @@ from regard.objectives.next_token import slice_columns
 from regard.objectives.preference_pairs import pack_together
 from regard.objectives.sequence_logprobs import sequence_logprobs
 from regard.spec import require
+from regard.text.messages import tools_of
 from regard.text.tokenizer import Tokenizer
 
 
@@ -55,7 +56,7 @@ class KTO(Objective):
 
     def tokenize(self, example: Example, tokenizer: Tokenizer) -> Columns:
         require_keys(self, example, "prompt", "completion", "label")
-        columns = tokenize_completion(example["prompt"], example["completion"], tokenizer)
+        columns = tokenize_completion(example["prompt"], example["completion"], tokenizer, tools_of(example))
         return columns | {"label": np.array(is_good(example), np.int64)}
 
     def sample(self, columns: Columns, tokenizer: Tokenizer, length: int, rng: np.random.Generator) -> list[Item]:

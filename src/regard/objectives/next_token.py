@@ -26,6 +26,7 @@ from regard.objectives.base import Columns, LossResult, Objective, layout_of, re
 from regard.objectives.chat import tokenize_chat, tokenize_completion
 from regard.objectives.text import end_id, text_of
 from regard.spec import require
+from regard.text.messages import tools_of
 from regard.text.tokenizer import Tokenizer
 
 
@@ -71,9 +72,9 @@ def tokenize_document(example: Example, tokenizer: Tokenizer) -> dict[str, np.nd
     if "spans" in example:
         return tokenize_spans(example["spans"], tokenizer)
     if "messages" in example:
-        return tokenize_chat(example["messages"], tokenizer)
+        return tokenize_chat(example["messages"], tokenizer, tools_of(example))
     if "completion" in example:
-        return tokenize_completion(example.get("prompt"), example["completion"], tokenizer)
+        return tokenize_completion(example.get("prompt"), example["completion"], tokenizer, tools_of(example))
     if "text" not in example:
         raise ValueError(
             f"an example needs `text`, `messages`, or `prompt` and `completion`; this one has {', '.join(example)}; "

@@ -24,6 +24,7 @@ from regard.models.decoder import Decoder
 from regard.objectives.base import Columns, Objective, require_keys, require_model
 from regard.objectives.chat import tokenize_completion
 from regard.objectives.next_token import slice_columns
+from regard.text.messages import tools_of
 from regard.text.tokenizer import Tokenizer
 
 SIDES = ("chosen", "rejected")
@@ -46,7 +47,7 @@ class PreferencePairs(Objective):
         prompt, *completions = split_prompt(example)
         columns: dict[str, np.ndarray] = {}
         for side, completion in zip(SIDES, completions, strict=True):
-            sequence = tokenize_completion(prompt, completion, tokenizer)
+            sequence = tokenize_completion(prompt, completion, tokenizer, tools_of(example))
             columns |= {f"{side}_{name}": array for name, array in sequence.items()}
         require_different(columns["chosen_ids"], columns["rejected_ids"], example)
         return columns

@@ -32,11 +32,12 @@ from regard.data.sources.base import Example, Splits, shown
 from regard.models.base import Model
 from regard.models.decoder import Decoder
 from regard.objectives.base import Columns, LossResult, Objective, add_losses, require_model
-from regard.objectives.chat import checked_messages, prompt_ids
+from regard.objectives.chat import prompt_ids
 from regard.objectives.next_token import slice_columns
 from regard.objectives.preference_pairs import pack_together
 from regard.objectives.sequence_logprobs import TokenScores, score_tokens
 from regard.spec import require
+from regard.text.messages import checked_messages, tools_of
 from regard.text.tokenizer import Tokenizer
 
 # of a rollout: mean and standard deviation of its rewards, the share of prompts whose completions all have the same
@@ -88,7 +89,7 @@ class Reinforcement(Objective):
 
     def tokenize(self, example: Example, tokenizer: Tokenizer) -> Columns:
         """`ids` of the prompt."""
-        return {"ids": np.array(prompt_ids(prompt_of(example), tokenizer), np.int64)}
+        return {"ids": np.array(prompt_ids(prompt_of(example), tokenizer, tools_of(example)), np.int64)}
 
     def sample(self, columns: Columns, tokenizer: Tokenizer, length: int, rng: np.random.Generator) -> list[Item]:
         return [columns] if 0 < len(columns["ids"]) <= length - self.max_new else []  # too long for a row

@@ -39,6 +39,7 @@ from regard.objectives.chat import tokenize_completion
 from regard.objectives.inputs import encode_pair, stack_labels, wide_logits
 from regard.objectives.preference_pairs import SIDES, pair_metrics, require_different, split_prompt
 from regard.spec import require
+from regard.text.messages import ToolList, tools_of
 from regard.text.tokenizer import Tokenizer
 
 COUNTED = 2000  # examples, for the share of pairs whose chosen completion is longer
@@ -86,7 +87,7 @@ class Reward(Objective):
             "longer": np.array(is_longer(*completions), np.int64),
         }
         for side, completion in zip(SIDES, completions, strict=True):
-            columns[side] = sequence_ids(prompt, completion, tokenizer)
+            columns[side] = sequence_ids(prompt, completion, tokenizer, tools=tools_of(example))
         require_different(columns["chosen"], columns["rejected"], example)
         return columns
 
@@ -120,14 +121,16 @@ class Reward(Objective):
         return add_losses((losses * weights).sum(), weights.sum(), outputs.losses, pair_metrics(rewards, weights))
 
 
-def sequence_ids(prompt: Any, completion: Any, tokenizer: Tokenizer, truncated: bool = False) -> np.ndarray:
+def sequence_ids(
+    prompt: Any, completion: Any, tokenizer: Tokenizer, truncated: bool = False, tools: ToolList | None = None
+) -> np.ndarray:
     """The prompt with its completion as the policy writes them; two strings as a pair, if there is no eos token.
 
     truncated: the completion was cut off, so it has no stop token.
     """
     if tokenizer.eos is None and isinstance(prompt, str) and isinstance(completion, str):
         return np.array(encode_pair(tokenizer, prompt, completion).ids, np.int64)
-    ids = tokenize_completion(prompt, completion, tokenizer)["ids"]
+    ids = tokenize_completion(prompt, completion, tokenizer, tools)["ids"]
     return ids[: np.flatnonzero(np.isin(ids, tokenizer.stop_ids))[-1]] if truncated else ids
 
 

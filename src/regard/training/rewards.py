@@ -29,6 +29,7 @@ from regard.objectives.base import Objective
 from regard.objectives.inputs import logits_of
 from regard.objectives.reinforcement import Reinforcement, prompt_of
 from regard.objectives.reward import sequence_ids, without_middle
+from regard.text.messages import tools_of
 from regard.text.tokenizer import Tokenizer
 from regard.training.base_model import check_setting, fingerprint_model, load_model, root_of
 from regard.training.run import newest_checkpoint
@@ -162,7 +163,7 @@ class RewardModel:
     ) -> list[float]:
         truncated = truncated or [False] * len(completions)
         sequences = (
-            sequence_ids(prompt_of(example), text, self.tokenizer, cut)
+            sequence_ids(prompt_of(example), text, self.tokenizer, cut, tools_of(example))
             for example, text, cut in zip(examples, completions, truncated, strict=True)
         )
         items = [{"ids": without_middle(ids, self.context)} for ids in sequences]  # as in its training

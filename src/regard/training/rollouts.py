@@ -27,6 +27,7 @@ from regard.data.sources.base import Example, Examples
 from regard.objectives.chat import prompt_ids
 from regard.objectives.reinforcement import Reinforcement, prompt_of, sampled_batch
 from regard.objectives.sequence_logprobs import TokenScores, score_tokens
+from regard.text.messages import tools_of
 from regard.text.tokenizer import Tokenizer
 from regard.training.rewards import ComputeRewards
 from regard.training.step import Precision
@@ -93,7 +94,7 @@ class Prompts:
         """An example and the tokens of its prompt; None if it is left out."""
         example = self.examples.example(index)
         try:
-            ids = prompt_ids(prompt_of(example), self.tokenizer)
+            ids = prompt_ids(prompt_of(example), self.tokenizer, tools_of(example))
         except ValueError as error:
             raise ValueError(f"example {index} of {self.examples.name}: {error}") from error
         return (example, ids) if 0 < len(ids) <= self.length - self.max_new else None
