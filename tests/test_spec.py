@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from regard.adapt.lora import LoRA
 from regard.data.sources.base import DataSource
 from regard.kernels.attention.mask import Full
 from regard.kinds import TABLES
@@ -195,6 +196,8 @@ BLOCK = Block((Sublayer(SwiGLU(4)),))
         (lambda: FeedForward(0), "hidden=0 must be positive"),
         (lambda: Attention(4, kvheads=2), "Attention has no field 'kvheads'; did you mean 'kv_heads'"),
         (lambda: FeedForward(4, "gelu_tan"), "activation='gelu_tan': did you mean 'gelu_tanh'"),
+        (lambda: LoRA(lora_alpha=16), "LoRA has no field 'lora_alpha'; did you mean 'alpha'"),
+        (lambda: LoRA(r=8), "LoRA has no field 'r'; did you mean 'rank'"),
         (lambda: SwiGLU(-1), "hidden=-1 must be positive"),
         (lambda: Learned(0), "length=0 must be positive"),
         (lambda: Rope(0.0), "base=0.0 must be positive"),

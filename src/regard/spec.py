@@ -108,10 +108,19 @@ class Spec:
         return cls.from_dict(tomllib.loads(text))
 
 
+ELSEWHERE = {  # names of other libraries: ours
+    "learning_rate": "lr", "max_steps": "steps", "warmup_steps": "warmup", "batch_size": "rows",
+    "per_device_train_batch_size": "rows", "gradient_accumulation_steps": "accumulate", "max_length": "length",
+    "max_seq_length": "length", "r": "rank", "lora_alpha": "alpha", "num_generations": "group",
+    "max_completion_length": "max_new", "hidden_size": "width",
+}  # fmt: skip
+
+
 def suggest_name(name: str, names: Iterable[str]) -> str:
     """The remedy for an unknown name: 'did you mean …?' with the nearest of the names, else the list of all."""
     names = sorted(names)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    known = [ELSEWHERE[name]] if ELSEWHERE.get(name) in names else []
+    close = known or difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}?" if close else f"choose one of {', '.join(names)}"
 
 

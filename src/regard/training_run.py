@@ -34,6 +34,7 @@ from regard.text.tokenizer import Tokenizer
 from regard.training.base_model import check_weights, fingerprint_model, keep_base
 from regard.training.loop import Trainer, TrainingResult
 from regard.training.overrides import override
+from regard.training.parallel.distribute import check_settings
 from regard.training.parallel.mesh import (
     Processes,
     check_processes,
@@ -182,6 +183,8 @@ def needed_checkpoints(recipe: Recipe) -> list[Path]:
 def check_recipe(recipe: Recipe, device: str) -> None:
     """Raise ValueError if the processes cannot share the batch, or the memory of this machine is too small."""
     check_processes(recipe.train.parallel, recipe.data.least_rows)
+    assert recipe.objective is not None, "a resolved recipe has an objective"
+    check_settings(recipe.train, recipe.objective.scope, Processes(recipe.train.parallel.resolve(process_count())))
     trained = None if recipe.adapter is None else 0  # adapters are too small to matter here
     check_memory(recipe.model, recipe.train, device, recipe.data.rows, recipe.data.length, trained, process_count())
 
