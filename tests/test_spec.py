@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from regard.adapt.lora import LoRA
 from regard.data.sources.base import DataSource
+from regard.formats.base import NumberFormat
 from regard.kernels.attention.mask import Full
 from regard.kinds import TABLES
 from regard.models.decoder import Decoder
@@ -37,6 +38,7 @@ BASES = {
     "sources": DataSource,
     "optimizers": Optimizer,
     "schedules": Schedule,
+    "formats": NumberFormat,
 }
 KINDS = [(table, kind) for table in TABLES for kind in TABLES[table]]
 sizes = st.integers(1, 10**6)

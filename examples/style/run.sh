@@ -14,12 +14,12 @@ regard eval smollm2 --data "$data/prompts.jsonl" --reward style:in_short --max-n
 python style.py examples "$data"
 
 started=$(date +%s)
-regard tune sft smollm2 --data "$data/chats.jsonl" --out "$runs/sft" --adapter.rank=16 --data.rows=4 --data.length=128 --data.held_out=2 --train.steps=30 --train.lr=4e-4 --train.schedule.warmup=4
+regard tune sft smollm2 --data "$data/chats.jsonl" --out "$runs/sft" --adapter.rank=16 --data.rows=4 --data.length=128 --data.held_out=2 --train.steps=28 --train.lr=2.5e-4 --train.schedule.warmup=4
 echo "sft $(($(date +%s) - started))" >> "$out/seconds"
 
 # Without the likelihood, DPO lowers the probability of both completions, and the answers become nonsense.
 started=$(date +%s)
-regard tune dpo smollm2 --data "$data/pairs.jsonl" --out "$runs/dpo" --objective.beta=0.5 --objective.likelihood=1 --data.rows=4 --data.length=128 --data.held_out=2 --train.steps=30 --train.lr=4e-4 --train.schedule.warmup=4
+regard tune dpo smollm2 --data "$data/pairs.jsonl" --out "$runs/dpo" --objective.beta=0.5 --objective.likelihood=1 --data.rows=4 --data.length=128 --data.held_out=2 --train.steps=28 --train.lr=4e-4 --train.schedule.warmup=4
 echo "dpo $(($(date +%s) - started))" >> "$out/seconds"
 
 for model in smollm2 "$runs/sft" "$runs/dpo"; do

@@ -22,14 +22,18 @@ SENTENCE_END = re.compile(r"[.!?](?=\s|$)")
 OTHER_CHARACTERS = 30_000  # of Python's documentation, for the perplexity of other text
 
 THINGS = """a compass, photosynthesis, a mortgage, inflation, a vaccine, the water cycle, a battery, gravity, a computer
-virus, a solar eclipse, yeast, a bicycle gear, a lighthouse, an earthquake, sleep, a savings account, recycling, a
-thermometer, the moon, a sourdough starter""".replace("\n", " ").split(", ")
+virus, a solar eclipse, yeast, a bicycle gear, a lighthouse, an earthquake, sleep, recycling""".replace("\n", " ").split(", ")
 TASKS = """boil an egg, learn a new language, clean a window, plan a birthday party, write a thank-you letter, save some
-money, repair a flat tire, grow tomatoes, wake up earlier, prepare for an exam, choose a good book, pack a
-suitcase, take better photos, stay calm in traffic, make friends in a new city, store bread, tie a tie, remove a coffee
-stain, train a puppy, draw a face""".replace("\n", " ").split(", ")
-OF_THINGS = ("What is {}?", "Explain {} to a beginner.", "Why is {} important?", "How does {} work?")
-OF_TASKS = ("How do I {}?", "What do I need to {}?", "Is it hard to {}?", "Give me a tip: I want to {}.")
+money, repair a flat tire, grow tomatoes, wake up earlier, prepare for an exam, choose a good book, pack a suitcase,
+take better photos, make friends in a new city, store bread, train a puppy""".replace("\n", " ").split(", ")
+OF_THINGS = (
+    "What is {}?", "Explain {} to a beginner.", "Why is {} important?", "How does {} work?",
+    "What would happen without {}?", "My friend asked me about {}. What should I say?",
+)  # fmt: skip
+OF_TASKS = (
+    "How do I {}?", "What do I need to {}?", "Is it hard to {}?", "Give me a tip: I want to {}.",
+    "Who can help me to {}?", "My brother wants to {}. What should he know?",
+)  # fmt: skip
 
 PLACES = """a library, the desert, a rainforest, the seaside, a hospital, an airport, a farm, a museum, the mountains, a
 bakery, an island, a theatre, a train station, the Arctic, a market, a school, a factory, a harbour, a zoo, a

@@ -151,10 +151,17 @@ SCHEDULES = {
     "wsd": "regard.training.schedule:WarmupStableDecay",
 }
 
+FORMATS = {
+    "integer": "regard.formats.integers:Integer",
+    "float": "regard.formats.floats:Float",
+    "nf4": "regard.formats.nf4:NF4",
+}
+
 TABLES = {
     "parts": KINDS,
     "objectives": OBJECTIVES,
     "sources": SOURCES,
     "optimizers": OPTIMIZERS,
     "schedules": SCHEDULES,
+    "formats": FORMATS,
 }

@@ -1,0 +1,59 @@
+"""Linear layers whose weights stay in a number format. They are read from it for every product.
+
+    y = W' x + b        W' = format.dequantize(stored)
+
+x has a gradient, W' has none: the layers are frozen, under LoRA (QLoRA, Dettmers et al. 2023) or for inference. The
+backward reads W' from the format again, so that training keeps no copy of it.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.formats.base import NumberFormat
+
+
+class QuantizedLinear(nn.Module):
+    """The stored tensors are buffers with the names that the format gives them."""
+
+    def __init__(self, layer: nn.Linear, format: NumberFormat):
+        super().__init__()
+        self.in_features, self.out_features = layer.in_features, layer.out_features
+        self.format, self.dtype = format, layer.weight.dtype
+        stored = format.quantize(layer.weight)
+        self.stored_names = tuple(stored)
+        for name, tensor in stored.items():
+            self.register_buffer(name, tensor)
+        self.bias = layer.bias
+
+    @property
+    def stored(self) -> dict[str, Tensor]:
+        return {name: self.get_buffer(name) for name in self.stored_names}
+
+    @property
+    def weight(self) -> Tensor:
+        """W' in the dtype that the layer had."""
+        return self.format.dequantize(self.stored, self.dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = FrozenProduct.apply(x, self)
+        return y if self.bias is None else y + self.bias.to(y.dtype)
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, format={self.format.kind}"
+
+
+class FrozenProduct(torch.autograd.Function):
+    """x W'ᵀ with the gradient of x."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, layer: QuantizedLinear) -> Tensor:
+        ctx.layer, ctx.dtype = layer, x.dtype
+        return F.linear(x, layer.weight.to(x.dtype))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (grad,) = grads
+        return (grad @ ctx.layer.weight.to(grad.dtype)).to(ctx.dtype), None

@@ -1,0 +1,1 @@
+"""Number formats in which weights are stored with fewer bits."""

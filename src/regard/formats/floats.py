@@ -1,0 +1,59 @@
+"""Floating-point numbers of 16 and 8 bits.
+
+    float16          5 bits of exponent, 10 of fraction: up to 65,504
+    bfloat16         8 and 7: the range of float32
+    float8_e4m3fn    4 and 3: up to 448, no infinity
+    float8_e5m2      5 and 2: up to 57,344
+
+Eight bits have a scale per output, so that its largest weight becomes the largest number: W ≈ s Q, s = max |W| / max Q.
+Micikevicius et al. 2022 (arXiv:2209.05433).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from regard.formats.base import NumberFormat, Stored, require_finite
+from regard.spec import require
+
+
+@dataclass(frozen=True)
+class Float(NumberFormat):
+    dtype: Literal["float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"] = "bfloat16"
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return getattr(torch, self.dtype)
+
+    @property
+    def scaled(self) -> bool:
+        return self.torch_dtype.itemsize == 1
+
+    def quantize(self, weight: Tensor) -> dict[str, Tensor]:
+        weight, info = require_finite(weight), torch.finfo(self.torch_dtype)
+        if not self.scaled:
+            require(
+                bool(weight.abs().amax() <= info.max),
+                f"float: a weight is larger than {info.max:g}, the largest {self.dtype}; use bfloat16",
+            )
+            return {"codes": weight.to(self.torch_dtype)}
+        scale = (weight.abs().amax(-1).float() / info.max).clamp_min(torch.finfo(torch.float32).tiny)
+        values = (weight / scale.unsqueeze(-1)).clamp(-info.max, info.max)  # a quotient can round to above the largest
+        return {"codes": values.to(self.torch_dtype), "scale": scale}
+
+    def dequantize(self, stored: Stored, dtype: torch.dtype = torch.float32) -> Tensor:
+        values = stored["codes"].to(dtype)
+        return values * stored["scale"].to(dtype).unsqueeze(-1) if self.scaled else values
+
+    def error_bound(self, stored: Stored) -> Tensor:
+        """Half of the distance to the next number; that of the smallest numbers is constant."""
+        info, values = torch.finfo(self.torch_dtype), stored["codes"].float().abs()
+        bound = info.eps / 2 * torch.clamp_min(values, info.tiny) * (1 + info.eps)  # W may be above its rounded value
+        return bound * stored["scale"].unsqueeze(-1) if self.scaled else bound
+
+    def bytes(self, shape: Sequence[int]) -> int:
+        return math.prod(shape) * self.torch_dtype.itemsize + (4 * math.prod(shape[:-1]) if self.scaled else 0)
