@@ -25,6 +25,7 @@ SECTIONS = {  # heading: modules
     "Generate": ("regard.engine",),
     "Train": ("regard.training", "regard.training_run", "regard.objectives", "regard.data"),
     "Adapt": ("regard.adapt",),
+    "Number formats": ("regard.formats",),
     "Plan and verify": ("regard.planning", "regard.verification"),
     "Look inside": ("regard.lens",),
     "Models": ("regard.models",),

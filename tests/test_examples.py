@@ -26,7 +26,7 @@ def test_the_style_of_answers(tmp_path: Path) -> None:
     prompts, held_out = (
         {json.dumps(row) for row in style.read_lines(tmp_path / f"{name}.jsonl")} for name in ("prompts", "held_out")
     )
-    assert (len(prompts), len(held_out)) == (160, 120) and not prompts & held_out
+    assert (len(prompts), len(held_out)) == (192, 120) and not prompts & held_out
     outputs = [{"prompt": "What is it?", "output": plain} for plain in STYLED]
     (tmp_path / "plain.json").write_text(json.dumps({"outputs": outputs}))
     style.write_examples(tmp_path)
