@@ -22,7 +22,8 @@ SENTENCE_END = re.compile(r"[.!?](?=\s|$)")
 OTHER_CHARACTERS = 30_000  # of Python's documentation, for the perplexity of other text
 
 THINGS = """a compass, photosynthesis, a mortgage, inflation, a vaccine, the water cycle, a battery, gravity, a computer
-virus, a solar eclipse, yeast, a bicycle gear, a lighthouse, an earthquake, sleep, recycling""".replace("\n", " ").split(", ")
+virus, a solar eclipse, yeast, a bicycle gear, a lighthouse, an earthquake, sleep,
+recycling""".replace("\n", " ").split(", ")
 TASKS = """boil an egg, learn a new language, clean a window, plan a birthday party, write a thank-you letter, save some
 money, repair a flat tire, grow tomatoes, wake up earlier, prepare for an exam, choose a good book, pack a suitcase,
 take better photos, make friends in a new city, store bread, train a puppy""".replace("\n", " ").split(", ")
