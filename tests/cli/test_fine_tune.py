@@ -8,10 +8,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from regard.adapt.quantized import QuantizedLinear
 from regard.checkpoint import model_folder
 from regard.checkpoint.atomic_folder import CheckpointError
 from regard.checkpoint.weight_files import fingerprint
 from regard.cli.sweep import new_sweep
+from regard.formats.integers import Integer
 from regard.load_model import load
 from regard.planning import machine
 from regard.training.overrides import parse_overrides
@@ -58,8 +60,8 @@ def test_adapters_are_trained_saved_and_loaded_with_their_model(base: Path, chat
 
 
 def test_a_fine_tuned_run_resumes_bit_identically(base: Path, chats: Path, tmp_path: Path) -> None:
-    for adapter in ({}, {"adapter.rank": 2}):
-        name = "adapter" if adapter else "all"
+    quantized = {"adapter.rank": 2, "adapter.base": {"kind": "integer", "bits": 4}}
+    for name, adapter in {"all": {}, "adapter": {"adapter.rank": 2}, "quantized": quantized}.items():
         overrides = {"data.rows": 2, "data.length": 48, "data.held_out": 1, "train.steps": 4, "train.save_every": 2}
         whole, cut = tmp_path / f"{name}-whole", tmp_path / f"{name}-cut"
         for out in (whole, cut):
@@ -71,6 +73,8 @@ def test_a_fine_tuned_run_resumes_bit_identically(base: Path, chats: Path, tmp_p
         assert train(resume=cut, device="cpu").finished
         weights = last / ("adapter_model.safetensors" if adapter else "model.safetensors")
         assert (whole / weights).read_bytes() == (cut / weights).read_bytes()
+        layers = [module for module in load(cut, "cpu").model.modules() if isinstance(module, QuantizedLinear)]
+        assert {layer.format for layer in layers} == ({Integer(4)} if name == "quantized" else set())
 
 
 def test_all_weights_start_from_those_of_the_model(base: Path, chats: Path, tmp_path: Path) -> None:

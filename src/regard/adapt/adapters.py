@@ -14,8 +14,19 @@ from torch.nn.utils import parametrize
 
 from regard.adapt.lora import LoRA, LoRALayer, LoRALinear, LoRAWeight
 from regard.adapt.pissa import INIT
-from regard.adapt.targets import AdaptableWeight, AdapterError, check_module, original_parameter, select_weights
+from regard.adapt.quantized import QuantizedLinear
+from regard.adapt.replace_modules import replace_modules
+from regard.adapt.targets import (
+    ALL_LINEAR,
+    AdaptableWeight,
+    AdapterError,
+    check_module,
+    original_parameter,
+    select_weights,
+)
+from regard.formats.base import NumberFormat
 from regard.parts.experts import GroupedLinear
+from regard.spec import SpecError
 
 DEFAULT = "default"
 PARAMETRIZATIONS = ".parametrizations."
@@ -23,7 +34,37 @@ PARAMETRIZATIONS = ".parametrizations."
 
 def add_lora(model: nn.Module, lora: LoRA, seed: int | None = None, name: str = DEFAULT) -> list[str]:
     """Add an adapter, make it active, and freeze all other parameters; returns the names of the adapted layers."""
-    return add_lora_to(model, select_weights(model, lora.targets), lora, seed, name)
+    weights = select_weights(model, lora.targets)
+    if lora.base is not None:
+        check_new_adapter(model, weights, lora, name)
+        quantize_base(model, lora.base)
+        weights = select_weights(model, lora.targets)
+    return add_lora_to(model, weights, lora, seed, name)
+
+
+def quantize_base(model: nn.Module, format: NumberFormat) -> None:
+    """Store the weights of all linear layers but the head in a number format. Everything is checked before."""
+    weights = select_weights(model, ALL_LINEAR)
+    layers = {
+        name: weight.module.base if isinstance(weight.module, LoRALinear) else weight.module
+        for name, weight in weights.items()
+    }
+    for name, layer in layers.items():
+        if isinstance(layer, QuantizedLinear) and layer.format != format:
+            raise AdapterError(f"lora: {name} is stored as {layer.format}, not as {format}; use the same base")
+        if weights[name].stacked:
+            raise AdapterError(f"lora: {name} is a stacked weight, which base={format} cannot store; leave base out")
+        try:
+            format.check_shape(weights[name].shape)
+        except SpecError as error:
+            raise AdapterError(f"lora: base of {name}: {error}") from error
+    for name, weight in weights.items():
+        layer = layers[name]
+        if isinstance(layer, nn.Linear):
+            quantized = QuantizedLinear(layer, format).train(layer.training)
+            for path in weight.names:
+                place = f"{path}.base" if isinstance(weight.module, LoRALinear) else path
+                model.set_submodule(place, quantized)
 
 
 def add_lora_to(
@@ -64,7 +105,7 @@ def check_new_adapter(model: nn.Module, weights: dict[str, AdaptableWeight], lor
 
 def check_principal_rank(weights: dict[str, AdaptableWeight], rank: int) -> None:
     for layer, weight in weights.items():
-        if rank > (largest := min(weight.weight.shape[-2:])):
+        if rank > (largest := min(weight.shape[-2:])):
             raise AdapterError(
                 f"lora: rank={rank} is larger than the number of singular values of {layer}, {largest}; choose a "
                 "smaller rank, another init, or other targets"
@@ -83,7 +124,7 @@ def add_adapter(model: nn.Module, weight: AdaptableWeight, lora: LoRA, name: str
                 parametrize.register_parametrization(owner, weight.parameter, layer.train(owner.training))
         return
     if not isinstance(module, LoRALinear):
-        assert isinstance(module, nn.Linear | GroupedLinear)
+        assert isinstance(module, nn.Linear | GroupedLinear | QuantizedLinear)
         module = LoRALinear(module).train(module.training)
     module.add(name, lora, weight.weight)
     for path in weight.names:
@@ -172,6 +213,8 @@ def resolve_adapter(model: nn.Module, name: str | None, action: str) -> str:
 def merge_lora(model: nn.Module, name: str | None = None) -> dict[str, LoRALayer]:
     """Merge one adapter, by default the active one, into the weights, and remove all adapters from the model.
 
+    A base that is stored in few bits (QLoRA) becomes one of ordinary linear layers.
+
     Returns the adapted layers by name, for `unmerge_lora`.
     """
     name = resolve_adapter(model, name, "merge")
@@ -186,7 +229,13 @@ def merge_lora(model: nn.Module, name: str | None = None) -> dict[str, LoRALayer
             layer.keep_merged(merged)
             for path in paths:
                 model.set_submodule(path, merged)
+    replace_modules(model, lambda _, module: isinstance(module, QuantizedLinear), dequantized)  # without an adapter
     return {path: layer for layer, paths in layers.items() for path in paths}
+
+
+def dequantized(_: str, module: nn.Module) -> nn.Linear:
+    assert isinstance(module, QuantizedLinear)
+    return module.dequantized()
 
 
 def merge_parameter(model: nn.Module, layer: LoRAWeight, paths: list[str], name: str) -> None:
@@ -256,7 +305,7 @@ def check_untied(model: nn.Module, layers: dict[LoRALayer, list[str]], name: str
     for path, parameter in model.named_parameters(remove_duplicate=False):
         uses.setdefault(id(parameter), []).append(path)
     for layer, paths in layers.items():
-        if name not in layer.loras:
+        if name not in layer.loras or isinstance(getattr(layer, "base", None), QuantizedLinear):
             continue
         if isinstance(layer, LoRALinear):
             weight, adapted = layer.base.weight, [f"{path}.base.weight" for path in paths]

@@ -21,7 +21,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from regard.adapt.adapters import DEFAULT, adapter_paths, add_lora_to, check_new_adapter, resolve_adapter
+from regard.adapt.adapters import DEFAULT, adapter_paths, add_lora_to, check_new_adapter, quantize_base, resolve_adapter
 from regard.adapt.lora import LoRA, LoRALayer
 from regard.adapt.peft import (
     CONFIG,
@@ -33,6 +33,7 @@ from regard.adapt.peft import (
     check_shared,
     copy_tensors,
     identity,
+    read_base_format,
     read_config,
     read_options,
     read_tensors,
@@ -152,7 +153,7 @@ def export_adapter(
     fused = {path: rank for path, rank in ranks.items() if rank != lora.rank}
     alphas = {path: lora.with_rank(rank).alpha for path, rank in fused.items()}
     patterns = {"rank_pattern": fused, "alpha_pattern": alphas}
-    write_adapter(Path(folder), config | (patterns if fused else {}), tensors)
+    write_adapter(Path(folder), config | (patterns if fused else {}), tensors, lora.base)
 
 
 @dataclass(frozen=True)
@@ -288,10 +289,13 @@ def load_foreign_adapter(model: nn.Module, folder: Path | str, table: Table, nam
     paths = tuple(part for own in canonical.values() for part in layers[own].ours)
     if not uniform:
         first = replace(first, rank=largest, alpha=float(largest), rslora=False)
-    lora = replace(first, targets=paths)
+    lora = replace(first, targets=paths, base=read_base_format(folder))
     weights = select_weights(model, paths)
     check_new_adapter(model, weights, lora, name)
     check_shared(folder / TENSORS, weights, ours, identity)
+    if lora.base is not None:
+        quantize_base(model, lora.base)
+        weights = select_weights(model, paths)
     added = add_lora_to(model, weights, lora, name=name)
     copy_tensors(model, name, ours, identity)
     head.copy(tensors)

@@ -4,8 +4,10 @@
     rsLoRA    s = α / √r                      the product keeps its size as the rank grows
     DoRA      y = m ⊙ (W + s B A) x / ‖W + s B A‖      m (out,): the norms of the rows, at the start those of W
     PiSSA     y = W x + s (B A − B₀ A₀) x     A and B start at A₀ and B₀, singular vectors of W (pissa.py)
+    QLoRA     y = W' x + s B A x              W' is stored in few bits (quantized.py)
 
-Hu et al. 2021; Kalajdzievski 2023; Liu et al. 2024; Meng et al. 2024. The norm of DoRA is a constant for the gradient.
+Hu et al. 2021; Kalajdzievski 2023; Liu et al. 2024; Meng et al. 2024; Dettmers et al. 2023. The norm of DoRA is a
+constant for the gradient.
 The defaults are those of Schulman et al. 2025, "LoRA without regret": all layers, α = 32, A uniform within ±1/√in.
 Experts have one pair A, B per expert, and stacked projections one per head. A layer can have adapters of several names,
 of which at most one is active. adapters.py adds, activates and merges them in a model.
@@ -22,6 +24,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.adapt.pissa import INIT, is_initialization, join_initial, principal_matrices
+from regard.adapt.quantized import QuantizedLinear
+from regard.formats.base import NumberFormat
 from regard.parts.experts import GroupedLinear
 from regard.spec import Spec, SpecError, require
 
@@ -37,6 +41,7 @@ class LoRA(Spec):
     rslora: bool = False  # scale α / √r instead of α / r
     dora: bool = False  # train the norms of the rows of the adapted weight too
     init: str = INIT  # of A, with B zero; "pissa": singular vectors, "pissa_niter_4": approximately, in 4 iterations
+    base: NumberFormat | None = None  # QLoRA: in which the frozen linear layers are stored, such as NF4()
 
     def __post_init__(self) -> None:
         if isinstance(self.targets, str) and self.targets != "all-linear":
@@ -192,7 +197,7 @@ def make_matrices(weight: Tensor, rank: int) -> tuple[nn.Module, nn.Module]:
 class LoRALinear(LoRALayer):
     """A linear layer `base`, or one per expert, and its adapters."""
 
-    def __init__(self, base: nn.Linear | GroupedLinear):
+    def __init__(self, base: nn.Linear | GroupedLinear | QuantizedLinear):
         super().__init__()
         self.base = base
 
@@ -222,7 +227,10 @@ class LoRALinear(LoRALayer):
         """One layer with the same output; the base itself if it does not have the adapter."""
         if name not in self.loras:
             return self.base
-        merged = deepcopy(self.base, {id(parameter): parameter for parameter in self.base.parameters()})
+        if isinstance(self.base, QuantizedLinear):
+            merged = self.base.dequantized()
+        else:
+            merged = deepcopy(self.base, {id(parameter): parameter for parameter in self.base.parameters()})
         merged.weight = self.merged_weight(self.base.weight, name)
         return merged
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from regard.adapt.adapters import adapter_paths, adapters, merge_lora, resolve_adapter
 from regard.adapt.foreign_adapters import has_foreign_names, load_foreign_adapter
 from regard.adapt.lora import LoRALinear, LoRAWeight
-from regard.adapt.peft import add_stored_adapter, check_no_head
+from regard.adapt.peft import add_stored_adapter, check_no_head, read_base_format
 from regard.adapt.targets import AdapterError, check_module
 from regard.weights.table import Table
 
@@ -64,6 +64,11 @@ def layer_matrices(layer: LoRALinear, name: str) -> LayerMatrices:
 def read_lora(model: nn.Module, folder: Path | str, table: Callable[[], Table]) -> LoraWeights:
     """The adapter of a folder for this model. table: the names of the model's family, if the adapter has those."""
     check_no_head(Path(folder))
+    if (base := read_base_format(Path(folder))) is not None:
+        raise AdapterError(
+            f"the adapter in {folder} was trained on weights stored as {base.kind}, and this model has others; "
+            f"load both by the name of the folder, in Python regard.load({str(folder)!r})"
+        )
     scratch = without_gradients(model)
     add_lora_of_folder(scratch, Path(folder), table)
     return lora_weights(scratch)

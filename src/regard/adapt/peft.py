@@ -26,14 +26,16 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 
-from regard.adapt.adapters import DEFAULT, adapters, add_lora_to, check_new_adapter, resolve_adapter
+from regard.adapt.adapters import DEFAULT, adapters, add_lora_to, check_new_adapter, quantize_base, resolve_adapter
 from regard.adapt.lora import LoRA, Targets
 from regard.adapt.pissa import INIT, PISSA, from_residual
 from regard.adapt.targets import AdaptableWeight, AdapterError, adaptable_weights, ends_in, select_weights
+from regard.formats.base import NumberFormat
 from regard.spec import SpecError
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 SPEC = "model_spec.json"  # of the model with its head, if the head was trained beside the adapter
+BASE_FORMAT = "base_format.json"  # of the weights that the adapter was trained on, if they were quantized
 MAX_CONFIG = 1 << 20  # bytes; an ordinary config has about a thousand
 PREFIX = "base_model.model."  # of all names of tensors
 MATRICES, MAGNITUDE = ("lora_A", "lora_B"), "lora_magnitude_vector"
@@ -66,11 +68,17 @@ def save_adapter(
     base: the path or name of the model, from which `regard.load(folder)` loads it.
     """
     name = resolve_adapter(model, name, "save")
-    write_adapter(Path(folder), adapter_config(model, name, names, base), adapter_tensors(model, name, names))
+    config, tensors = adapter_config(model, name, names, base), adapter_tensors(model, name, names)
+    write_adapter(Path(folder), config, tensors, spec_of(model, name).base)
 
 
-def write_adapter(folder: Path, config: Mapping[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+def write_adapter(
+    folder: Path, config: Mapping[str, Any], tensors: dict[str, torch.Tensor], base: NumberFormat | None
+) -> None:
+    """base: the number format of the weights that the adapter was trained on; None: they were not quantized."""
     folder.mkdir(parents=True, exist_ok=True)
+    if base is not None:
+        (folder / BASE_FORMAT).write_text(base.to_json() + "\n", encoding="utf-8")
     save_file(tensors, folder / TENSORS, metadata={"format": "pt"})
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
@@ -132,18 +140,32 @@ def add_stored_adapter(
     model: nn.Module, folder: Path, names: Callable[[str], str] = identity, name: str = DEFAULT
 ) -> list[str]:
     """`load_adapter` for a model that has the head which was trained beside the adapter, if there is one."""
-    lora = read_config(folder / CONFIG)
+    lora = replace(read_config(folder / CONFIG), base=read_base_format(folder))
     if names is not identity:
         lora = replace(lora, targets=translate(model, lora.targets, names))
     weights = select_weights(model, lora.targets)
     check_new_adapter(model, weights, lora, name)
     tensors = read_adapter(folder / TENSORS, weights, lora, names)
+    if lora.base is not None:
+        quantize_base(model, lora.base)
+        weights = select_weights(model, lora.targets)
     if lora.init != INIT:
         add_initial(weights, lora, tensors, names)
         lora = lora.of_original
     added = add_lora_to(model, weights, lora, name=name)
     copy_tensors(model, name, tensors, names)
     return added
+
+
+def read_base_format(folder: Path) -> NumberFormat | None:
+    """The number format in which a model is stored for the adapter in a folder; None: it keeps its weights."""
+    file = folder / BASE_FORMAT
+    if not file.is_file():
+        return None
+    try:
+        return NumberFormat.from_json(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise AdapterError(f"{file} cannot be read: {error}") from error
 
 
 def adapter_base(folder: Path) -> str | None:
@@ -221,7 +243,7 @@ def stored_shapes(
     """The shapes of an adapter's tensors by their names in the file."""
     shapes = {}
     for path, stored_names in stored_paths(weights, names).items():
-        *stack, outputs, inputs = weights[path].weight.shape
+        *stack, outputs, inputs = weights[path].shape
         rows = lora.rank * (stack[0] if stack else 1)
         for stored in stored_names:
             shapes |= {tensor_name(stored, "lora_A"): [rows, inputs], tensor_name(stored, "lora_B"): [outputs, rows]}

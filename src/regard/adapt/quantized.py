@@ -41,6 +41,22 @@ class QuantizedLinear(nn.Module):
         y = FrozenProduct.apply(x, self)
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
+    def dequantized(self) -> nn.Linear:
+        """An ordinary layer with the weight W' and the same bias."""
+        weight = self.weight
+        layer = nn.Linear(self.in_features, self.out_features, bias=False, device="meta")
+        layer.weight, layer.bias = nn.Parameter(weight, requires_grad=False), self.bias
+        return layer
+
+    def _apply(self, fn: Any, recurse: bool = True) -> "QuantizedLinear":
+        """`to(dtype)` changes the dtype of W', not that of what is stored."""
+        stored = self.stored
+        super()._apply(fn, recurse)
+        for name, tensor in stored.items():
+            self.register_buffer(name, tensor.to(self.get_buffer(name).device))
+        self.dtype = fn(torch.empty(0, dtype=self.dtype)).dtype
+        return self
+
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, format={self.format.kind}"
 

@@ -1,6 +1,6 @@
 """The weights that LoRA can adapt, and how targets select them.
 
-    nn.Linear                      one matrix
+    nn.Linear, QuantizedLinear     one matrix
     GroupedLinear                  one matrix per expert
     a stacked parameter            one matrix per head; a module lists their names in `adaptable_parameters`
 
@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from torch import Tensor, nn
 
 from regard.adapt.lora import LoRALayer, LoRALinear, Targets
+from regard.adapt.quantized import QuantizedLinear
 from regard.parts.experts import GroupedLinear
 from regard.spec import suggest_name
 
@@ -38,12 +39,19 @@ class AdaptableWeight:
         if self.parameter:
             return original_parameter(self.module, self.parameter)
         linear = self.module.base if isinstance(self.module, LoRALinear) else self.module
-        assert isinstance(linear, nn.Linear | GroupedLinear)
+        assert isinstance(linear, nn.Linear | GroupedLinear | QuantizedLinear)
         return linear.weight
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        linear = self.module.base if isinstance(self.module, LoRALinear) else self.module
+        if isinstance(linear, QuantizedLinear):  # whose weight would have to be read from its format
+            return linear.out_features, linear.in_features
+        return tuple(self.weight.shape)
+
+    @property
     def stacked(self) -> bool:
-        return self.weight.ndim == 3
+        return len(self.shape) == 3
 
 
 def check_module(model: object) -> None:
@@ -65,8 +73,8 @@ def adaptable_weights(model: nn.Module) -> dict[str, AdaptableWeight]:
         if module in inside_adapters:
             continue
         linear = module.base if isinstance(module, LoRALinear) else module
-        if isinstance(linear, nn.Linear | GroupedLinear):
-            key = id(linear.weight), id(linear.bias)
+        if isinstance(linear, nn.Linear | GroupedLinear | QuantizedLinear):
+            key = id(linear) if isinstance(linear, QuantizedLinear) else (id(linear.weight), id(linear.bias))
             found.setdefault(key, AdaptableWeight(module)).names.append(path)
         for name in getattr(module, "adaptable_parameters", ()):
             key = id(original_parameter(module, name))

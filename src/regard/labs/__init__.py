@@ -48,6 +48,7 @@ LABS = {  # name: the number of seeds, unless the user chooses another
     "lora-capacity": 3,
     "lora-layers": 3,
     "lora-batch": 3,
+    "qlora": 3,
     "preference-tuning": 3,
     "rank-one-rl": 3,
     "specialist": 3,

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import nn
 
+from regard.adapt.quantized import QuantizedLinear
 from regard.training.recipe import Training
 
 SHOWN = ("reward", "kl", "margin")  # metrics beside the loss, of objectives that have them
@@ -184,11 +185,15 @@ def summarize(model: nn.Module, loader: object, settings: Training, device: torc
     """One line each for the parameters, the steps, the data if it is finite, and the device."""
     parameters = list(model.parameters())
     total, trained = (sum(p.numel() for p in ps) for ps in (parameters, [p for p in parameters if p.requires_grad]))
+    layers = [module for module in model.modules() if isinstance(module, QuantizedLinear)]
+    quantized = sum(layer.in_features * layer.out_features for layer in layers)
+    total += quantized
+    stored = f", {quantized:,} stored as {layers[0].format.kind}" if layers else ""
     share = "all trained" if trained == total else f"{trained:,} trained ({trained / total:.2%})"
     autocast = device.type == "cuda" and settings.precision != "float32"
     products = "FP8 products, " if settings.precision == "fp8" else ""
     return [
-        f"parameters: {total:,}, {share}",
+        f"parameters: {total:,}, {share}{stored}",
         *describe_data(loader, settings.steps),
         f"device: {device}, {products}{'bfloat16 autocast, weights in ' if autocast else ''}{dtypes(parameters)}",
     ]

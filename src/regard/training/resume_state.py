@@ -24,7 +24,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from regard.adapt.adapters import adapters, resolve_adapter
-from regard.adapt.peft import SPEC, adapter_config, adapter_tensors, restore_adapter, write_adapter
+from regard.adapt.peft import SPEC, adapter_config, adapter_tensors, restore_adapter, spec_of, write_adapter
 from regard.adapt.targets import AdapterError
 from regard.checkpoint.atomic_folder import CheckpointError
 from regard.checkpoint.model_folder import SavesFiles, own_config, unique_parameters, write_files
@@ -165,9 +165,10 @@ def adapter_writer(
     """A function that writes the adapter of this name and, if the head is trained beside it, the spec of the model."""
     assert isinstance(model.spec, Model), f"a model has a spec; found {model.spec!r:.80}"
     config, spec = adapter_config(model, name, base=base), model.spec.to_json() if with_head else None
+    base_format = spec_of(model, name).base
 
     def write(folder: Path) -> None:
-        write_adapter(folder, config, tensors)
+        write_adapter(folder, config, tensors, base_format)
         if spec is not None:
             (folder / SPEC).write_text(f"{spec}\n", encoding="utf-8")
 
