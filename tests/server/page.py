@@ -31,7 +31,7 @@ def checked_pages(browser: Any) -> Generator[Callable[..., Any]]:
     def visit(url: str, path: str = PAGE, **options: Any) -> Any:
         contexts.append(context := browser.new_context(**{"viewport": {"width": 1280, "height": 860}} | options))
         page = context.new_page()
-        page.set_default_timeout(10_000)
+        page.set_default_timeout(30_000)  # a busy machine loads a model in more than ten seconds
         page.on("console", lambda message: messages.append(message.text))
         page.on("pageerror", lambda error: messages.append(str(error)))
         page.on("request", lambda request: hosts.add(request.url.split("/")[2]))
