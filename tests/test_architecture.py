@@ -53,7 +53,7 @@ PACKAGES = {  # package: the packages that it may import, beside itself
     "evals": STORED | {"engine", "text", "data"},
     "report": STORED | {"lens", "planning", "evals", "text", "data"},
     "labs": STORED
-    | {"lens", "planning", "evals", "text", "data", "adapt", "objectives", "training", "engine", "report"},
+    | {"lens", "planning", "evals", "text", "data", "formats", "adapt", "objectives", "training", "engine", "report"},
 }
 PACKAGES["instruments"] = MODELS | {"lens", "planning", "text", "data", "adapt", "objectives", "engine"}
 PACKAGES["server"] |= {"instruments"}
