@@ -16,7 +16,7 @@ from regard.planning.groups import format_number
 
 FILE = "results.json"
 MAX_PHASES = 8
-NEWEST, EXAMPLE = "my newest pipeline, if there is one", "the example of the package"
+NEWEST, EXAMPLE = "my newest pipeline", "the example of the package"
 AFTER = {  # key: label
     "correct": "correct answers",
     "formatted": "answers in the asked form",
