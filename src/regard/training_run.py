@@ -185,6 +185,10 @@ def check_recipe(recipe: Recipe, device: str) -> None:
     check_processes(recipe.train.parallel, recipe.data.least_rows)
     assert recipe.objective is not None, "a resolved recipe has an objective"
     check_settings(recipe.train, recipe.objective.scope, Processes(recipe.train.parallel.resolve(process_count())))
+    if recipe.adapter is not None and recipe.adapter.base is not None and process_count() > 1:
+        raise ValueError(
+            "adapter.base is for one process: a base in few bits is not distributed; start one, or omit it"
+        )
     trained = None if recipe.adapter is None else 0  # adapters are too small to matter here
     check_memory(recipe.model, recipe.train, device, recipe.data.rows, recipe.data.length, trained, process_count())
 

@@ -282,3 +282,11 @@ def test_a_start_that_fails_keeps_no_checkpoint(
     with pytest.raises(RuntimeError):
         train(start=tmp_path / "copy", data=chats, out=tmp_path / "run", overrides=small, device="cpu")
     assert Run.open(tmp_path / "copy").referenced == referenced and not (tmp_path / "run").exists()
+
+
+def test_a_quantized_base_is_for_one_process(base: Path, chats: Path, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    overrides = {"adapter.rank": 2, "adapter.base.kind": "integer", "data.rows": 2, "data.length": 48}
+    with pytest.raises(ValueError, match=r"adapter\.base is for one process"):
+        train(start=base, data=chats, out=tmp_path / "run", overrides=overrides, device="cpu")
+    assert not (tmp_path / "run").exists()

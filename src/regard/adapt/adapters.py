@@ -20,6 +20,7 @@ from regard.adapt.targets import (
     ALL_LINEAR,
     AdaptableWeight,
     AdapterError,
+    adaptable_weights,
     check_module,
     original_parameter,
     select_weights,
@@ -34,34 +35,24 @@ PARAMETRIZATIONS = ".parametrizations."
 
 def add_lora(model: nn.Module, lora: LoRA, seed: int | None = None, name: str = DEFAULT) -> list[str]:
     """Add an adapter, make it active, and freeze all other parameters; returns the names of the adapted layers."""
-    weights = select_weights(model, lora.targets)
-    if lora.base is not None:
-        check_new_adapter(model, weights, lora, name)
-        quantize_base(model, lora.base)
-        weights = select_weights(model, lora.targets)
-    return add_lora_to(model, weights, lora, seed, name)
+    return add_lora_to(model, select_weights(model, lora.targets), lora, seed, name)
 
 
 def quantize_base(model: nn.Module, format: NumberFormat) -> None:
     """Store the weights of all linear layers but the head in a number format. Everything is checked before."""
     weights = select_weights(model, ALL_LINEAR)
-    layers = {
-        name: weight.module.base if isinstance(weight.module, LoRALinear) else weight.module
-        for name, weight in weights.items()
-    }
-    for name, layer in layers.items():
-        if isinstance(layer, QuantizedLinear) and layer.format != format:
-            raise AdapterError(f"lora: {name} is stored as {layer.format}, not as {format}; use the same base")
-        if weights[name].stacked:
+    for name, weight in weights.items():
+        if isinstance(weight.layer, QuantizedLinear) and weight.layer.format != format:
+            raise AdapterError(f"lora: {name} is stored as {weight.layer.format}, not as {format}; use the same base")
+        if weight.stacked:
             raise AdapterError(f"lora: {name} is a stacked weight, which base={format} cannot store; leave base out")
         try:
-            format.check_shape(weights[name].shape)
+            format.check_shape(weight.shape)
         except SpecError as error:
             raise AdapterError(f"lora: base of {name}: {error}") from error
-    for name, weight in weights.items():
-        layer = layers[name]
-        if isinstance(layer, nn.Linear):
-            quantized = QuantizedLinear(layer, format).train(layer.training)
+    for weight in weights.values():
+        if isinstance(weight.layer, nn.Linear):
+            quantized = QuantizedLinear(weight.layer, format).train(weight.layer.training)
             for path in weight.names:
                 place = f"{path}.base" if isinstance(weight.module, LoRALinear) else path
                 model.set_submodule(place, quantized)
@@ -72,6 +63,10 @@ def add_lora_to(
 ) -> list[str]:
     """`add_lora` for weights that are already selected."""
     check_new_adapter(model, weights, lora, name)
+    if lora.base is not None:
+        quantize_base(model, lora.base)
+        quantized = adaptable_weights(model)
+        weights = {layer: quantized[layer] for layer in weights}
     model.requires_grad_(False)
     with torch.random.fork_rng(devices=[], enabled=seed is not None):
         if seed is not None:

@@ -21,7 +21,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from regard.adapt.adapters import DEFAULT, adapter_paths, add_lora_to, check_new_adapter, quantize_base, resolve_adapter
+from regard.adapt.adapters import DEFAULT, adapter_paths, add_lora_to, check_new_adapter, resolve_adapter
 from regard.adapt.lora import LoRA, LoRALayer
 from regard.adapt.peft import (
     CONFIG,
@@ -293,9 +293,6 @@ def load_foreign_adapter(model: nn.Module, folder: Path | str, table: Table, nam
     weights = select_weights(model, paths)
     check_new_adapter(model, weights, lora, name)
     check_shared(folder / TENSORS, weights, ours, identity)
-    if lora.base is not None:
-        quantize_base(model, lora.base)
-        weights = select_weights(model, paths)
     added = add_lora_to(model, weights, lora, name=name)
     copy_tensors(model, name, ours, identity)
     head.copy(tensors)

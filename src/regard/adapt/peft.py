@@ -26,7 +26,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 
-from regard.adapt.adapters import DEFAULT, adapters, add_lora_to, check_new_adapter, quantize_base, resolve_adapter
+from regard.adapt.adapters import DEFAULT, adapters, add_lora_to, check_new_adapter, resolve_adapter
 from regard.adapt.lora import LoRA, Targets
 from regard.adapt.pissa import INIT, PISSA, from_residual
 from regard.adapt.targets import AdaptableWeight, AdapterError, adaptable_weights, ends_in, select_weights
@@ -146,9 +146,6 @@ def add_stored_adapter(
     weights = select_weights(model, lora.targets)
     check_new_adapter(model, weights, lora, name)
     tensors = read_adapter(folder / TENSORS, weights, lora, names)
-    if lora.base is not None:
-        quantize_base(model, lora.base)
-        weights = select_weights(model, lora.targets)
     if lora.init != INIT:
         add_initial(weights, lora, tensors, names)
         lora = lora.of_original

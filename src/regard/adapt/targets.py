@@ -38,15 +38,18 @@ class AdaptableWeight:
         """The weight without adapters."""
         if self.parameter:
             return original_parameter(self.module, self.parameter)
-        linear = self.module.base if isinstance(self.module, LoRALinear) else self.module
-        assert isinstance(linear, nn.Linear | GroupedLinear | QuantizedLinear)
-        return linear.weight
+        assert isinstance(self.layer, nn.Linear | GroupedLinear | QuantizedLinear)
+        return self.layer.weight
+
+    @property
+    def layer(self) -> nn.Module:
+        """The module without adapters."""
+        return self.module.base if isinstance(self.module, LoRALinear) else self.module
 
     @property
     def shape(self) -> tuple[int, ...]:
-        linear = self.module.base if isinstance(self.module, LoRALinear) else self.module
-        if isinstance(linear, QuantizedLinear):  # whose weight would have to be read from its format
-            return linear.out_features, linear.in_features
+        if isinstance(self.layer, QuantizedLinear):  # whose weight would have to be read from its format
+            return self.layer.out_features, self.layer.in_features
         return tuple(self.weight.shape)
 
     @property

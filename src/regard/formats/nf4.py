@@ -5,7 +5,7 @@
 With double quantization the scales are stored in eight bits: less their mean, in blocks of 256, by the levels of a
 "dynamic tree" (Dettmers 2016), whose step grows with the number. That leaves 4.127 bits per weight instead of 4.5.
 
-Blocks run through the whole weight, output by output. Codes, scales and the rounding of ties are those of bitsandbytes.
+Blocks run through the whole weight, output by output. A number in the middle of two levels gets the lower one.
 """
 
 import math

@@ -142,7 +142,7 @@ def is_longer(chosen: Any, rejected: Any) -> bool:
 def text_length(completion: Any) -> int:
     if isinstance(completion, str):
         return len(completion)
-    return sum(len(str(message["content"])) for message in completion)
+    return sum(len(str(message.get("content") or "")) for message in completion)
 
 
 def without_middle(ids: np.ndarray, length: int) -> np.ndarray:
