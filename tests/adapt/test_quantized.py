@@ -19,7 +19,7 @@ FORMATS = [Integer(8), Integer(4, symmetric=False, group=32), Float("float8_e4m3
 def test_outputs_and_gradients_are_those_of_the_dequantized_weight(format: NumberFormat, bias: bool) -> None:
     torch.manual_seed(0)
     linear = nn.Linear(64, 24, bias).double()
-    layer = QuantizedLinear(linear, format)
+    layer = QuantizedLinear.of(linear, format)
     x = torch.randn(2, 5, 64, dtype=torch.float64, requires_grad=True)
     weight = format.dequantize(format.quantize(linear.weight), torch.float64)
     y, expected = layer(x), F.linear(x, weight, linear.bias)
@@ -33,14 +33,14 @@ def test_outputs_and_gradients_are_those_of_the_dequantized_weight(format: Numbe
 
 def test_backward_keeps_no_dequantized_weight() -> None:
     kept: list[torch.Tensor] = []
-    layer = QuantizedLinear(nn.Linear(64, 64, bias=False), NF4())
+    layer = QuantizedLinear.of(nn.Linear(64, 64, bias=False), NF4())
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
         layer(torch.randn(3, 64, requires_grad=True)).sum().backward()
     assert not any(tensor.numel() == 64 * 64 for tensor in kept)
 
 
 def test_a_layer_is_restored_from_its_state() -> None:
-    first, second = (QuantizedLinear(nn.Linear(64, 32), NF4()) for _ in range(2))
+    first, second = (QuantizedLinear.of(nn.Linear(64, 32), NF4()) for _ in range(2))
     assert not torch.equal(first.weight, second.weight)
     second.load_state_dict(first.state_dict())
     assert torch.equal(first.weight, second.weight)

@@ -251,8 +251,11 @@ def test_the_demo_is_one_process_that_survives_the_server(connect, folder, slow_
 
 def test_the_id_of_an_earlier_process_is_not_used(folder, slow_demo, monkeypatch):
     processes, run = demo_process.DemoProcesses(), folder / "demo"
+    monkeypatch.setattr(demo_process, "COMMAND", ["sh", "-c", "trap '' TERM; echo starting; exec sleep 60"])
     processes.start(run)
+    wait_until(lambda: demo_process.last_lines(run) == ["starting"])  # from here on it ignores the signal
     assert processes.stop(run) and processes.is_stopping(run)
+    os.kill(processes.children[0].pid, signal.SIGKILL)
     wait_until(lambda: processes.pid(run) is None and not processes.children)
     assert not processes.signalled  # its id may be that of a later process
     monkeypatch.setattr(demo_process, "COMMAND", ["./nosuch-program"])

@@ -52,7 +52,7 @@ def quantize_base(model: nn.Module, format: NumberFormat) -> None:
             raise AdapterError(f"lora: base of {name}: {error}") from error
     for weight in weights.values():
         if isinstance(weight.layer, nn.Linear):
-            quantized = QuantizedLinear(weight.layer, format).train(weight.layer.training)
+            quantized = QuantizedLinear.of(weight.layer, format).train(weight.layer.training)
             for path in weight.names:
                 place = f"{path}.base" if isinstance(weight.module, LoRALinear) else path
                 model.set_submodule(place, quantized)

@@ -6,6 +6,7 @@ x has a gradient, W' has none: the layers are frozen, under LoRA (QLoRA, Dettmer
 backward reads W' from the format again, so that training keeps no copy of it.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -18,15 +19,27 @@ from regard.formats.base import NumberFormat
 class QuantizedLinear(nn.Module):
     """The stored tensors are buffers with the names that the format gives them."""
 
-    def __init__(self, layer: nn.Linear, format: NumberFormat):
+    def __init__(
+        self,
+        format: NumberFormat,
+        stored: Mapping[str, Tensor],
+        shape: tuple[int, int],
+        bias: Tensor | None = None,
+        dtype: torch.dtype = torch.float32,
+    ):
+        """shape: (outputs, inputs) of the weight. dtype: of the weight that is read from the format."""
         super().__init__()
-        self.in_features, self.out_features = layer.in_features, layer.out_features
-        self.format, self.dtype = format, layer.weight.dtype
-        stored = format.quantize(layer.weight)
-        self.stored_names = tuple(stored)
+        self.out_features, self.in_features = shape
+        self.format, self.dtype, self.stored_names = format, dtype, tuple(stored)
         for name, tensor in stored.items():
             self.register_buffer(name, tensor)
-        self.bias = layer.bias
+        self.bias = bias
+
+    @classmethod
+    def of(cls, layer: nn.Linear, format: NumberFormat) -> "QuantizedLinear":
+        """A layer with the weight of this one, rounded to nearest."""
+        shape = (layer.out_features, layer.in_features)
+        return cls(format, format.quantize(layer.weight), shape, layer.bias, layer.weight.dtype)
 
     @property
     def stored(self) -> dict[str, Tensor]:
