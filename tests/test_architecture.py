@@ -39,7 +39,7 @@ PACKAGES = {  # package: the packages that it may import, beside itself
     "models": BASE | {"kernels", "parts"},
     "weights": MODELS,
     "families": MODELS | {"weights"},
-    "checkpoint": MODELS | {"weights", "families"} | FILE_LOOKUP,
+    "checkpoint": MODELS | {"weights", "families", "formats", "adapt"} | FILE_LOOKUP,
     "text": {"spec"} | FILE_LOOKUP,
     "data": {"spec", "text", "image_file"},
     "adapt": MODELS | {"weights", "formats"},

@@ -46,7 +46,25 @@ def test_errors_are_within_the_bound_and_sizes_are_as_planned(format: NumberForm
         assert restored.shape == weight.shape and bound.broadcast_to(weight.shape).shape == weight.shape
         assert ((restored - weight).abs() <= bound * (1 + 1e-5)).all()
         assert sum(tensor.nbytes for tensor in stored.values()) == format.bytes(shape)
+        like = format.stored_like(shape)
+        found = {name: (tensor.shape, tensor.dtype) for name, tensor in stored.items()}
+        assert found == {name: (tensor.shape, tensor.dtype) for name, tensor in like.items()}
         assert kind != "zero" or (restored == 0).all()
+
+
+@pytest.mark.parametrize("format", FORMATS, ids=str)
+def test_numbers_are_rounded_to_given_scales(format: NumberFormat) -> None:
+    """Other weights with the stored scales: the nearest codes, and for each column alone the same numbers."""
+    weight, other = draw((24, 64)), draw((24, 64), "outlier") * 0.7
+    stored = format.quantize(weight)
+    kept = format.requantize(other, stored)
+    assert all(torch.equal(kept[name], stored[name]) for name in stored if name != "codes")
+    if not getattr(format, "double", False):  # whose codes are chosen before the scales are rounded, as in QLoRA
+        assert torch.equal(format.requantize(weight, stored)["codes"].float(), stored["codes"].float())
+    grid, restored = format.grid(stored), format.dequantize(kept)
+    for column in range(64):
+        scales = {name: tensor[:, column] for name, tensor in grid.items()}
+        torch.testing.assert_close(format.nearest(other[:, column], scales), restored[:, column], rtol=0, atol=0)
 
 
 SYMMETRIC = [format for format in INTEGERS if format.symmetric and format.scale_dtype == "float32"]

@@ -23,6 +23,17 @@ from torch import Tensor, nn
 
 from regard.checkpoint.atomic_folder import MANIFEST, CheckpointError, check_folder, write_folder
 from regard.checkpoint.gguf import open_gguf
+from regard.checkpoint.quantized_layers import (
+    quantization_config,
+    quantized_layers,
+    read_formats,
+    read_stored,
+    refuse_quantized_layers,
+    stored_tensors,
+    use_dtype_of_parameters,
+    use_formats,
+    without_stored,
+)
 from regard.checkpoint.sentence_transformers import read_sentence_encoder, sentence_files, without_sentence_head
 from regard.checkpoint.stored_parts import drop_missing_pooler, resolve_tying, tied_names
 from regard.checkpoint.weight_files import open_tensors, read_json, write_tensors
@@ -103,7 +114,8 @@ def write_model(
     model: nn.Module, folder: Path, tokenizer: SavesFiles | None = None, source_family: str | None = None
 ) -> None:
     """Write the files of our own format into an existing folder."""
-    write_files(folder, own_config(model, source_family), unique_parameters(model), tokenizer)
+    tensors = unique_parameters(model) | stored_tensors(model)
+    write_files(folder, own_config(model, source_family), tensors, tokenizer)
 
 
 def own_config(model: nn.Module, source_family: str | None = None) -> dict[str, Any]:
@@ -112,12 +124,14 @@ def own_config(model: nn.Module, source_family: str | None = None) -> dict[str, 
     assert isinstance(spec, Model), f"model.spec must be the spec of a model; found {spec!r:.80}"
     check_matches_spec(model, spec)
     source = {} if source_family is None else {"source_family": source_family}
-    return {"model_type": MODEL_TYPE, **source, "spec": spec.to_dict()}
+    return {"model_type": MODEL_TYPE, **source, "spec": spec.to_dict(), **quantization_config(model)}
 
 
 def check_matches_spec(model: nn.Module, spec: Model) -> None:
     """Raise CheckpointError if loading the spec would not create the parameters of the model."""
-    found, expected = unique_parameters(model).keys(), unique_parameters(build_on_meta(spec)).keys()
+    built = build_on_meta(spec)
+    use_formats(built, {name: layer.format for name, layer in quantized_layers(model).items()})
+    found, expected = unique_parameters(model).keys(), unique_parameters(built).keys()
     if found == expected:
         return
     tied = dict(tied_names(model))
@@ -155,6 +169,7 @@ def export(
     spec = model.spec
     assert isinstance(spec, Model), f"model.spec must be the spec of a model; found {spec!r:.80}"
     check_no_adapters(unique_parameters(model))
+    refuse_quantized_layers(model, "an export")
     extra_files = {**(extra_files or {}), **sentence_files(spec)}
     if isinstance(spec, Encoder) and not isinstance(spec.input, Tokens):  # images or signals: there is no text
         tokenizer = None
@@ -187,10 +202,11 @@ def load(
     """
     folder, device = locate(folder), torch.device(device)
     if folder.suffix == ".gguf":
-        spec, table, stored = open_gguf(folder)
+        (spec, table, stored), formats = open_gguf(folder), {}
         check_size(folder, spec, stored)
     else:
         spec, table = read_spec_and_table(folder)
+        formats = read_formats(folder, read_json(folder / "config.json")) if table is IDENTITY else {}
         if table is IDENTITY and (folder / MANIFEST).is_file() and not checked:
             check_folder(folder)
         stored = open_tensors(folder, partial(loaded_dtype, device, dtype), mmap)
@@ -201,16 +217,26 @@ def load(
             spec, stored = resolve_tying(folder, spec, make_table, stored)
             table = make_table(spec)
     model = build_on_meta(spec)
-    like = unique_parameters(model)
-    loaded, tensors, total = 0, {}, numel(model)
-    for name, tensor in table.read(stored, like):
-        tensors[name] = nn.Parameter(with_own_storage(tensor, device, dtype), like[name].requires_grad)
+    use_formats(model, formats)
+    like, quantized = unique_parameters(model), stored_tensors(model)
+    stored = without_stored(stored, quantized)
+    loaded, tensors, total = 0, {}, sum(tensor.numel() for tensor in (like | quantized).values())
+
+    def count(tensor: Tensor) -> Tensor:
+        nonlocal loaded
         loaded += tensor.numel()
         if progress is not None:
             progress(loaded, total)
+        return tensor
+
+    for name, tensor in table.read(stored, like):
+        tensors[name] = nn.Parameter(with_own_storage(count(tensor), device, dtype), like[name].requires_grad)
+    for name, tensor in read_stored(folder, quantized, mmap):
+        tensors[name] = count(tensor)
     for name, first_name in tied_names(model):
         tensors[name] = tensors[first_name]
     model.load_state_dict(tensors, assign=True)
+    use_dtype_of_parameters(model)
     return model.to(device).eval()
 
 

@@ -6,7 +6,6 @@
 Weights have the shape (…, outputs, inputs). A group are consecutive inputs of one output that share a scale.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -14,7 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from regard.spec import Spec, require
+from regard.spec import Spec, SpecError, require
 
 Stored = Mapping[str, Tensor]
 
@@ -36,9 +35,30 @@ class NumberFormat(Spec):
         """The largest |W - W'| that rounding can cause; its shape broadcasts to that of W."""
         raise NotImplementedError
 
+    def stored_like(self, shape: Sequence[int]) -> dict[str, Tensor]:
+        """Tensors on the meta device with the names, shapes and dtypes of those that store a weight of this shape."""
+        return {name: tensor.to("meta") for name, tensor in self.quantize(torch.zeros(*shape)).items()}
+
     def bytes(self, shape: Sequence[int]) -> int:
         """Of the stored tensors of a weight."""
-        raise NotImplementedError
+        self.check_shape(shape)
+        return sum(tensor.nbytes for tensor in self.stored_like(shape).values())
+
+    def group_size(self, inputs: int) -> int:
+        """The number of consecutive inputs that share a scale."""
+        return inputs
+
+    def requantize(self, weight: Tensor, stored: Stored) -> dict[str, Tensor]:
+        """The weight with the scales that are stored already, each number rounded to the nearest code."""
+        raise SpecError(f"{self.kind}: codes cannot be chosen for given scales; use integer, nf4 or float")
+
+    def grid(self, stored: Stored) -> dict[str, Tensor]:
+        """The scale of every weight, and its zero point if the format has them: tensors of the weight's shape."""
+        raise SpecError(f"{self.kind}: codes cannot be chosen for given scales; use integer, nf4 or float")
+
+    def nearest(self, values: Tensor, grid: Stored) -> Tensor:
+        """The numbers of the format that are nearest to the values, for scales of the same shape."""
+        raise SpecError(f"{self.kind}: codes cannot be chosen for given scales; use integer, nf4 or float")
 
 
 def require_finite(weight: Tensor) -> Tensor:
@@ -69,5 +89,6 @@ def unpack_bits(packed: Tensor, bits: int) -> Tensor:
     return (groups << torch.arange(bits, dtype=torch.uint8, device=packed.device)).sum(-1, dtype=torch.uint8)
 
 
-def packed_bytes(shape: Sequence[int], bits: int) -> int:
-    return math.prod(shape) * bits // 8
+def packed_like(shape: Sequence[int], bits: int) -> Tensor:
+    """A tensor on the meta device like the packed codes of a weight of this shape."""
+    return torch.empty(*shape[:-1], shape[-1] * bits // 8, dtype=torch.uint8, device="meta")

@@ -9,7 +9,6 @@ Eight bits have a scale per output, so that its largest weight becomes the large
 Micikevicius et al. 2022 (arXiv:2209.05433).
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -42,8 +41,7 @@ class Float(NumberFormat):
             )
             return {"codes": weight.to(self.torch_dtype)}
         scale = (weight.abs().amax(-1).float() / info.max).clamp_min(torch.finfo(torch.float32).tiny)
-        values = (weight / scale.unsqueeze(-1)).clamp(-info.max, info.max)  # a quotient can round to above the largest
-        return {"codes": values.to(self.torch_dtype), "scale": scale}
+        return {"codes": self.encode(weight, {"scale": scale.unsqueeze(-1)}), "scale": scale}
 
     def dequantize(self, stored: Stored, dtype: torch.dtype = torch.float32) -> Tensor:
         values = stored["codes"].to(dtype)
@@ -55,5 +53,23 @@ class Float(NumberFormat):
         bound = info.eps / 2 * torch.clamp_min(values, info.tiny) * (1 + info.eps)  # W may be above its rounded value
         return bound * stored["scale"].unsqueeze(-1) if self.scaled else bound
 
-    def bytes(self, shape: Sequence[int]) -> int:
-        return math.prod(shape) * self.torch_dtype.itemsize + (4 * math.prod(shape[:-1]) if self.scaled else 0)
+    def stored_like(self, shape: Sequence[int]) -> dict[str, Tensor]:
+        codes = torch.empty(*shape, dtype=self.torch_dtype, device="meta")
+        return {"codes": codes} | ({"scale": torch.empty(*shape[:-1], device="meta")} if self.scaled else {})
+
+    def requantize(self, weight: Tensor, stored: Stored) -> dict[str, Tensor]:
+        return {**stored, "codes": self.encode(require_finite(weight), self.grid(stored))}
+
+    def grid(self, stored: Stored) -> dict[str, Tensor]:
+        return {"scale": stored["scale"].unsqueeze(-1).expand(stored["codes"].shape)} if self.scaled else {}
+
+    def nearest(self, values: Tensor, grid: Stored) -> Tensor:
+        codes = self.encode(values, grid).to(values.dtype)
+        return codes * grid["scale"] if self.scaled else codes
+
+    def encode(self, values: Tensor, grid: Stored) -> Tensor:
+        if not self.scaled:
+            return values.to(self.torch_dtype)
+        largest = torch.finfo(self.torch_dtype).max
+        scaled = (values / grid["scale"]).clamp(-largest, largest)  # a quotient can round to above the largest
+        return scaled.to(self.torch_dtype)

@@ -8,7 +8,6 @@ shifted by up to half a step, because z is an integer, so that 0 is exact.
 Jacob et al. 2018 (arXiv:1712.05877).
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -16,7 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from regard.formats.base import NumberFormat, Stored, pack_bits, packed_bytes, require_finite, unpack_bits
+from regard.formats.base import NumberFormat, Stored, pack_bits, packed_like, require_finite, unpack_bits
 from regard.spec import require
 
 Group = int | Literal["channel", "tensor"]
@@ -39,7 +38,7 @@ class Integer(NumberFormat):
 
     def check_shape(self, shape: Sequence[int]) -> None:
         inputs = shape[-1]
-        size = inputs if isinstance(self.group, str) else self.group
+        size = self.group_size(inputs)
         require(inputs % size == 0, f"integer: group={size} does not divide the {inputs} inputs; choose a divisor")
         require(
             inputs * self.bits % 8 == 0,
@@ -50,27 +49,40 @@ class Integer(NumberFormat):
         """The weight, or its codes, with the weights of a group in the last dimension."""
         if self.group == "tensor":
             return weight.flatten(-2).unsqueeze(-2).unsqueeze(-2)  # (…, 1, 1, outputs · inputs)
-        size = weight.shape[-1] if isinstance(self.group, str) else self.group
-        return weight.unflatten(-1, (-1, size))  # (…, outputs, groups, size)
+        return weight.unflatten(-1, (-1, self.group_size(weight.shape[-1])))  # (…, outputs, groups, size)
 
     def quantize(self, weight: Tensor) -> dict[str, Tensor]:
         self.check_shape(weight.shape)
         groups = self.grouped(require_finite(weight))
         if self.symmetric:
             scale = self.rounded_scale(groups.abs().amax(-1) / (self.levels / 2 - 1))
-            zero = torch.full_like(scale, self.levels / 2)
-        else:
-            low, high = groups.amin(-1).clamp_max(0), groups.amax(-1).clamp_min(0)
-            scale = self.rounded_scale((high - low) / (self.levels - 1))
-            zero = (-low / scale).round()
-        codes = self.encode(groups, scale.to(groups.dtype), zero)
-        stored = {"codes": pack_bits(codes.view(weight.shape), self.bits), "scale": scale}
-        return stored if self.symmetric else stored | {"zero": zero.to(torch.uint8)}
+            return self.requantize(weight, {"scale": scale})
+        low, high = groups.amin(-1).clamp_max(0), groups.amax(-1).clamp_min(0)
+        scale = self.rounded_scale((high - low) / (self.levels - 1))
+        return self.requantize(weight, {"scale": scale, "zero": (-low / scale).round().to(torch.uint8)})
 
-    def encode(self, groups: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
-        """The codes (…, size) of groups with these scales and zero points (…)."""
-        codes = (groups / scale.unsqueeze(-1)).round() + zero.unsqueeze(-1)
-        return codes.clamp(0, self.levels - 1).to(torch.uint8)
+    def requantize(self, weight: Tensor, stored: Stored) -> dict[str, Tensor]:
+        groups = self.grouped(require_finite(weight))
+        codes = self.encode(groups, {name: stored[name].unsqueeze(-1) for name in ("scale", "zero") if name in stored})
+        return {**stored, "codes": pack_bits(codes.to(torch.uint8).view(weight.shape), self.bits)}
+
+    def encode(self, values: Tensor, grid: Stored) -> Tensor:
+        """The codes as floats, for scales and zero points that broadcast to the values."""
+        codes = (values / grid["scale"].to(values.dtype)).round() + grid.get("zero", self.levels // 2)
+        return codes.clamp(0, self.levels - 1)
+
+    def grid(self, stored: Stored) -> dict[str, Tensor]:
+        outputs, inputs = stored["codes"].shape[-2], stored["codes"].shape[-1] * 8 // self.bits
+        return {name: self.per_weight(stored[name], outputs, inputs) for name in ("scale", "zero") if name in stored}
+
+    def nearest(self, values: Tensor, grid: Stored) -> Tensor:
+        steps = self.encode(values, grid) - grid.get("zero", self.levels // 2)
+        return steps * grid["scale"].to(values.dtype)
+
+    def per_weight(self, values: Tensor, outputs: int, inputs: int) -> Tensor:
+        """Values of groups (…, outputs or 1, groups) for every weight of the group: (…, outputs, inputs)."""
+        size = inputs if self.group == "tensor" else self.group_size(inputs)
+        return values.repeat_interleave(size, -1).expand(*values.shape[:-2], outputs, inputs)
 
     def rounded_scale(self, scale: Tensor) -> Tensor:
         """In the dtype of scales; rounded up, so that the levels still cover all weights of the group."""
@@ -89,13 +101,14 @@ class Integer(NumberFormat):
         """Half a step; a whole one with a zero point, which can shift the ends of the range by half a step."""
         step = stored["scale"].float() * (0.5 if self.symmetric else 1.0)
         outputs, inputs = stored["codes"].shape[-2], stored["codes"].shape[-1] * 8 // self.bits
-        if isinstance(self.group, int):
-            return step.repeat_interleave(self.group, -1)
-        return step.expand(*step.shape[:-2], outputs, inputs)
+        return self.per_weight(step, outputs, inputs)
 
-    def bytes(self, shape: Sequence[int]) -> int:
-        self.check_shape(shape)
+    def stored_like(self, shape: Sequence[int]) -> dict[str, Tensor]:
         *stack, outputs, inputs = shape
-        groups = 1 if self.group == "tensor" else outputs * (inputs // self.group if isinstance(self.group, int) else 1)
-        per_group = getattr(torch, self.scale_dtype).itemsize + (0 if self.symmetric else 1)
-        return packed_bytes(shape, self.bits) + math.prod(stack) * groups * per_group
+        groups = (1, 1) if self.group == "tensor" else (outputs, inputs // self.group_size(inputs))
+        scale = torch.empty(*stack, *groups, dtype=getattr(torch, self.scale_dtype), device="meta")
+        stored = {"codes": packed_like(shape, self.bits), "scale": scale}
+        return stored if self.symmetric else stored | {"zero": torch.empty_like(scale, dtype=torch.uint8)}
+
+    def group_size(self, inputs: int) -> int:
+        return inputs if isinstance(self.group, str) else self.group

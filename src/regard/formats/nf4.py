@@ -16,7 +16,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from regard.formats.base import NumberFormat, Stored, pack_bits, require_finite, unpack_bits
+from regard.formats.base import NumberFormat, Stored, pack_bits, packed_like, require_finite, unpack_bits
 from regard.spec import require
 
 OUTERMOST = 0.9677083  # the quantile whose value becomes 1: the mean of 1 - 1/32 and 1 - 1/30
@@ -93,12 +93,35 @@ class NF4(NumberFormat):
         shape = (*stored["codes"].shape[:-1], 2 * stored["codes"].shape[-1])
         return bound.repeat_interleave(self.block).view(shape)
 
-    def bytes(self, shape: Sequence[int]) -> int:
-        self.check_shape(shape)
-        count = math.prod(shape)
-        blocks = count // self.block
-        scales = blocks + 4 * -(-blocks // SCALE_BLOCK) + 4 if self.double else 4 * blocks
-        return count // 2 + scales
+    def stored_like(self, shape: Sequence[int]) -> dict[str, Tensor]:
+        blocks = math.prod(shape) // self.block
+        if not self.double:
+            return {"codes": packed_like(shape, 4), "scale": torch.empty(blocks, device="meta")}
+        return {
+            "codes": packed_like(shape, 4),
+            "scale": torch.empty(blocks, dtype=torch.uint8, device="meta"),
+            "scale_scale": torch.empty(-(-blocks // SCALE_BLOCK), device="meta"),
+            "scale_mean": torch.empty(1, device="meta"),
+        }
+
+    def group_size(self, inputs: int) -> int:
+        return self.block if inputs % self.block == 0 else inputs
+
+    def requantize(self, weight: Tensor, stored: Stored) -> dict[str, Tensor]:
+        scales = self.scales(stored).repeat_interleave(self.block).view(weight.shape)
+        return {**stored, "codes": pack_bits(self.encode(require_finite(weight), {"scale": scales}), 4)}
+
+    def grid(self, stored: Stored) -> dict[str, Tensor]:
+        shape = (*stored["codes"].shape[:-1], 2 * stored["codes"].shape[-1])
+        return {"scale": self.scales(stored).repeat_interleave(self.block).view(shape)}
+
+    def nearest(self, values: Tensor, grid: Stored) -> Tensor:
+        levels = normal_levels().to(values.device)[self.encode(values, grid).int()]
+        return (levels * grid["scale"]).to(values.dtype)  # in float32, as `dequantize`
+
+    def encode(self, values: Tensor, grid: Stored) -> Tensor:
+        normalized = values.float() / grid["scale"].clamp_min(torch.finfo(torch.float32).tiny)
+        return nearest_level(normalized, normal_levels())
 
 
 def quantize_scales(scale: Tensor) -> dict[str, Tensor]:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from regard.adapt.adapters import adapters, add_lora, merge_lora
+from regard.adapt.quantized import QuantizedLinear
 from regard.checkpoint.image_processor import PREPROCESSOR_CONFIG, vit_processor_config
 from regard.checkpoint.model_folder import GENERATION_CONFIG, read_extra_files, write_extra_files
 from regard.data.sources.images import Digits, ImageFolder
@@ -33,6 +34,11 @@ def build_model(recipe: Recipe, from_checkpoint: bool = False) -> nn.Module:
             model.add_value_head()
         if model.spec != spec:  # another head
             model = with_weights_of(model, spec.build(settings.seed, settings.initialize))
+    quantized = next((name for name, module in model.named_modules() if isinstance(module, QuantizedLinear)), None)
+    require(
+        quantized is None or recipe.adapter is not None,
+        f"{recipe.start}: {quantized} is stored in few bits and cannot be trained; train an adapter: --adapter.rank=8",
+    )
     if recipe.adapter is not None:
         adapted = add_lora(model, recipe.adapter, settings.seed)
         heads = ["value_head."] * needs_values + ["head."] * recipe.train_head

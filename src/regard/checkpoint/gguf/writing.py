@@ -17,6 +17,7 @@ from regard.checkpoint.atomic_folder import CheckpointError, sync_folder
 from regard.checkpoint.gguf.architectures import ARCHITECTURES, Architecture, find_architecture
 from regard.checkpoint.gguf.reading import family_config, gguf_library, read_spec_and_table
 from regard.checkpoint.gguf.rope_metadata import DIVISORS, llama3_as_divisors, rope_metadata
+from regard.checkpoint.quantized_layers import refuse_quantized_layers
 from regard.families import FamilyError, family, model_class
 from regard.families.common.roundtrip import check_roundtrip
 from regard.gguf_header import Header, TensorInfo
@@ -39,6 +40,7 @@ def export_gguf(
     """Write a model as a file of the family `model_type`; for `tokenizer_metadata`, see `regard.text.gguf`."""
     if format not in FORMATS:
         raise CheckpointError(f"format={format!r} is not supported; choose one of {', '.join(FORMATS)}")
+    refuse_quantized_layers(model, "a GGUF export")
     name = next((name for name, entry in ARCHITECTURES.items() if entry.model_type == model_type), model_type)
     spec = model.spec
     assert isinstance(spec, Model), f"model.spec must be the spec of a model; found {spec!r:.80}"

@@ -1,0 +1,113 @@
+"""Linear layers in a model folder whose weights are stored in a number format.
+
+    config.json        "quantization": {"layers": {"stack.blocks.0.sublayers.0.body.q_proj": {"kind": "integer", …}, …}}
+    *.safetensors      stack.blocks.0.sublayers.0.body.q_proj.codes, ….scale
+
+The tensors keep their dtypes; `dtype` of a loaded model is that of the products. Names, shapes and dtypes are checked
+before anything is read.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.adapt.quantized import QuantizedLinear
+from regard.checkpoint.atomic_folder import CheckpointError
+from regard.checkpoint.weight_files import open_tensors
+from regard.formats.base import NumberFormat
+from regard.spec import SpecError, parse_spec
+from regard.weights.table import FLOATS, MISMATCH_REMEDY, StoredTensor
+
+KEY = "quantization"
+DTYPE_NAMES = {dtype: name for name, dtype in FLOATS.items()} | {
+    torch.uint8: "U8", torch.int8: "I8", torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
+}  # fmt: skip
+
+
+def quantized_layers(model: nn.Module) -> dict[str, QuantizedLinear]:
+    return {name: module for name, module in model.named_modules() if isinstance(module, QuantizedLinear)}
+
+
+def stored_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """The tensors of the quantized layers, without their biases, by their names in the model."""
+    return {
+        f"{path}.{name}": tensor
+        for path, layer in quantized_layers(model).items()
+        for name, tensor in layer.stored.items()
+    }
+
+
+def quantization_config(model: nn.Module) -> dict[str, Any]:
+    """The entry of config.json; empty for a model without quantized layers."""
+    layers = {name: layer.format.to_dict() for name, layer in quantized_layers(model).items()}
+    return {KEY: {"layers": layers}} if layers else {}
+
+
+def refuse_quantized_layers(model: nn.Module, action: str) -> None:
+    for name, layer in quantized_layers(model).items():
+        raise CheckpointError(
+            f"{name} is stored as {layer.format.kind}, which {action} cannot write; use the model before it was "
+            "quantized, or merge an adapter into this one, which makes its layers ordinary ones"
+        )
+
+
+def read_formats(folder: Path, config: Mapping[str, Any]) -> dict[str, NumberFormat]:
+    """The format of every quantized layer by name."""
+    entry = config.get(KEY, {"layers": {}})
+    layers = entry.get("layers") if isinstance(entry, dict) else None
+    if not isinstance(layers, dict):
+        raise CheckpointError(f"{folder}: {KEY} in config.json must have `layers`, the format of every layer")
+    formats = {}
+    for name, table in layers.items():
+        format = parse_spec(table, f"{KEY}.layers.{name:.200}", NumberFormat)
+        assert isinstance(format, NumberFormat)
+        formats[name] = format
+    return formats
+
+
+def use_formats(model: nn.Module, formats: Mapping[str, NumberFormat]) -> None:
+    """Replace linear layers of a model on the meta device by quantized ones, in place."""
+    modules = dict(model.named_modules())
+    for name, format in formats.items():
+        linear = modules.get(name)
+        if type(linear) is not nn.Linear:
+            found = "no layer of this model" if linear is None else f"a {type(linear).__name__}"
+            raise CheckpointError(f"{KEY} in config.json: {name:.200} is {found}, not a linear one; {MISMATCH_REMEDY}")
+        shape = (linear.out_features, linear.in_features)
+        try:
+            format.check_shape(shape)
+        except SpecError as error:
+            raise CheckpointError(f"{KEY} in config.json: {name}: {error}; {MISMATCH_REMEDY}") from error
+        model.set_submodule(name, QuantizedLinear(format, format.stored_like(shape), shape, linear.bias))
+
+
+def without_stored(found: Mapping[str, StoredTensor], expected: Mapping[str, Tensor]) -> dict[str, StoredTensor]:
+    """The other tensors, after those of quantized layers were checked against the expected ones on the meta device."""
+    for name, like in expected.items():
+        if name not in found:
+            raise CheckpointError(f"{name} {tuple(like.shape)} is missing from the files; {MISMATCH_REMEDY}")
+        tensor, dtype = found[name], DTYPE_NAMES[like.dtype]
+        if (tensor.shape, tensor.dtype) != (tuple(like.shape), dtype):
+            raise CheckpointError(
+                f"{tensor.file}: {name} should be {tuple(like.shape)} in {dtype} by the config, found {tensor.shape} "
+                f"in {tensor.dtype}; {MISMATCH_REMEDY}"
+            )
+    return {name: tensor for name, tensor in found.items() if name not in expected}
+
+
+def read_stored(folder: Path, expected: Mapping[str, Tensor], mmap: bool = False) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of quantized layers in their own dtypes."""
+    found = open_tensors(folder, lambda stored: stored, mmap) if expected else {}
+    for name, like in expected.items():
+        tensor = found[name].read()  # of a dtype that no parameter has: as bytes
+        yield name, tensor if tensor.dtype == like.dtype else tensor.view(like.dtype)
+
+
+def use_dtype_of_parameters(model: nn.Module) -> None:
+    """Let the weights that are read from formats have the dtype of the model's first parameter."""
+    layers = quantized_layers(model).values()
+    for layer in layers:
+        layer.dtype = next(model.parameters()).dtype
