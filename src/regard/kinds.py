@@ -155,6 +155,7 @@ FORMATS = {
     "integer": "regard.formats.integers:Integer",
     "float": "regard.formats.floats:Float",
     "nf4": "regard.formats.nf4:NF4",
+    "gguf": "regard.formats.gguf_blocks:GGUFBlocks",
 }
 
 TABLES = {
