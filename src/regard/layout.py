@@ -24,6 +24,7 @@ class TokenLayout:
     valid: Tensor | None = None  # (B, L) False where the token is padding
     rows: Tensor | None = None  # (B,) row of the store for each batch row; None: batch row b is row b of the store
     keys: "TokenLayout | None" = None  # (B, S) layout of the keys; None: the keys are the queries' own tokens
+    visible: tuple[Tensor, Tensor] | None = None  # (B, S) each, of keys: only queries at start ≤ i < end attend to them
     ordered: bool = False  # keys are the queries, positions 0 … L-1, one document, no padding
     consecutive: bool = False  # keys are the queries; valid tokens of a document are adjacent and in order
     inputs: "StackInputs" = field(default_factory=lambda: NO_INPUTS)
@@ -59,10 +60,14 @@ class TokenLayout:
         return self._derived[key]
 
     def with_keys(
-        self, positions: Tensor, valid: Tensor | None = None, segments: Tensor | None = None
+        self,
+        positions: Tensor,
+        valid: Tensor | None = None,
+        segments: Tensor | None = None,
+        visible: tuple[Tensor, Tensor] | None = None,
     ) -> "TokenLayout":
         """The same queries with other keys, (B, S) each."""
-        return set_keys(self, TokenLayout(positions, segments, valid))
+        return set_keys(self, TokenLayout(positions, segments, valid, visible=visible))
 
     def cross(self, source: "TokenLayout") -> "TokenLayout":
         """The same queries with the tokens of a source as keys; the stack's inputs do not apply to it."""
@@ -102,7 +107,7 @@ class TokenLayout:
 
     def queries(self, index: slice) -> "TokenLayout":
         """Only these queries of each row, with all keys."""
-        return self.with_keys(self.key_positions, self.key_valid, self.key_segments).tokens(index)
+        return self.with_keys(self.key_positions, self.key_valid, self.key_segments, self.key_visible).tokens(index)
 
     @property
     def documents(self) -> Tensor | None:
@@ -122,6 +127,10 @@ class TokenLayout:
     @property
     def key_valid(self) -> Tensor | None:
         return self.valid if self.keys is None else self.keys.valid
+
+    @property
+    def key_visible(self) -> tuple[Tensor, Tensor] | None:
+        return None if self.keys is None else self.keys.visible
 
 
 @dataclass(frozen=True, eq=False)

@@ -93,6 +93,15 @@ def test_generate_follows_a_schema_an_expression_or_choices(demo_run: Path, tmp_
     assert "the schema is not JSON" in str(regard(*arguments, "--schema", schema).exception)
 
 
+def test_generate_with_a_smaller_cache(demo_run: Path) -> None:
+    arguments = ("generate", demo_run, "--prompt", "Anna is in", "--max-new", 300, "--temperature", 0, "--json")
+    endless = json.loads(regard(*arguments, "--cache", "sinks:2+14").stdout)
+    assert len(endless["ids"]) == 300 or endless["finish"] == "stop"
+    assert "there is no cache 'int'" in str(regard(*arguments, "--cache", "int").exception)
+    refused = regard(*arguments, "--cache", "window:8", "--batch-invariant").exception
+    assert "--cache does not support --batch-invariant" in str(refused)
+
+
 def test_generate_ends_before_a_stop_string(demo_run: Path) -> None:
     arguments = ("generate", demo_run, "--prompt", "Anna is in", "--max-new", 20, "--temperature", 0, "--json")
     text = json.loads(regard(*arguments).stdout)["text"]
@@ -236,13 +245,14 @@ def test_flags_are_frozen() -> None:
         "--tensor-parallel",
         "--batch-invariant",
         "--quantize",
+        "--cache",
     }
     assert flags["serve"] >= {"--host", "--port", "--key", "--name", "--rows", "--context", "--device"}
     assert flags["serve"] >= {"--memory", "--queue", "--max-body", "--dtype", "--compile", "--no-compile", "--adapter"}
     assert flags["serve"] >= {"--allow-host", "--allow-origin", "--access-log", "--replicas", "--tensor-parallel"}
     assert flags["serve"] >= {"--lora-modules", "--lora-folder", "--max-loras", "--max-cpu-loras", "--batch-invariant"}
     assert "--runs" in flags["serve"]
-    assert "--quantize" in flags["serve"] & flags["batch"]
+    assert {"--quantize", "--cache"} <= flags["serve"] & flags["batch"] and "--cache" in flags["chat"]
     assert flags["batch"] >= {
         "--memory",
         "--name",

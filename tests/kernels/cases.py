@@ -67,6 +67,9 @@ def build_layouts() -> dict[str, TokenLayout]:
         "documents, not consecutive": TokenLayout(document_positions, segments=documents),
         "cached keys": TokenLayout(positions[:, 4:7]).with_keys(positions),
         "one query": one_query_with_cached_keys(),
+        "visible keys": TokenLayout(positions[:, 4:12]).with_keys(
+            positions % 12, positions != 2, visible=(positions % 5, positions % 5 + 6)
+        ),
     }
 
 

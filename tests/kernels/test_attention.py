@@ -48,11 +48,15 @@ def attends(layout: TokenLayout, options: ScoreOptions, b: int, i: int, j: int) 
         return False
     if layout.segments is not None and layout.segments[b, i] != layout.key_segments[b, j]:
         return False
+    if layout.key_visible is not None:
+        start, end = (int(bound[b, j]) for bound in layout.key_visible)
+        if not start <= int(layout.positions[b, i]) < end:
+            return False
     return layout.key_valid is None or bool(layout.key_valid[b, j])
 
 
 @pytest.mark.parametrize("extra", EXTRAS)
-@pytest.mark.parametrize("layout_name", ["ordered", "packed and padded", "one query"])
+@pytest.mark.parametrize("layout_name", ["ordered", "packed and padded", "one query", "visible keys"])
 @pytest.mark.parametrize(("mask", "heads", "bias"), [
     ("causal", "multi-head", "slopes"), ("full", "grouped-query", None), ("window", "multi-query", "slopes"),
 ])  # fmt: skip

@@ -11,12 +11,14 @@ from regard.cli.batch_files import BatchOutput, BatchRequest, read_requests
 from regard.cli.open_engine import (
     INVARIANT_OR_QUANTIZED,
     BatchInvariantOption,
+    CacheOption,
     CompileOption,
     DtypeOption,
     EngineOptions,
     MemoryOption,
     QuantizeOption,
     RowsOption,
+    check_cache,
 )
 from regard.cli.open_model import AdapterOption, ContextOption, DeviceOption, ModelArgument
 from regard.cli.open_served import NamedModel, named_model, open_served
@@ -41,6 +43,7 @@ def batch(
     adapter: AdapterOption = None,
     dtype: DtypeOption = "auto",
     quantize: QuantizeOption = None,
+    cache: CacheOption = None,
     compile: CompileOption = None,
     batch_invariant: BatchInvariantOption = False,
     device: DeviceOption = "auto",
@@ -74,8 +77,9 @@ def batch(
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     options = EngineOptions(
         device, context, adapter, dtype, rows, memory, compile=compile, batch_invariant=batch_invariant,
-        quantize=quantize,
+        quantize=quantize, cache=cache,
     )  # fmt: skip
+    check_cache(options)
     with BatchOutput(out, {entry.custom_id for entry in entries}) as output:
         missing = [entry for entry in entries if entry.custom_id not in output.done]
         if output.done:

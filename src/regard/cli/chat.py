@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from regard.cli.open_engine import CacheOption, EngineOptions, check_cache
 from regard.cli.open_model import AdapterOption, ContextOption, DeviceOption, ModelArgument
 
 
@@ -17,6 +18,7 @@ def chat(
     context: ContextOption = None,
     adapter: AdapterOption = None,
     device: DeviceOption = "auto",
+    cache: CacheOption = None,
 ) -> None:
     """Chat with a model in the terminal.
 
@@ -34,10 +36,15 @@ def chat(
     from regard.cli.conversation import Conversation
     from regard.cli.open_model import open_model
 
+    check_cache(EngineOptions(cache=cache))
     llm = open_model(model, device, context, adapter)
     if llm.tokenizer.chat_template is None:
         raise ValueError(f"{model} has no chat template, so it cannot chat; use `regard generate`")
     llm.rows = 1  # the engine reserves memory for one request
+    if cache is not None:
+        from regard.engine.engine import Engine
+
+        llm.engine = Engine(llm.model, rows=1, capacity=context, cache=cache)
     terminal = open_terminal()
     conversation = Conversation(
         llm, terminal, system, max_new=max_new, temperature=temperature, top_p=top_p, seed=seed

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from regard.cli.open_engine import INVARIANT_OR_QUANTIZED, BatchInvariantOption, EngineOptions, QuantizeOption
+from regard.cli.open_engine import (
+    INVARIANT_OR_QUANTIZED,
+    BatchInvariantOption,
+    CacheOption,
+    EngineOptions,
+    QuantizeOption,
+    check_cache,
+)
 from regard.cli.open_model import AdapterOption, ContextOption, DeviceOption, ModelArgument
 from regard.cli.tensor_parallel import TensorParallelOption
 from regard.find_model import find_model
@@ -57,6 +64,7 @@ def generate(
     tensor_parallel: TensorParallelOption = 1,
     batch_invariant: BatchInvariantOption = False,
     quantize: QuantizeOption = None,
+    cache: CacheOption = None,
     logprobs: Annotated[
         int, typer.Option(min=0, help="With --json: also the most likely tokens at each place, this many.")
     ] = 0,
@@ -74,6 +82,7 @@ def generate(
       regard generate runs/demo --prompt "Anna went to the" --max-new 40
       regard generate runs/demo --prompt "Anna went to the" --temperature 0 --json
       regard generate smollm2 --prompt "Two and two is " --regex "[0-9]+" --n 3
+      regard generate smollm2 --prompt "Once upon a time" --max-new 20000 --cache sinks:4+1020
       regard generate models/llama-8b --prompt "Once upon a time" --tensor-parallel 2
       regard generate models/llama-8b --prompt "Once upon a time" --temperature 0 --batch-invariant
       regard generate models/t5 --prompt "translate English to German: a cat" --temperature 0
@@ -82,7 +91,7 @@ def generate(
     find_model(model)  # before torch is imported: a mistyped name is refused at once
     engine = EngineOptions(
         device, context, adapter, rows=n, tensor_parallel=tensor_parallel, batch_invariant=batch_invariant,
-        quantize=quantize,
+        quantize=quantize, cache=cache,
     )  # fmt: skip
     check_combination(engine)
     check_output_options(logprobs, as_json, schema, regex, choice)
@@ -123,6 +132,7 @@ def check_combination(options: EngineOptions) -> None:
         raise ValueError(INVARIANT_OR_QUANTIZED)
     if (options.batch_invariant or options.quantize) and options.tensor_parallel > 1:
         raise ValueError("--batch-invariant and --quantize do not support --tensor-parallel; leave it out")
+    check_cache(options)
 
 
 def open_model_with_engine(model: Path, options: EngineOptions) -> "LanguageModel":
@@ -139,8 +149,11 @@ def open_model_with_engine(model: Path, options: EngineOptions) -> "LanguageMode
         from regard.cli.tensor_parallel import end_later, open_parallel_engine
 
         open_parallel_engine(model, llm, ranks, options.adapter, "auto", end_later, rows=rows, capacity=context)
-    elif options.batch_invariant:
-        llm.engine = Engine(llm.model, rows=rows, capacity=context, batch_invariant=True)
+    elif options.batch_invariant or options.cache:
+        llm.engine = Engine(
+            llm.model, rows=rows, capacity=context, source_capacity=context, batch_invariant=options.batch_invariant,
+            cache=options.cache,
+        )  # fmt: skip
     return llm
 
 

@@ -38,6 +38,14 @@ QuantizeOption = Annotated[
     Literal["int8"] | None,
     typer.Option(help="Keep the weights of linear layers in eight bits: less memory, faster decoding on a CPU."),
 ]
+CacheOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="KIND",
+        help="A smaller cache of keys and values: sinks:4+1020 (first and newest tokens, for texts without end), "
+        "window:1024 (newest tokens).",
+    ),
+]
 BatchInvariantOption = Annotated[
     bool,
     typer.Option(
@@ -75,6 +83,18 @@ class EngineOptions(NamedTuple):
     tensor_parallel: int = 1
     batch_invariant: bool = False
     quantize: str | None = None
+    cache: str | None = None
+
+
+def check_cache(options: EngineOptions) -> None:
+    """Raise ValueError for options that exclude --cache, and for a description of no cache."""
+    if options.cache is None:
+        return
+    from regard.engine.caches import parse_cache
+
+    parse_cache(options.cache)
+    if options.batch_invariant or options.tensor_parallel > 1:
+        raise ValueError("--cache does not support --batch-invariant and --tensor-parallel; leave one of them out")
 
 
 def open_engine(
@@ -111,7 +131,7 @@ def open_engine(
         llm.engine = Engine(
             llm.model, rows=options.rows, capacity=options.context, source_capacity=options.context, memory=memory,
             queue=options.queue, compile=compiles.value == "on", max_cpu_loras=options.max_cpu_loras,
-            max_loras=options.max_loras, batch_invariant=options.batch_invariant,
+            max_loras=options.max_loras, batch_invariant=options.batch_invariant, cache=options.cache,
         )  # fmt: skip
         llm.rows = llm.engine.store.rows
     warm_up(llm.engine, console)
@@ -130,6 +150,8 @@ def engine_choices(
     engine, decoder = llm.engine, decoder_of(llm.model)
     weight = decoder.embedding.weight
     context = "the model's" if options.context is None else "--context"
+    if options.context is None and engine.capacity > (decoder.spec.context or engine.capacity):
+        context = "the cache does not grow with them"
     if engine.capacity < (options.context or decoder.spec.context or 0):
         context = "what the store holds"
     rows = "what this device decodes at once" if options.rows is None else "--rows"
@@ -138,6 +160,7 @@ def engine_choices(
         device_choice(weight.device, options),
         dtype_choice(weight.dtype, options),
         *([EngineChoice("weights", options.quantize, "--quantize")] if options.quantize else []),
+        *([EngineChoice("cache", options.cache, "--cache")] if options.cache else []),
         EngineChoice("context", f"{engine.capacity} tokens", context),
         EngineChoice("rows", str(engine.store.rows), rows),
         EngineChoice("store", size, memory_rule(options.memory, weight.device, engines)),

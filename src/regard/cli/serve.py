@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from regard.cli.open_engine import (
     INVARIANT_OR_QUANTIZED,
     BatchInvariantOption,
+    CacheOption,
     CompileOption,
     DtypeOption,
     EngineOptions,
@@ -14,6 +15,7 @@ from regard.cli.open_engine import (
     QuantizeOption,
     QueueOption,
     RowsOption,
+    check_cache,
 )
 from regard.cli.open_model import AdapterOption, ContextOption, DeviceOption
 from regard.cli.open_served import NamedModel, load_adapters, named_adapters, named_models, open_served
@@ -67,6 +69,7 @@ def serve(
     max_loras: MaxLorasOption = 8,
     dtype: DtypeOption = "auto",
     quantize: QuantizeOption = None,
+    cache: CacheOption = None,
     compile: CompileOption = None,
     batch_invariant: BatchInvariantOption = False,
     device: DeviceOption = "auto",
@@ -95,6 +98,7 @@ def serve(
       regard serve runs/demo
       regard serve smollm2 --rows 32 --context 2048 --compile
       regard serve smollm2 --quantize int8
+      regard serve smollm2 --cache sinks:4+1020
       regard serve chat=smollm2 minilm
       regard serve smollm2 --lora-modules pirate=runs/pirate --lora-modules legal=adapters/legal
       regard serve smollm2 --replicas 4
@@ -109,7 +113,7 @@ def serve(
     options = EngineOptions(
         device=device, context=context, adapter=adapter, dtype=dtype, rows=rows, memory=memory, queue=queue,
         compile=compile, max_cpu_loras=max_cpu_loras, max_loras=max_loras, tensor_parallel=tensor_parallel,
-        batch_invariant=batch_invariant, quantize=quantize,
+        batch_invariant=batch_invariant, quantize=quantize, cache=cache,
     )  # fmt: skip
     check_combination(named, options, loras, lora_folder, replicas)
     require_server()
@@ -185,5 +189,6 @@ def check_combination(
         raise ValueError(INVARIANT_OR_QUANTIZED)
     if options.quantize and (options.tensor_parallel > 1 or loras or lora_folder is not None):
         raise ValueError("--quantize does not support --tensor-parallel, --lora-modules and --lora-folder")
+    check_cache(options)
     if replicas is not None and lora_folder is not None:
         raise ValueError("--lora-folder loads adapters into one replica only; give them to all with --lora-modules")

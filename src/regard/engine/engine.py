@@ -25,12 +25,12 @@ from regard.adapt.batch_invariant import check_batch_invariant, keep_all_tokens
 from regard.adapt.lora_weights import LoraWeights
 from regard.engine.adapters import Adapters
 from regard.engine.beam import Beam, Beams, BeamSearch
+from regard.engine.caches import Cache, checked_cache
 from regard.engine.contrastive import ContrastiveOptions, ContrastiveSearch
 from regard.engine.inputs import (
     SourceInput,
     check_size,
     check_states,
-    checked_capacity,
     checked_store,
     decoder_of,
     encoder_capacity,
@@ -69,6 +69,7 @@ class Engine:
         capacity: int | None = None,  # prompt and new tokens per request; None: the limit of the model
         source_capacity: int | None = None,  # tokens per source of an encoder-decoder; None: the encoder's context
         store: str | OpenStore = "paged",  # a name, or a constructor, such as partial(Paged, blocks=64)
+        cache: str | Cache | None = None,  # a smaller cache: "int8", "sinks:4+1020" …; None: all keys and values
         memory: float | None = None,  # share of the device's memory for the store; None: 0.25 on a CPU, 0.8 on a GPU
         chunk: int | None = None,  # tokens per step: prompts are computed in chunks; None: 256 on a CPU, 8192 on a GPU
         queue: int = 256,  # waiting requests
@@ -83,7 +84,8 @@ class Engine:
         self.source_capacity = encoder_capacity(self.encoder_decoder, source_capacity)
         weight, states = decoder.embedding.weight, decoder.spec.memory()
         self.device = weight.device
-        capacity = checked_capacity(decoder.spec, capacity)
+        self.cache = checked_cache(cache, decoder.spec)
+        capacity = self.cache.capacity(decoder.spec, capacity)
         chunk = CHUNKS.get(self.device.type, CHUNKS["cpu"]) if chunk is None else chunk
         sizes = {"chunk": chunk, "queue": queue, "max_loras": max_loras, "max_cpu_loras": max_cpu_loras or 1}
         for name, size in (sizes if rows is None else sizes | {"rows": rows}).items():
@@ -92,9 +94,8 @@ class Engine:
         if batch_invariant:
             check_batch_invariant(model, weight)
             states = keep_all_tokens(states)
-        self.store = open_store(
-            checked_store(store), states, rows, capacity, weight.dtype, self.device, self.source_capacity, memory
-        )
+        states, store = self.cache.declare(states), self.cache.store(checked_store(store))
+        self.store = open_store(store, states, rows, capacity, weight.dtype, self.device, self.source_capacity, memory)
         model.eval()
         self.model, self.capacity, self.queue = decoder, self.store.max_tokens, queue
         self.runner = Runner(decoder, self.encoder_decoder, self.store, batch_invariant)
@@ -102,9 +103,8 @@ class Engine:
             self.runner.compile()
         self.loras = Adapters(model, self.runner, max_loras, max_cpu_loras, compile)
         self.requests = RequestBuilder(decoder, self.encoder_decoder, self.capacity, self.source_capacity, self.loras)
-        self.scheduler = Scheduler(
-            self.store, chunk, self.namespace if prefix_cache else None, self.read_tokens, self.loras.can_run
-        )
+        namespace, chunk = self.namespace if prefix_cache else None, min(chunk, self.cache.max_chunk)
+        self.scheduler = Scheduler(self.store, chunk, namespace, self.read_tokens, self.loras.can_run)
         self.lag = 1 if self.device.type == "cuda" else 0  # steps whose tokens are not read yet when the next starts
         self.unread: deque[tuple[int, list[Request], Sampled]] = deque()  # by step
         self.produced: list[tuple[Request, Token]] = []  # tokens that no step has returned yet
@@ -303,7 +303,8 @@ class Engine:
     def metrics(self) -> dict[str, int]:
         running, waiting = len(self.scheduler.running), len(self.scheduler.waiting)
         numbers = {"rows": self.store.rows, "running": running, "waiting": waiting, **self.counts}
-        return numbers | self.store.metrics() | {"preemptions": self.scheduler.preemptions}
+        cached = self.cache.metrics(self.store, (request.cached for request in self.scheduler.running))
+        return numbers | self.store.metrics() | cached | {"preemptions": self.scheduler.preemptions}
 
     def reset_prefix_cache(self) -> None:
         """Drop all cached prefixes. Needed only if weights have changed in a way that torch does not record."""

@@ -181,7 +181,7 @@ class Runner:
         """Decode by a CUDA graph; None, with a warning, if the step cannot be captured."""
         self.store.upload()
         longest = max(request.cached for request, _ in batch) + 1
-        span = self.store.capacity if self.store.in_place else self.span(longest)
+        span = self.store.max_span if self.store.in_place else self.span(longest)
         rows = [request.row for request, _ in batch if request.row is not None]  # in order
         positions = [request.cached for request, _ in batch]
         tokens = [UNREAD if request.unread else request.tokens[-1] for request, _ in batch]
@@ -199,7 +199,7 @@ class Runner:
         """
         if self.graphs is None:
             return self.warm_up_spans(progress)
-        span = self.store.capacity if self.store.in_place else self.span(1)
+        span = self.store.max_span if self.store.in_place else self.span(1)
         for done, rows in enumerate(sizes := self.graphs.sizes[::-1]):
             progress(done, len(sizes))
             try:
@@ -212,7 +212,7 @@ class Runner:
         """Run the compiled step once per span: torch compiles it again for a few of them."""
         if self.compiled is None:
             return
-        spans = sorted({self.span(1 << bits) for bits in range(self.store.capacity.bit_length() + 1)})
+        spans = sorted({self.span(1 << bits) for bits in range(self.store.max_span.bit_length() + 1)})
         for done, span in enumerate(spans):
             progress(done, len(spans))
             if not self.try_compiled(self.compiled, span):
@@ -226,7 +226,7 @@ class Runner:
 
     def span(self, slots: int) -> int:
         """How many slots of each row a step reads: a power of two, so that shapes rarely change."""
-        return min(max(256, 1 << (slots - 1).bit_length()), self.store.capacity)
+        return min(max(256, 1 << (slots - 1).bit_length()), self.store.max_span)
 
     def decode_step(self, tokens: Tensor, positions: Tensor, valid: Tensor, span: int) -> Tensor:
         """(B, 1) one token per row of the store -> (B, V) logits"""
@@ -258,7 +258,7 @@ def batch_inputs(batch: ScheduledBatch, store: Store, device: torch.device) -> t
 
 def eager_span(slots: int, store: Store) -> int:
     """How many slots of each row an eager forward reads: a multiple of SPAN, so that shapes rarely change."""
-    return min(-(-slots // SPAN) * SPAN, store.capacity)
+    return min(-(-slots // SPAN) * SPAN, store.max_span)
 
 
 def pad_row(row: list[int], length: int) -> list[int]:

@@ -106,7 +106,10 @@ class Attention(Body):
 
     def memory(self, width: int) -> Memory:
         mask = self.mask or Causal()
-        return PerToken(self.arrays(width), mask.sliding_window, mask.first_tokens, pages=self.pages)
+        return PerToken(
+            self.arrays(width), mask.sliding_window, mask.first_tokens, pages=self.pages,
+            rotated=(("k", self.position),), relative=mask.relative,
+        )  # fmt: skip
 
     def arrays(self, width: int) -> dict[str, tuple[int, int]]:
         _, kv_heads, head_dim = self.sizes(width)

@@ -80,7 +80,8 @@ class LatentAttention(Body):
     def memory(self, width: int) -> PerToken:
         arrays = {"latent": (1, self.rank), "k_rope": (1, self.rope_dim)}
         mask = self.mask or Causal()
-        return PerToken(arrays, mask.sliding_window, mask.first_tokens)
+        rotated = (("k_rope", self.position),)
+        return PerToken(arrays, mask.sliding_window, mask.first_tokens, rotated=rotated, relative=mask.relative)
 
     def products(self, tokens: int, keys: int) -> dict[str, int]:
         """Multiplications per head from queries and latents to outputs, for each form."""

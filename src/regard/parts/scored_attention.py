@@ -102,7 +102,9 @@ class ScoredAttention(Body):
         if self.score == "additive":
             arrays["k"] = (self.heads, score_dim)
         mask = self.mask or Causal()
-        return PerSource(arrays) if self.source else PerToken(arrays, mask.sliding_window, mask.first_tokens)
+        if self.source:
+            return PerSource(arrays)
+        return PerToken(arrays, mask.sliding_window, mask.first_tokens, rotated=(), relative=mask.relative)
 
     def flops(self, width: int, tokens: int, keys: int) -> int:
         states_width, _, score_dim = self.sizes(width)

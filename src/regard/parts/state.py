@@ -18,6 +18,7 @@ from torch import Tensor
 
 from regard.kernels.attention.arguments import Pages
 from regard.layout import TokenLayout
+from regard.parts.position.base import Position
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,9 @@ class PerToken:
     first: int = 0  # number of first tokens that it attends to as well
     pages: bool = False  # a paged store may return them in place, as Pages (kernels/attention/arguments.py)
     max_exact_cache: int | None = None  # tokens up to which cached decoding is exact; set by Block.memory
+    rotated: tuple[tuple[str, Position], ...] | None = None  # arrays that depend on positions; None: every key must be
+    # returned once, because the mixer reads its keys not only through the mask of a layout
+    relative: bool = False  # the mask depends on distances alone, so positions may be counted from any token
 
 
 @dataclass(frozen=True)

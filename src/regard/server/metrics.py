@@ -36,6 +36,9 @@ GAUGES = {
     "free_blocks": "Blocks that no request uses.",
     "cached_blocks": "Blocks of cached prefixes.",
     "cached_states": "Snapshots of recurrent states of cached prefixes.",
+    "cache_bytes": "Bytes of keys, values and states that the store can keep.",
+    "cached_tokens": "Tokens of running requests whose keys and values are kept.",
+    "evicted_tokens": "Tokens of running requests whose keys and values are no longer kept.",
 }
 
 

@@ -49,6 +49,7 @@ class Store(Protocol):
     capacity: int  # tokens per row
     storages: Any  # one per state of every layer (states.py), each with its `arrays` by name
     max_tokens: int  # tokens that one row can hold if all other rows are empty
+    max_span: int  # slots of a row that a forward reads at most
     in_place: bool  # a decode step reads the tokens of its row only, so its cost does not depend on the span
     shared_block: int  # rows share prefixes in multiples of this many tokens; 0: they share none
     prompt_border: int  # a prompt is reused from forwards that end at multiples of this many tokens

@@ -37,6 +37,7 @@ class Contiguous:
             lambda declared: ContiguousStorage(declared, self, dtype),
         )  # fmt: skip
         self.per_token = [storage for storage in self.storages if isinstance(storage, ContiguousStorage)]
+        self.max_span = capacity if self.per_token else 1
 
     def begin_forward(
         self, layout: TokenLayout, span: int | None = None, check: bool = True

@@ -66,6 +66,7 @@ class Paged:
         )  # fmt: skip
         self.per_token = [storage for storage in self.storages if isinstance(storage, PagedStorage)]
         self.in_place = all(storage.as_pages for storage in self.per_token)
+        self.max_span = self.capacity
         self.shared_block = block
         self.prompt_border = block if self.table.overwriting else 1
         self.prefix_queries = self.prefix_hits = 0

@@ -264,15 +264,20 @@ class CombinedState:
 class KeyLayout:
     """The keys that a forward reads from a store. All layers share one layout and what is derived from it."""
 
-    def __init__(self, positions: Tensor, valid: Tensor | None = None):
-        self.positions, self.valid = positions, valid
+    def __init__(self, positions: Tensor, valid: Tensor | None = None, visible: tuple[Tensor, Tensor] | None = None):
+        """visible: as in TokenLayout."""
+        self.positions, self.valid, self.visible = positions, valid, visible
         self.queries: TokenLayout | None = None
         self.layout: TokenLayout | None = None
 
     def attach(self, queries: TokenLayout) -> TokenLayout:
         """The layout of these queries with the store's keys."""
         if self.layout is None or self.queries is not queries:
-            self.queries, self.layout = queries, queries.with_keys(self.positions, self.valid)
+            valid, visible = self.valid, self.visible
+            if visible is not None and queries.positions.shape[1] == 1:  # every backend supports keys that are invalid
+                is_visible = (visible[0] <= queries.positions) & (queries.positions < visible[1])
+                valid, visible = is_visible if valid is None else valid & is_visible, None
+            self.queries, self.layout = queries, queries.with_keys(self.positions, valid, visible=visible)
         return self.layout
 
 

@@ -15,6 +15,7 @@ from regard.engine.stores.arrays import zeros
 from regard.engine.stores.base import ModelMemory
 from regard.engine.stores.ring import RingBuffer, RingStorage
 from regard.engine.stores.rows import RowTable, Storage, Storages, row_indices, rows_of
+from regard.engine.stores.streaming import StreamedTokens, StreamingRing, StreamingStorage
 from regard.layout import Source, TokenLayout
 from regard.parts.state import FixedSize, Memory, PerSource, PerToken, declarations
 
@@ -32,9 +33,14 @@ def build_storages(
 ) -> Storages:
     """Layers with an attention window get a ring buffer if that is smaller, other attention layers `per_token`."""
     rings: dict[tuple[int, int], RingBuffer] = {}
+    streaming: dict[tuple[int, int], StreamingRing] = {}
 
     def build(declared: PerToken | FixedSize | PerSource) -> Storage:
         match declared:
+            case StreamedTokens(window=int(window), first=first):
+                if (window, first) not in streaming:
+                    streaming[window, first] = StreamingRing(window, first, slack, rows)
+                return StreamingStorage(declared, streaming[window, first], dtype)
             case PerToken(window=int(window), first=first) if first + window + slack < capacity:
                 if (window, first) not in rings:
                     rings[window, first] = RingBuffer(window, first, slack, rows)

@@ -88,6 +88,7 @@ class AttentionCall(NamedTuple):
     dropout: float
     own_keys: bool  # the keys are the queries' own tokens
     packed: bool  # several documents per row
+    visible: bool  # keys that only some queries attend to, whatever the mask
     ordered: bool  # as in TokenLayout
     consecutive: bool
 
@@ -103,5 +104,5 @@ def describe(q: Tensor, k: Keys, v: Keys, layout: TokenLayout, options: ScoreOpt
         isinstance(bias, Slopes) and bias.slopes.requires_grad,
         options.softcap, options.sinks is not None, options.dropout,
         layout.keys is None, layout.segments is not None and layout.key_segments is not None,
-        layout.ordered, layout.consecutive,
+        layout.key_visible is not None, layout.ordered, layout.consecutive,
     )  # fmt: skip

@@ -34,6 +34,8 @@ def unsupported_by_kernel(call: AttentionCall) -> str | None:
         return f"decode needs q, k and v in one dtype of {', '.join(map(str, DTYPES))}"
     if mask_limits(call.mask) is None:
         return f"decode does not support the mask {type(call.mask).__name__}"
+    if call.visible:
+        return "decode does not support keys that only some queries attend to"
     if call.bias not in (None, Slopes, Buckets):
         return f"decode does not support the bias {call.bias.__name__}"
     if call.packed:

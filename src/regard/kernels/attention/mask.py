@@ -114,6 +114,9 @@ def allowed_keys(
         allowed = intersect(allowed, same_document)
     if layout.key_valid is not None:
         allowed = intersect(allowed, layout.key_valid[:, keys].unsqueeze(-2))
+    if layout.key_visible is not None:
+        start, end = (bound[:, keys].unsqueeze(-2) for bound in layout.key_visible)  # (B, 1, s)
+        allowed = intersect(allowed, (start <= q.unsqueeze(-1)) & (q.unsqueeze(-1) < end))
     return allowed
 
 

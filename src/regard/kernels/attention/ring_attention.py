@@ -117,7 +117,8 @@ def rotate_keys(
     for step in range(dist.get_world_size(group)):
         transfer = send_to_next(share, group) if step + 1 < dist.get_world_size(group) else None
         k, v, *others = share
-        yield k, v, layout.with_keys(**dict(zip(names, others, strict=True)))
+        keys: dict[str, Any] = dict(zip(names, others, strict=True))
+        yield k, v, layout.with_keys(**keys)
         if transfer is not None:
             share = wait(transfer)
 

@@ -46,7 +46,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, options: ScoreO
 
 def zero_without_key(out: Tensor, allowed: Tensor | None, layout: TokenLayout) -> Tensor:
     """Zeros for queries without any allowed key, for which cuDNN's kernel returns a mean of the masked values."""
-    if allowed is None or layout.key_valid is None or not out.is_cuda:
+    if allowed is None or (layout.key_valid is None and layout.key_visible is None) or not out.is_cuda:
         return out
     return out.masked_fill(~allowed.any(-1, keepdim=True), 0.0)
 

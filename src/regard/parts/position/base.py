@@ -16,6 +16,7 @@ PositionPlace = Literal["stack", "attention"]
 class Position(Spec):
     places: ClassVar[tuple[PositionPlace, ...]] = ("attention",)  # where it has an effect
     replaces_bias: ClassVar[bool] = False  # whether an attention with this position ignores the stack's bias
+    absolute: ClassVar[bool] = False  # whether it is added to the embeddings, so that a token's position cannot change
 
     def check_place(self, place: PositionPlace) -> None:
         """Raise SpecError if it has no effect in this place."""
@@ -33,6 +34,10 @@ class Position(Spec):
         A scheme whose frequencies depend on the document's length makes cached keys stale once the document grows.
         """
         return None
+
+    def shift(self, k: Tensor, offsets: Tensor) -> Tensor:
+        """The keys (…, E) of this scheme as they would be at positions that are larger by `offsets` (…)."""
+        return k
 
     def build(self, dim: int, heads: int, /) -> "PositionModule":
         """The module; `dim` is the head_dim of the attention, or the width of the stack."""

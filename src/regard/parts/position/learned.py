@@ -19,6 +19,7 @@ from regard.spec import require
 @dataclass(frozen=True)
 class Learned(Position):
     places = ("stack",)
+    absolute = True
 
     length: int
     offset: int = 0

@@ -57,6 +57,11 @@ class Rope(Position):
             else self.scaling.frequencies(self.base, dim, layout)
         )
 
+    def shift(self, k: Tensor, offsets: Tensor) -> Tensor:
+        dim = self.rotated_dim(k.shape[-1])
+        angles = offsets.unsqueeze(-1) * self.frequencies(dim, TokenLayout(offsets))  # (…, d/2)
+        return rotate_first(k, *cos_sin(angles, 1.0, k.dtype), dim, self.layout)
+
     def build(self, head_dim: int, heads: int, /) -> PositionModule:
         return RopeModule(head_dim, self)
 
@@ -70,13 +75,8 @@ class RopeModule(PositionModule):
 
     def rotate(self, q: Tensor, k: Tensor, layout: TokenLayout) -> tuple[Tensor, Tensor]:
         cos, sin = layout.derived(rotations, self.spec, self.dim, q.dtype)
-        return self.rotate_pairs(q, cos, sin), self.rotate_pairs(k, cos, sin)
-
-    def rotate_pairs(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        if self.dim == x.shape[-1]:
-            return rotate_pairs(x, cos, sin, self.spec.layout)
-        rotated = rotate_pairs(x[..., : self.dim], cos, sin, self.spec.layout)
-        return torch.cat([rotated, x[..., self.dim :]], -1)
+        pairs = self.spec.layout
+        return rotate_first(q, cos, sin, self.dim, pairs), rotate_first(k, cos, sin, self.dim, pairs)
 
 
 def rotations(layout: TokenLayout, spec: Rope, dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -102,6 +102,13 @@ def opaque_cos_sin(angles: Tensor, amplitude: float, dtype: torch.dtype) -> tupl
 @opaque_cos_sin.register_fake
 def _(angles: Tensor, amplitude: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return torch.empty_like(angles, dtype=dtype), torch.empty_like(angles, dtype=dtype)
+
+
+def rotate_first(x: Tensor, cos: Tensor, sin: Tensor, dim: int, layout: PairLayout) -> Tensor:
+    """Rotate the pairs of the first `dim` coordinates of x (…, E)."""
+    if dim == x.shape[-1]:
+        return rotate_pairs(x, cos, sin, layout)
+    return torch.cat([rotate_pairs(x[..., :dim], cos, sin, layout), x[..., dim:]], -1)
 
 
 def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor, layout: PairLayout) -> Tensor:

@@ -21,6 +21,7 @@ SinusoidLayout = Literal["interleaved", "half"]
 @dataclass(frozen=True)
 class Sinusoidal(Position):
     places = ("stack",)
+    absolute = True
 
     base: float = 10000.0
     layout: SinusoidLayout = "interleaved"

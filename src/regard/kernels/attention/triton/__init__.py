@@ -44,6 +44,8 @@ def unsupported_by_kernel(call: AttentionCall) -> str | None:
         return f"triton supports a head_dim of {limits}, not {dims}"
     if mask_limits(call.mask) is None:
         return f"triton does not support the mask {type(call.mask).__name__}"
+    if call.visible:
+        return "triton does not support keys that only some queries attend to"
     if call.learned_slopes:
         return "triton has no gradient for slopes"
     if call.bias not in (None, Slopes, Buckets):

@@ -1,0 +1,160 @@
+"""Smaller caches: which keys and values a store keeps, in place of those of all tokens.
+
+    sinks:4+1020     the first 4 tokens and the newest 1,020: sequences of any length in constant memory
+    window:1024      the newest 1,024 tokens
+
+A cache changes what layers declare (parts/state.py), so every store can keep it. Recurrent states, the states of a
+source and layers with a shorter attention window of their own stay as they are. A cache that a model cannot have is
+refused by name.
+"""
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+from regard.engine.inputs import checked_capacity
+from regard.engine.memory import bytes_of
+from regard.engine.stores.base import ModelMemory, OpenStore, Store
+from regard.engine.stores.contiguous import Contiguous
+from regard.engine.stores.streaming import StreamedTokens
+from regard.models.decoder import Decoder
+from regard.parts.state import Declared, Memory, PerToken
+from regard.spec import suggest_name
+
+ENDLESS = 2**20  # tokens per sequence by default, where memory does not depend on them
+STREAMING_CHUNK = 256  # tokens per step: each of them attends to its own copies of the first tokens
+
+
+@dataclass(frozen=True)
+class Cache:
+    """All keys and values; the base class of smaller caches."""
+
+    max_chunk: ClassVar[int] = 2**31  # tokens of one forward
+
+    def check(self, spec: Decoder) -> None:
+        """Raise ValueError if a model cannot have this cache."""
+
+    def capacity(self, spec: Decoder, requested: int | None) -> int:
+        """Tokens per sequence."""
+        return checked_capacity(spec, requested)
+
+    def store(self, constructor: OpenStore) -> OpenStore:
+        return constructor
+
+    def declare(self, memory: ModelMemory) -> ModelMemory:
+        """The states of a model with this cache."""
+        return memory
+
+    def kept(self, length: int) -> int:
+        """Tokens that are kept of a sequence of this length."""
+        return length
+
+    def metrics(self, store: Store, lengths: Iterable[int]) -> dict[str, int]:
+        """Of sequences of these lengths."""
+        kept = [(self.kept(length), length) for length in lengths]
+        return {
+            "cache_bytes": bytes_of(store),
+            "cached_tokens": sum(tokens for tokens, _ in kept),
+            "evicted_tokens": sum(length - tokens for tokens, length in kept),
+        }
+
+
+@dataclass(frozen=True)
+class Streaming(Cache):
+    """The first `sinks` tokens and the newest `window` ones, at positions counted among them (StreamingLLM)."""
+
+    max_chunk = STREAMING_CHUNK
+
+    window: int
+    sinks: int = 0
+
+    def __str__(self) -> str:
+        return f"sinks:{self.sinks}+{self.window}" if self.sinks else f"window:{self.window}"
+
+    def check(self, spec: Decoder) -> None:
+        if self.window < 1 or self.sinks < 0:
+            raise ValueError(f"cache {self}: the window must be at least 1 and the sinks at least 0")
+        if spec.context is not None and self.sinks + self.window > spec.context:
+            raise ValueError(
+                f"cache {self}: {self.sinks + self.window} tokens exceed the model's context of {spec.context}; "
+                f"choose at most that many"
+            )
+        if spec.position.absolute:
+            raise ValueError(
+                f"cache {self}: {spec.position.kind} positions are added to the embeddings, so they cannot be counted "
+                "inside the cache; use a model with rotary positions or a bias by distance"
+            )
+
+    def capacity(self, spec: Decoder, requested: int | None) -> int:
+        return requested or ENDLESS
+
+    def kept(self, length: int) -> int:
+        return min(length, self.sinks + self.window)
+
+    def store(self, constructor: OpenStore) -> OpenStore:
+        return Contiguous  # a page table would have to list the blocks of all tokens
+
+    def declare(self, memory: ModelMemory) -> ModelMemory:
+        return map_tokens(memory, self.stream, self)
+
+    def stream(self, declared: PerToken) -> PerToken:
+        if declared.window is not None and declared.first + declared.window <= self.sinks + self.window:
+            return declared
+        if declared.rotated is None or not declared.relative or declared.max_exact_cache is not None:
+            raise ValueError(
+                f"cache {self}: a layer with the arrays {', '.join(declared.arrays)} cannot leave out tokens, because "
+                "its mask or its rotations depend on the position in the whole sequence; use a cache of all tokens"
+            )
+        return StreamedTokens(**fields_of(declared, window=self.window, first=self.sinks))
+
+
+def fields_of(declared: PerToken, **changes: Any) -> dict[str, Any]:
+    """The fields of a declaration, some of them changed."""
+    return {field.name: getattr(declared, field.name) for field in fields(PerToken)} | changes
+
+
+def map_tokens(memory: ModelMemory, change: Callable[[PerToken], PerToken], cache: Cache) -> ModelMemory:
+    """The states of a model with other per-token arrays; ValueError if it has none."""
+    changed: list[PerToken] = []
+
+    def one(declared: Declared) -> Declared:
+        if not isinstance(declared, PerToken):
+            return declared
+        changed.append(change(declared))
+        return changed[-1]
+
+    def body(declared: Memory) -> Memory:
+        return tuple(map(one, declared)) if isinstance(declared, tuple) else one(declared)
+
+    result = tuple(tuple(body(declared) for declared in block) for block in memory)
+    if not changed:
+        raise ValueError(f"cache {cache}: no layer of this model keeps keys and values; leave the cache out")
+    return result
+
+
+FORMS = {"sinks": "sinks:4+1020", "window": "window:1024"}  # by name, an example
+HELP = ", ".join(FORMS.values())
+
+
+def parse_cache(text: str) -> Cache:
+    """The cache of a string such as "sinks:4+1020". ValueError if it is none."""
+    name, _, rest = text.partition(":")
+    if name not in FORMS:
+        raise ValueError(f"there is no cache {text!r}; {suggest_name(name, FORMS)}")
+    numbers = [int(number) for number in rest.split("+")] if re.fullmatch(r"\d{1,12}(\+\d{1,12})?", rest) else []
+    match name, numbers:
+        case "sinks", [sinks, window]:
+            return Streaming(window=window, sinks=sinks)
+        case "window", [window]:
+            return Streaming(window=window)
+    raise ValueError(f"cache {text!r} is not of the form {FORMS[name]}")
+
+
+def checked_cache(cache: str | Cache | None, spec: Decoder) -> Cache:
+    """The cache from its description. ValueError if the model cannot have it."""
+    if cache is not None and not isinstance(cache, str | Cache):
+        raise ValueError(f"engine: cache={cache!r} must be a string, such as {HELP}")
+    cache = Cache() if cache is None else parse_cache(cache) if isinstance(cache, str) else cache
+    cache.check(spec)
+    return cache
