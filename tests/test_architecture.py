@@ -43,6 +43,7 @@ PACKAGES = {  # package: the packages that it may import, beside itself
     "text": {"spec"} | FILE_LOOKUP,
     "data": {"spec", "text", "image_file"},
     "adapt": MODELS | {"weights", "formats"},
+    "quantization": MODELS | {"formats", "adapt"},
     "lens": MODELS,
     "objectives": MODELS | {"data", "text"},
     "training": STORED | FILE_LOOKUP | {"text", "data", "objectives", "adapt", "lens"},

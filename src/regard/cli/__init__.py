@@ -39,6 +39,7 @@ from regard.cli import (
     plan,
     plan_train,
     predict,
+    quantize,
     runs,
     serve,
     sweep,
@@ -129,6 +130,7 @@ app.command("verify", context_settings=ACCEPT_OVERRIDES)(verify.verify)
 app.command("models")(models.models)
 app.command("import")(import_model.import_)
 app.command("export")(export.export)
+app.command("quantize")(quantize.quantize)
 app.command("doctor")(doctor.doctor)
 
 

@@ -1,0 +1,227 @@
+"""`regard quantize`: write a model with fewer bits per weight, chosen with a sample of text."""
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from regard.cli.judging import progress_bar
+from regard.cli.open_model import DeviceOption, ModelArgument
+from regard.find_model import find_model
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from regard.data.batch import Batch
+    from regard.data.sources.base import Splits
+    from regard.language_model import LanguageModel
+    from regard.quantization.quantize_model import LayerResult, Sample
+
+ROWS = 8  # of a batch
+
+
+def quantize(
+    model: ModelArgument,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write; must not exist.")],
+    format: Annotated[
+        str, typer.Option(help="int8, int6, int5, int4, int3, int2, nf4, fp8 (e4m3), fp8_e5m2, bf16 or fp16.")
+    ] = "int4",
+    group: Annotated[
+        str | None,
+        typer.Option(
+            help="Inputs that share a scale: a number, channel (all of an output) or tensor. By default 64, for int8 "
+            "channel."
+        ),
+    ] = None,
+    symmetric: Annotated[
+        bool | None,
+        typer.Option("--symmetric/--asymmetric", help="Integers without zero points; by default only int8."),
+    ] = None,
+    method: Annotated[
+        Literal["nearest", "clip", "gptq", "awq", "awq-gptq", "smoothquant"],
+        typer.Option(help="How codes are chosen; nearest needs no sample and is the least accurate."),
+    ] = "gptq",
+    calibrate: Annotated[
+        Path | None,
+        typer.Option(help="Text for the sample: a file or folder, or prepared data; by default generated stories."),
+    ] = None,
+    tokens: Annotated[int, typer.Option(min=16, help="Tokens of the sample.")] = 16384,
+    test_tokens: Annotated[
+        int, typer.Option(min=0, help="Held-out tokens for the perplexity before and after; 0: do not measure it.")
+    ] = 8192,
+    length: Annotated[int, typer.Option(min=2, help="Tokens per row of both.")] = 512,
+    skip: Annotated[
+        list[str] | None, typer.Option(help="Leave out the layers that this pattern matches, such as '*.down_proj'.")
+    ] = None,
+    head: Annotated[bool, typer.Option("--head", help="Quantize the output layer too.")] = False,
+    seed: Annotated[int, typer.Option(help="Of the order of the text.")] = 0,
+    device: DeviceOption = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Quantize the linear layers of a model, and write a folder that every command reads.
+
+    The sample of text shows which inputs of a layer are large, and which go together. The table has the relative error
+    of the output of each layer over this sample, √(Σ‖(W - W')x‖² / Σ‖Wx‖²), and that of rounding to nearest. The
+    perplexity is that of other text: the tenth of the file that is held out.
+
+    Embeddings and norms keep their dtype, and the output layer does without --head. Of experts only the shared ones are
+    quantized.
+
+    \b
+    Examples:
+      regard quantize smollm2 models/smollm2-int4 --calibrate corpus.txt
+      regard quantize smollm2 models/smollm2-int8 --format int8 --method nearest
+      regard quantize runs/demo models/demo-int3 --format int3 --group 32 --method awq
+      regard quantize smollm2 models/small --format nf4 --head --skip "stack.blocks.0.*"
+    """
+    find_model(model)  # before torch is imported: a mistyped name is refused at once
+    if out.exists():
+        raise ValueError(f"{out} exists; choose another name")
+    from rich.console import Console
+
+    from regard.checkpoint.model_folder import save
+    from regard.cli.open_model import open_model, require_decoder
+    from regard.quantization.quantize_model import quantize_model
+    from regard.quantization.select_layers import format_of, select_layers
+
+    chosen = format_of(format, group, symmetric)
+    splits = open_text(calibrate, seed)
+    llm, console = open_model(model, device), Console(stderr=True)
+    require_decoder(model, llm)
+    selection = select_layers(llm.model, chosen, skip or (), head)
+    length = min(length, llm.model.spec.context or length)
+    sample = read_sample(llm, splits, length, tokens, seed)
+    before_bytes = size_of(llm.model)
+    before = perplexity(llm, splits, length, test_tokens, seed, "perplexity before")
+    results: list[LayerResult] = []
+    with progress_bar(f"quantizing by {method}", len(selection.formats)) as on_progress:
+
+        def count(result: "LayerResult") -> None:
+            results.append(result)
+            on_progress(len(results))
+
+        quantize_model(llm.model, selection, method, sample, count)
+    after = perplexity(llm, splits, length, test_tokens, seed, "perplexity after")
+    with console.status(f"writing {out}"):
+        save(llm, out)
+    summary = {
+        "format": chosen.to_dict(), "method": method, "sample": sum(ids.numel() for ids, _ in sample),
+        "bytes": size_of(llm.model), "bytes_before": before_bytes, "test": before and before[1],
+        "perplexity_before": before and before[0], "perplexity": after and after[0],
+    }  # fmt: skip
+    if as_json:
+        layers = [{**vars(result), "format": result.format.to_dict()} for result in results]
+        print(json.dumps({**summary, "layers": layers, "left": selection.left}))
+    else:
+        print_results(results, selection.left, summary)
+        console.print(f"written: {out}; try: regard generate {out} --prompt …", soft_wrap=True)
+
+
+def open_text(path: Path | None, seed: int) -> "Splits":
+    """The examples of a file, of prepared data, or of the generated stories, with a tenth held out."""
+    from regard.data.sources.prepared import TRAIN
+    from regard.spec import parse_spec
+    from regard.training.data_settings import Data, read_data_table
+
+    table: dict[str, Any] = {"seed": seed}
+    if path is not None:
+        if not path.exists() and not any(mark in str(path) for mark in "*?["):
+            raise ValueError(f"--calibrate {path}: there is no such file or folder")
+        prepared = path if (path / TRAIN).is_dir() else path / "source-0"  # regard data prepare writes source-0
+        is_prepared = (prepared / TRAIN).is_dir()
+        table |= {"source": "prepared", "path": str(prepared)} if is_prepared else {"path": str(path)}
+    settings = parse_spec(read_data_table(table), "data", Data)
+    assert isinstance(settings, Data)
+    return settings.open()
+
+
+def batches(
+    llm: "LanguageModel", splits: "Splits", held_out: bool, length: int, tokens: int, seed: int
+) -> "Iterator[Batch]":
+    """Rows of text with about this many tokens, in which no example occurs twice."""
+    from regard.data.loader import Loader
+    from regard.objectives.next_token import NextToken
+
+    examples = splits.held_out if held_out else splits.train
+    assert examples is not None
+    loader, read = Loader(examples, NextToken(), llm.tokenizer, ROWS, length, seed), 0
+    for batch in loader.without_repetition(-(-tokens // length)):
+        excess = (read + batch.token_count - tokens) // length
+        batch = batch.rows(slice(max(1, batch.size - max(0, excess))))
+        yield batch
+        read += batch.token_count
+        if read >= tokens:
+            return
+
+
+def read_sample(llm: "LanguageModel", splits: "Splits", length: int, tokens: int, seed: int) -> "Sample":
+    from regard.objectives.base import layout_of
+
+    device = next(llm.model.parameters()).device
+    found = [batch.to(device) for batch in batches(llm, splits, False, length, tokens, seed)]
+    if not found:
+        raise ValueError("the text for the sample has no tokens; give another with --calibrate")
+    return [(batch.tokens, layout_of(batch)) for batch in found]
+
+
+def perplexity(
+    llm: "LanguageModel", splits: "Splits", length: int, tokens: int, seed: int, description: str
+) -> tuple[float, int] | None:
+    """The perplexity of held-out text, and the number of its tokens; None if there is none."""
+    import torch
+
+    from regard.objectives.next_token import NextToken
+    from regard.training.step import evaluate
+
+    if not tokens or splits.held_out is None:
+        return None
+    counted = 0
+
+    def shown() -> "Iterator[Batch]":
+        nonlocal counted
+        for batch in batches(llm, splits, True, length, tokens, seed):
+            yield batch
+            counted += batch.token_count
+            on_progress(min(counted, tokens))
+
+    with torch.no_grad(), progress_bar(description, tokens) as on_progress:
+        values = evaluate(llm.model, NextToken(), shown())
+    return (math.exp(min(values["loss"], 700)), counted) if values else None
+
+
+def size_of(model: "nn.Module") -> int:
+    """Bytes of all tensors in the files."""
+    from regard.checkpoint.model_folder import unique_parameters
+    from regard.checkpoint.quantized_layers import stored_tensors
+
+    return sum(tensor.nbytes for tensor in (unique_parameters(model) | stored_tensors(model)).values())
+
+
+def print_results(results: "Sequence[LayerResult]", left: dict[str, str], summary: dict[str, Any]) -> None:
+    from collections import Counter
+
+    from rich.console import Console
+    from rich.table import Column, Table
+
+    numbers = [Column(name, justify="right") for name in ("bytes", "error", "nearest", "ratio")]
+    table = Table(Column("layer", overflow="fold"), *numbers)
+    for result in results:
+        ratio = result.error / result.nearest_error if result.nearest_error else 1.0
+        figures = (f"{result.error:.4f}", f"{result.nearest_error:.4f}", f"{ratio:.2f}")
+        table.add_row(result.name.removeprefix("stack.blocks."), f"{result.bytes:,}", *figures)
+    console = Console(highlight=False)
+    console.print(table)
+    below = sum(result.error < result.nearest_error for result in results)
+    print(f"{below} of {len(results)} layers have a smaller error than rounding to nearest")
+    for reason, count in Counter(left.values()).items():
+        names = [name for name, found in left.items() if found == reason]
+        others = f" and {count - 1} more" if count > 1 else ""
+        print(f"in full precision: {names[0]}{others} ({reason})")
+    print(f"size {summary['bytes_before'] / 1e6:,.1f} MB -> {summary['bytes'] / 1e6:,.1f} MB")
+    if summary["perplexity"] is not None:
+        before, after = summary["perplexity_before"], summary["perplexity"]
+        held_out = f"{summary['test']:,} held-out tokens"
+        print(f"perplexity {before:.4f} -> {after:.4f}, ratio {after / before:.4f}, of {held_out}")

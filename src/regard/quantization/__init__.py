@@ -1,0 +1,1 @@
+"""Methods that quantize the weights of a model, with statistics of its inputs."""

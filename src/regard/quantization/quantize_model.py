@@ -1,0 +1,172 @@
+"""Quantize a decoder block by block: each block gets its inputs from the blocks before it, which are quantized already.
+
+    inputs of block i -> statistics of its layers -> scales folded (AWQ, SmoothQuant) -> codes -> inputs of block i + 1
+
+The hidden states of the sample and the statistics of one block are in memory, whatever the depth of the model.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+
+from regard.adapt.quantized import QuantizedLinear
+from regard.formats.base import NumberFormat
+from regard.layout import TokenLayout
+from regard.models.decoder import DecoderModule
+from regard.quantization.clipping import clip_and_round, round_to_nearest
+from regard.quantization.folding import Fold, find_folds
+from regard.quantization.gptq import gptq
+from regard.quantization.scaling import awq_scales, smooth_scales
+from regard.quantization.select_layers import BLOCKS, QuantizationError, Selection, shared_parameters
+from regard.quantization.statistics import InputStatistics, add_inputs, record_inputs
+
+Round = Callable[[Tensor, InputStatistics, NumberFormat], dict[str, Tensor]]
+Scales = Callable[[Fold, InputStatistics, Mapping[nn.Linear, NumberFormat]], Tensor]
+Hidden = list[tuple[Tensor, TokenLayout]]
+Sample = Sequence[tuple[Tensor, TokenLayout | None]]  # token ids (B, L) with their layouts; None: whole documents
+
+
+@dataclass(frozen=True)
+class Method:
+    round: Round
+    scales: Scales | None = None
+
+
+METHODS = {
+    "nearest": Method(round_to_nearest),
+    "clip": Method(clip_and_round),
+    "gptq": Method(gptq),
+    "awq": Method(clip_and_round, awq_scales),
+    "awq-gptq": Method(gptq, awq_scales),
+    "smoothquant": Method(round_to_nearest, smooth_scales),
+}
+
+
+@dataclass(frozen=True)
+class LayerResult:
+    name: str
+    format: NumberFormat
+    bytes: int  # of the stored tensors
+    error: float  # √(Σ ‖(W - W') x‖² / Σ ‖W x‖²) over the sample
+    nearest_error: float  # of rounding the original weight to nearest
+
+
+def find_method(name: str) -> Method:
+    if name not in METHODS:
+        raise QuantizationError(f"method={name!r} is unknown; choose one of {', '.join(METHODS)}")
+    return METHODS[name]
+
+
+@torch.no_grad()
+def quantize_model(
+    model: DecoderModule,
+    selection: Selection,
+    method: str,
+    sample: Sample,
+    progress: Callable[[LayerResult], object] = lambda result: None,
+) -> list[LayerResult]:
+    """Replace the selected layers by quantized ones, in place. progress: called after every layer."""
+    chosen, results = find_method(method), []
+    shared = shared_parameters(model)
+    hidden = inputs_of_blocks(model, sample)
+    if not hidden or not sum(x.shape[0] * x.shape[1] for x, _ in hidden):
+        raise QuantizationError("the sample has no tokens; give more text with --calibrate")
+
+    def finish(root: nn.Module, prefix: str, run: Callable[[Tensor, TokenLayout], Any]) -> None:
+        formats = {name.removeprefix(prefix): f for name, f in selection.formats.items() if name.startswith(prefix)}
+        for result in quantize_part(root, prefix, formats, chosen, hidden, run, shared):
+            results.append(result)
+            progress(result)
+
+    for index, block in enumerate(model.stack.blocks):
+        finish(block, f"{BLOCKS}{index}.", lambda x, layout, block=block: block(x, layout, None))
+        hidden = [(block(x, layout, None)[0], layout) for x, layout in hidden]
+    if "head" in selection.formats:
+        finish(model, "", lambda x, layout: model.logits(model.final_norm(x)))
+    return results
+
+
+class FirstBlock(Exception):
+    """Ends a forward at the first block."""
+
+
+def inputs_of_blocks(model: DecoderModule, sample: Sample) -> Hidden:
+    """The inputs of the first block, with the layouts of the stack."""
+    found: Hidden = []
+
+    def keep(block: nn.Module, args: tuple[Any, ...]) -> NoReturn:
+        found.append((args[0], args[1]))
+        raise FirstBlock
+
+    handle = model.stack.blocks[0].register_forward_pre_hook(keep)
+    try:
+        for tokens, layout in sample:
+            with suppress(FirstBlock):
+                model(tokens, layout)
+    finally:
+        handle.remove()
+    return found
+
+
+def quantize_part(
+    root: nn.Module,
+    prefix: str,
+    formats: Mapping[str, NumberFormat],
+    method: Method,
+    hidden: Hidden,
+    run: Callable[[Tensor, TokenLayout], Any],
+    shared: Sequence[Tensor],
+) -> Iterable[LayerResult]:
+    """Quantize the layers of one module, named from it; `prefix` is its own name."""
+    layers = {name: layer for name in formats if isinstance(layer := root.get_submodule(name), nn.Linear)}
+    if not layers:
+        return
+    statistics: dict[str, InputStatistics] = {}
+    for x, layout in hidden:
+        with record_inputs(layers, layout.valid) as inputs:
+            run(x, layout)
+        add_inputs(statistics, inputs)
+    nearest = {name: rounding_error(layers[name].weight, statistics[name], formats[name]) for name in statistics}
+    if method.scales is not None and prefix:  # the output layer has no fold
+        x, layout = hidden[0]
+        folds = find_folds(root, lambda: run(x, layout), shared)
+        fold_scales(folds, method, layers, statistics, formats)
+    for name, layer in layers.items():
+        if name not in statistics:
+            raise QuantizationError(f"{prefix}{name} gets no input; leave it out with --skip")
+        weight, format = layer.weight, formats[name]
+        stored = method.round(weight, statistics[name], format)
+        quantized = QuantizedLinear(format, stored, (layer.out_features, layer.in_features), layer.bias, weight.dtype)
+        root.set_submodule(name, quantized.train(layer.training))
+        error = statistics[name].relative_error(quantized.weight - weight, weight)
+        size = sum(tensor.nbytes for tensor in stored.values())
+        yield LayerResult(f"{prefix}{name}", format, size, error, nearest[name])
+
+
+def rounding_error(weight: Tensor, statistics: InputStatistics, format: NumberFormat) -> float:
+    rounded = format.dequantize(format.quantize(weight), weight.dtype)
+    return statistics.relative_error(rounded - weight, weight)
+
+
+def fold_scales(
+    folds: Sequence[Fold],
+    method: Method,
+    layers: Mapping[str, nn.Linear],
+    statistics: dict[str, InputStatistics],
+    formats: Mapping[str, NumberFormat],
+) -> None:
+    """Fold the scales that the method chooses, and replace the statistics of the scaled layers."""
+    assert method.scales is not None
+    names = {layer: name for name, layer in layers.items()}
+    for fold in folds:
+        scaled = [names[sink] for sink in fold.sinks if sink in names]
+        if scaled:
+            found = statistics[scaled[0]]
+            scales = method.scales(fold, found, {layers[name]: formats[name] for name in scaled})
+            fold.apply(scales)
+            divided = found.divided_by(fold.expand(scales))
+            statistics.update({name: divided for name in scaled})

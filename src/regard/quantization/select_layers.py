@@ -1,0 +1,137 @@
+"""Which layers of a model are quantized, and why the others stay in full precision."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor, nn
+
+from regard.adapt.lora import LoRALayer
+from regard.adapt.quantized import QuantizedLinear
+from regard.formats.base import NumberFormat
+from regard.formats.integers import Integer
+from regard.models.decoder import DecoderModule
+from regard.parts.experts import GroupedLinear
+from regard.spec import SpecError, require
+
+BLOCKS = "stack.blocks."
+
+
+class QuantizationError(ValueError):
+    """A model, or a setting, that cannot be quantized."""
+
+
+@dataclass
+class Selection:
+    formats: dict[str, NumberFormat] = field(default_factory=dict)  # of the layers to quantize
+    left: dict[str, str] = field(default_factory=dict)  # name -> why it stays in full precision
+
+
+def select_layers(model: nn.Module, format: NumberFormat, skip: Sequence[str] = (), head: bool = False) -> Selection:
+    """The linear layers of the blocks, and with `head` the output layer, except those that a pattern of `skip` matches.
+
+    Raises QuantizationError if there are none, if a pattern matches none, or if the model has adapters or quantized
+    layers already.
+    """
+    if not isinstance(model, DecoderModule):
+        kind = getattr(getattr(model, "spec", None), "kind", type(model).__name__)
+        raise QuantizationError(f"a model of kind {kind} cannot be quantized yet; only decoders can")
+    modules, selection = dict(model.named_modules()), Selection()
+    for name, module in modules.items():
+        if isinstance(module, LoRALayer):
+            raise QuantizationError(f"{name} has an adapter; merge it first: regard export RUN FOLDER --merge")
+        if isinstance(module, QuantizedLinear):
+            raise QuantizationError(
+                f"{name} is stored as {module.format.kind} already; quantize the model that it was made from"
+            )
+    matchable = [name for name, module in modules.items() if isinstance(module, nn.Linear | GroupedLinear)]
+    for pattern in skip:
+        if not any(fnmatchcase(name, pattern) for name in matchable):
+            endings = ", ".join(sorted({name.rpartition(".")[2] for name in matchable}))
+            raise QuantizationError(
+                f"--skip {pattern} matches no linear layer; their names, such as {matchable[0]}, end in {endings}"
+            )
+    shared = {id(parameter) for parameter in shared_parameters(model)}
+    for name, module in modules.items():
+        if isinstance(module, nn.Linear | GroupedLinear | nn.Embedding):
+            reason = reason_to_leave(name, module, format, skip, head, shared)
+            if reason is None:
+                selection.formats[name] = with_wide_scales(format, module.weight)
+            else:
+                selection.left[name] = reason
+    if not selection.formats:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in list(selection.left.items())[:3])
+        raise QuantizationError(f"no layer of this model can be quantized ({reasons})")
+    return selection
+
+
+def reason_to_leave(
+    name: str, module: nn.Module, format: NumberFormat, skip: Sequence[str], head: bool, shared: set[int]
+) -> str | None:
+    if isinstance(module, nn.Embedding):
+        return "an embedding"
+    if isinstance(module, GroupedLinear):
+        return "a stacked weight of experts"
+    if name == "head" and not head:
+        return "the output layer, which --head includes"
+    if name != "head" and not name.startswith(BLOCKS):
+        return "outside of the blocks"
+    if any(fnmatchcase(name, pattern) for pattern in skip):
+        return "left out by --skip"
+    if type(module) is not nn.Linear:
+        return f"a {type(module).__name__}"
+    if id(module.weight) in shared and name != "head":
+        return "shared by several layers"
+    try:
+        format.check_shape(module.weight.shape)
+    except SpecError as error:
+        return str(error)
+    return None
+
+
+def shared_parameters(model: nn.Module) -> list[Tensor]:
+    """The parameters with several names in the model."""
+    names: dict[int, list[Tensor]] = {}
+    for _, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(parameter)
+    return [found[0] for found in names.values() if len(found) > 1]
+
+
+def with_wide_scales(format: NumberFormat, weight: Tensor) -> NumberFormat:
+    """The format with scales in float32 if a group of this weight is too small for scales in float16."""
+    if not isinstance(format, Integer) or format.scale_dtype != "float16":
+        return format
+    sizes = format.grouped(weight.detach()).abs().amax(-1) / format.levels
+    small = (sizes > 0) & (sizes < 4 * torch.finfo(torch.float16).tiny)
+    return replace(format, scale_dtype="float32") if bool(small.any()) else format
+
+
+FORMAT_NAMES = "int8, int6, int5, int4, int3, int2, nf4, fp8 (e4m3), fp8_e5m2, bf16, fp16"
+
+
+def format_of(name: str, group: str | None = None, symmetric: bool | None = None) -> NumberFormat:
+    """The format of a name such as int4. group, symmetric: of integers; by default groups of 64 with zero points below
+    eight bits, and one scale per output without them for eight."""
+    from regard.formats.floats import Float
+    from regard.formats.nf4 import NF4
+
+    floats = {"fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
+    floats |= {"bf16": "bfloat16", "fp16": "float16"}
+    if name[:3] == "int" and name[3:] in tuple("2345678"):
+        bits = int(name[3:])
+        chosen = ("channel" if bits == 8 else "64") if group is None else group
+        require(
+            chosen in ("channel", "tensor") or chosen.isdecimal() and int(chosen) > 0,
+            f"group={chosen!r} is neither a positive number of inputs nor 'channel' or 'tensor'",
+        )
+        scales = "float16" if chosen.isdecimal() else "float32"
+        group_of = int(chosen) if chosen.isdecimal() else "tensor" if chosen == "tensor" else "channel"
+        return Integer(bits, bits == 8 if symmetric is None else symmetric, group_of, scales)
+    require(name in floats or name == "nf4", f"format={name!r} is unknown; choose one of {FORMAT_NAMES}")
+    require(symmetric is None, f"format={name} has no zero points; leave out --symmetric and --asymmetric")
+    if name == "nf4":
+        require(group is None or group.isdecimal(), f"group={group!r} of nf4 is a number of weights; 64 by default")
+        return NF4(64 if group is None else int(group))
+    require(group is None, f"format={name} has no groups; leave out --group")
+    return Float(floats[name])  # ty: ignore[invalid-argument-type]

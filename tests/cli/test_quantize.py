@@ -1,0 +1,86 @@
+"""`regard quantize`: the folder that it writes, its figures, and what it refuses."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import regard as package
+from regard.adapt.quantized import QuantizedLinear
+from tests.cli.conftest import regard
+
+FEW = ("--tokens", 256, "--test-tokens", 256, "--length", 64)
+
+
+@pytest.fixture(scope="module")
+def quantized(demo_run: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
+    out = tmp_path_factory.mktemp("models") / "int4"
+    result = regard("quantize", demo_run, out, "--format", "int4", "--group", 32, *FEW, "--json")
+    assert result.exit_code == 0, result.output
+    return out, json.loads(result.stdout)
+
+
+@pytest.mark.ledger("q.ptq")
+def test_the_folder_has_the_planned_size_and_the_perplexity_that_was_printed(quantized: tuple[Path, dict]) -> None:
+    out, summary = quantized
+    stored = sum(file.stat().st_size for file in out.glob("*.safetensors"))
+    assert summary["bytes"] < stored < summary["bytes"] + 20_000 and summary["bytes"] < 0.4 * summary["bytes_before"]
+    assert all(layer["error"] < layer["nearest_error"] for layer in summary["layers"])
+    assert summary["left"]["head"].startswith("the output layer")
+    assert 0.9 < summary["perplexity"] / summary["perplexity_before"] < 1.1
+    llm = package.load(out)
+    assert sum(isinstance(module, QuantizedLinear) for module in llm.model.modules()) == len(summary["layers"])
+    assert llm.tokenizer.decode(llm.encode("Anna is here.")) == "Anna is here."
+
+
+def test_commands_read_the_folder(quantized: tuple[Path, dict], tmp_path: Path) -> None:
+    out, _ = quantized
+    result = regard("generate", out, "--prompt", "Anna", "--max-new", 4, "--device", "cpu")
+    assert result.exit_code == 0, result.output
+    result = regard("quantize", out, tmp_path / "again", *FEW)
+    assert "is stored as integer already; quantize the model that it was made from" in str(result.exception)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_adapters_are_trained_on_the_folder(quantized: tuple[Path, dict], tmp_path: Path) -> None:
+    out, _ = quantized
+    data = tmp_path / "text.txt"
+    data.write_text("Anna goes to the kitchen.\n" * 20)
+    common = ("--from", out, "--data", data, "--train.steps=2", "--data.rows=2", "--data.length=16")
+    result = regard("train", *common, "--out", tmp_path / "run", "--adapter.rank=2")
+    assert result.exit_code == 0, result.output
+    llm = package.load(tmp_path / "run")
+    assert any(isinstance(module, QuantizedLinear) for module in llm.model.modules())
+    result = regard("train", *common, "--out", tmp_path / "all")
+    assert "is stored in few bits and cannot be trained; train an adapter" in str(result.exception)
+
+
+def test_a_file_is_split_into_a_sample_and_held_out_text(demo_run: Path, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("\n\n".join(f"Anna has {n} apples. Bob has {n + 1}." for n in range(60)))
+    result = regard("quantize", demo_run, tmp_path / "out", "--method", "nearest", "--calibrate", text, *FEW)
+    assert result.exit_code == 0, result.output
+    assert "perplexity" in result.stdout and "in full precision: embedding" in result.stdout
+    assert torch.equal(package.load(tmp_path / "out").model.norm.weight, package.load(demo_run).model.norm.weight)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--format", "int9"], "format='int9' is unknown; choose one of int8"),
+        (["--group", "7"], "group=7 does not divide"),
+        (["--group", "many"], "group='many' is neither a positive number"),
+        (["--skip", "*.q_prj"], r"--skip \*.q_prj matches no linear layer"),
+        (["--calibrate", "nowhere.txt"], "there is no such file or folder"),
+        (["--format", "fp8", "--asymmetric"], "has no zero points"),
+    ],
+)
+def test_invalid_options_are_refused(options: list[str], expected: str, demo_run: Path, tmp_path: Path) -> None:
+    result = regard("quantize", demo_run, tmp_path / "out", *FEW, *options)
+    assert result.exit_code == 1
+    with pytest.raises(ValueError, match=expected):
+        raise result.exception or AssertionError(result.output)
+    assert not (tmp_path / "out").exists()
+    (tmp_path / "out").mkdir()
+    assert "exists; choose another name" in str(regard("quantize", demo_run, tmp_path / "out").exception)
