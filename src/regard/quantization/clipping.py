@@ -19,6 +19,12 @@ def round_to_nearest(weight: Tensor, statistics: InputStatistics, format: Number
     return format.quantize(weight)
 
 
+def rounding_error(weight: Tensor, statistics: InputStatistics, format: NumberFormat) -> float:
+    """The relative error of the output, if the weight is rounded to nearest."""
+    rounded = format.dequantize(format.quantize(weight), weight.dtype)
+    return statistics.relative_error(rounded - weight, weight)
+
+
 def clip_and_round(weight: Tensor, statistics: InputStatistics, format: NumberFormat) -> dict[str, Tensor]:
     return format.quantize(clip_weight(weight, statistics, format))
 

@@ -17,7 +17,7 @@ from regard.adapt.quantized import QuantizedLinear
 from regard.formats.base import NumberFormat
 from regard.layout import TokenLayout
 from regard.models.decoder import DecoderModule
-from regard.quantization.clipping import clip_and_round, round_to_nearest
+from regard.quantization.clipping import clip_and_round, round_to_nearest, rounding_error
 from regard.quantization.folding import Fold, find_folds
 from regard.quantization.gptq import gptq
 from regard.quantization.scaling import awq_scales, smooth_scales
@@ -145,11 +145,6 @@ def quantize_part(
         error = statistics[name].relative_error(quantized.weight - weight, weight)
         size = sum(tensor.nbytes for tensor in stored.values())
         yield LayerResult(f"{prefix}{name}", format, size, error, nearest[name])
-
-
-def rounding_error(weight: Tensor, statistics: InputStatistics, format: NumberFormat) -> float:
-    rounded = format.dequantize(format.quantize(weight), weight.dtype)
-    return statistics.relative_error(rounded - weight, weight)
 
 
 def fold_scales(
