@@ -19,7 +19,6 @@ EXTRAS = {  # of pyproject.toml, without `dev`
     "plots": ("matplotlib",),
     "logs": ("tensorboard",),
     "optimizers": ("torchao",),
-    "gguf": ("gguf",),
     "images": ("pillow",),
     "digits": ("scikit-learn",),
     "data": ("pyarrow",),

@@ -7,6 +7,11 @@ import typer
 
 from regard.cli.open_model import ModelArgument
 
+GGUFFormat = Literal[  # that of regard.checkpoint.gguf, whose import takes long
+    "f32", "f16", "bf16", "q8_0", "q6_k", "q5_k_m", "q5_k_s", "q5_1", "q5_0", "q4_k_m", "q4_k_s", "q4_1", "q4_0",
+    "iq4_nl", "iq4_xs", "q3_k_l", "q3_k_m", "q3_k_s", "q2_k",
+]  # fmt: skip
+
 if TYPE_CHECKING:
     from rich.console import Console
     from torch.nn import Module
@@ -20,8 +25,11 @@ def export(
         typer.Option(help="The family to write, by its model_type; by default that of the source, else one that fits."),
     ] = None,
     gguf: Annotated[
-        Literal["f32", "f16", "q8_0"] | None,
-        typer.Option(help="Number format of the matrices in a GGUF file; f16 by default, q8_0: 8.5 bits per weight."),
+        GGUFFormat | None,
+        typer.Option(
+            help="Number format of the matrices in a GGUF file, by llama.cpp's names; f16 by default. Bits per weight: "
+            "q8_0 8.5, q6_k 6.6, q4_k_m about 4.8.",
+        ),
     ] = None,
     merge: Annotated[
         bool, typer.Option("--merge", help="Merge an adapter into its model and write the whole model.")
@@ -32,7 +40,7 @@ def export(
     \b
     Examples:
       regard export runs/mine exported
-      regard export runs/mine mine.gguf --gguf q8_0
+      regard export runs/mine mine.gguf --gguf q4_k_m
       regard export runs/tuned adapter
       regard export runs/tuned merged --merge
     """
@@ -76,7 +84,8 @@ def export(
         merge_lora(network)
     if out.suffix == ".gguf":
         vocabulary = gguf_metadata(tokenizer, spec.vocab) if tokenizer and isinstance(spec, Decoder) else None
-        export_gguf(network, out, family, gguf or "f16", vocabulary)
+        with loading_bar(console, f"writing {out}") as progress:
+            export_gguf(network, out, family, gguf or "f16", vocabulary, progress)
         reader = "llama.cpp"
     else:
         write(network, out, family, tokenizer, read_extra_files(root))

@@ -10,7 +10,6 @@ They take 2.6 to 8.5 bits per weight. The codes of the first two rows equal thos
 the other ones are searched for the smallest squared error (gguf_search.py).
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -62,9 +61,12 @@ class GGUFBlocks(NumberFormat):
             f"{self.type}: {shape[-1]} inputs are no multiple of its block of {self.layout.block}; use another format",
         )
 
-    def bytes(self, shape: Sequence[int]) -> int:
-        self.check_shape(shape)
-        return math.prod(shape) // self.layout.block * block_bytes(self.type)
+    def stored_like(self, shape: Sequence[int]) -> dict[str, Tensor]:
+        row_bytes = shape[-1] // self.layout.block * block_bytes(self.type)
+        return {"blocks": torch.empty(*shape[:-1], row_bytes, dtype=torch.uint8, device="meta")}
+
+    def group_size(self, inputs: int) -> int:
+        return self.layout.group
 
     def quantize(self, weight: Tensor) -> dict[str, Tensor]:
         self.check_shape(weight.shape)

@@ -70,7 +70,7 @@ DAMAGED: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "more tensors than bytes": (overwrite_at("Q", 1 << 62, 8), f"at most {MAX_ENTRIES} are read"),
     "one tensor too many": (overwrite_at("Q", 22, 8), "tensor 21|dimensions"),
     "more metadata than bytes": (overwrite_at("Q", 1 << 40, 16), f"at most {MAX_ENTRIES} are read"),
-    "one metadata entry too few": (overwrite_at("Q", 5, 16), "tensor 0|dimensions|shape"),
+    "one metadata entry too few": (overwrite_at("Q", 5, 16), "tensor [01]|dimensions|shape"),
     "truncated in the header": (truncate(0.02), "has .* bytes, but only .* are left"),
     "truncated in the data": (truncate(0.9), "ends at byte .* the file has"),
     "a string past the end": (overwrite("general.architecture", "Q", 1 << 60, 4), "architecture has .* bytes, but"),

@@ -21,6 +21,7 @@ LLAMA: dict[str, Any] = {
     "max_position_embeddings": 64,
     "rms_norm_eps": 1e-5,
 }
+WIDE = LLAMA | {"hidden_size": 256, "intermediate_size": 512}  # whole blocks of K-quants
 GPT2 = {"model_type": "gpt2", "vocab_size": 64, "n_positions": 64, "n_embd": 32, "n_layer": 2, "n_head": 4}
 SCALES = {"attention_multiplier": 0.5, "embedding_multiplier": 3.0, "residual_multiplier": 0.75, "logits_scaling": 2.0}
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}

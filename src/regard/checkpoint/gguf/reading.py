@@ -7,13 +7,12 @@ A tensor is dequantized a few rows at a time, so the peak memory is one copy of 
 import math
 import mmap
 from array import array
-from collections.abc import Callable
 from functools import partial
+from io import BufferedReader
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,22 +20,17 @@ from regard.checkpoint.atomic_folder import CheckpointError
 from regard.checkpoint.gguf.architectures import find_architecture
 from regard.checkpoint.gguf.rope_metadata import DIVISORS, ROPE_KEYS, rope_parameters
 from regard.families import FamilyError, family
+from regard.formats.gguf_blocks import GGUFBlocks
+from regard.formats.gguf_layouts import LAYOUTS, block_bytes
 from regard.gguf_header import GGUFError, Header, TensorInfo, read_header
 from regard.models.base import Model
 from regard.weights.table import Chain, StoredTensor
 
-FLOAT_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-BLOCK_TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS")
+FLOAT_TYPES = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}  # by their ids in a file
+FLOAT_NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+BLOCK_FORMATS = {layout.id: GGUFBlocks(type) for type, layout in LAYOUTS.items()}
 DEQUANTIZE_NUMEL = 1 << 20  # numbers dequantized at a time
 MAX_DIVISORS = 1 << 16
-
-
-def gguf_library() -> Any:
-    try:
-        import gguf
-    except ModuleNotFoundError:
-        raise CheckpointError("GGUF files need one more package: pip install 'regard[gguf]'") from None
-    return gguf
 
 
 def open_gguf(file: str | Path) -> tuple[Model, Chain, dict[str, StoredTensor]]:
@@ -119,33 +113,24 @@ def read_divisors(stored: dict[str, StoredTensor]) -> list[float] | None:
 
 def open_tensors(header: Header) -> dict[str, StoredTensor]:
     """All tensors of the file by name, unread. Raises CheckpointError for one that fails the checks above."""
-    gguf = gguf_library()
-    names = {type.value: type.name for type in gguf.GGMLQuantizationType if type.name in (*FLOAT_TYPES, *BLOCK_TYPES)}
     stored, spans = {}, []
     for name, info in header.tensors.items():
-        if info.type not in names:
+        if info.type not in FLOAT_TYPES and info.type not in BLOCK_FORMATS:
+            types = [*FLOAT_NAMES.values(), *(format.type.upper() for format in BLOCK_FORMATS.values())]
             raise CheckpointError(
-                f"{header.file}: {name} has type {info.type}; the supported types are {', '.join(names.values())}"
+                f"{header.file}: {name} has type {info.type}; the supported types are {', '.join(types)}"
             )
-        type_name = names[info.type]
-        block_numel, block_bytes = gguf.GGML_QUANT_SIZES[info.type]
-        if info.shape[-1] % block_numel:
-            raise CheckpointError(
-                f"{header.file}: {name} {info.shape} has rows that are not a multiple of the block size {block_numel}"
-            )
-        end = info.start + math.prod(info.shape) // block_numel * block_bytes
+        end = info.start + tensor_bytes(header, name, info)
         if end > header.size:
             raise CheckpointError(
                 f"{header.file}: {name} {info.shape} ends at byte {end}, but the file has {header.size} bytes; "
                 "download it again"
             )
         spans.append((info.start, end, name))
-        if type_name in FLOAT_TYPES:
-            dtype, read = type_name, partial(read_floats, header.file, info, FLOAT_TYPES[type_name])
+        if info.type in FLOAT_TYPES:
+            dtype, read = FLOAT_NAMES[FLOAT_TYPES[info.type]], partial(read_floats, header.file, info)
         else:
-            row_bytes = info.shape[-1] // block_numel * block_bytes
-            dequantize = partial(gguf.dequantize, qtype=gguf.GGMLQuantizationType[type_name])
-            dtype, read = "F32", partial(read_blocks, header.file, info, row_bytes, dequantize)
+            dtype, read = "F32", partial(read_numbers, header.file, info)
         stored[name] = StoredTensor(str(header.file), info.shape, dtype, read)
     for (_, end, name), (start, _, other) in pairwise(sorted(spans)):
         if start < end:
@@ -153,26 +138,55 @@ def open_tensors(header: Header) -> dict[str, StoredTensor]:
     return stored
 
 
-def read_floats(file: Path, info: TensorInfo, dtype: torch.dtype) -> Tensor:
-    out = allocate(info.shape, dtype)
+def tensor_bytes(header: Header, name: str, info: TensorInfo) -> int:
+    if info.type in FLOAT_TYPES:
+        return math.prod(info.shape) * FLOAT_TYPES[info.type].itemsize
+    block = BLOCK_FORMATS[info.type].layout.block
+    if info.shape[-1] % block:
+        raise CheckpointError(
+            f"{header.file}: {name} {info.shape} has rows that are not a multiple of the block size {block}"
+        )
+    return math.prod(info.shape[:-1]) * row_bytes(info)
+
+
+def row_bytes(info: TensorInfo) -> int:
+    """Of a tensor in blocks."""
+    return info.shape[-1] // BLOCK_FORMATS[info.type].layout.block * block_bytes(BLOCK_FORMATS[info.type].type)
+
+
+def read_floats(file: Path, info: TensorInfo) -> Tensor:
+    out = allocate(info.shape, FLOAT_TYPES[info.type])
     with file.open("rb") as stream:
         stream.seek(info.start)
-        if stream.readinto(out.flatten().view(torch.uint8).numpy()) < out.nbytes:
-            raise CheckpointError(f"{file} was truncated while it was read; download it again")
+        read_into(stream, out)
     return out
 
 
-def read_blocks(file: Path, info: TensorInfo, row_bytes: int, dequantize: Callable[[np.ndarray], np.ndarray]) -> Tensor:
+def read_blocks(file: Path, info: TensorInfo) -> Tensor:
+    """A quantized tensor as its bytes (…, bytes of a row)."""
+    out = allocate((*info.shape[:-1], row_bytes(info)), torch.uint8)
+    with file.open("rb") as stream:
+        stream.seek(info.start)
+        read_into(stream, out)
+    return out
+
+
+def read_numbers(file: Path, info: TensorInfo) -> Tensor:
     """A quantized tensor as float32."""
-    out = allocate(info.shape, torch.float32)
-    with file.open("rb") as stream, np.errstate(all="ignore"):  # a scale may be infinite, and then its weights are too
+    out, format = allocate(info.shape, torch.float32), BLOCK_FORMATS[info.type]
+    with file.open("rb") as stream:
         stream.seek(info.start)
         for rows in out.view(-1, info.shape[-1]).split(max(DEQUANTIZE_NUMEL // info.shape[-1], 1)):
-            raw = np.fromfile(stream, np.uint8, len(rows) * row_bytes)
-            if raw.size < len(rows) * row_bytes:
-                raise CheckpointError(f"{file} was truncated while it was read; download it again")
-            rows.copy_(torch.from_numpy(dequantize(raw.reshape(len(rows), row_bytes))))
+            blocks = torch.empty(len(rows), row_bytes(info), dtype=torch.uint8)
+            read_into(stream, blocks)
+            rows.copy_(format.dequantize({"blocks": blocks}))
     return out
+
+
+def read_into(stream: BufferedReader, out: Tensor) -> None:
+    """The next bytes of the file as the numbers of a contiguous tensor."""
+    if stream.readinto(out.flatten().view(torch.uint8).numpy()) < out.nbytes:
+        raise CheckpointError(f"{stream.name} was truncated while it was read; download it again")
 
 
 def allocate(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -1,32 +1,34 @@
-"""Write a GGUF file for llama.cpp: matrices as float32, float16 or Q8_0, all other tensors as float32.
+"""Write a GGUF file for llama.cpp, with its matrices in one of llama.cpp's formats and all other tensors as float32.
 
-Q8_0 stores 32 numbers as 8-bit integers with one float16 scale, 8.5 bits per number. Before the file is written, its
-metadata is read back and must result in the same spec; a spec that the format cannot express is refused.
+Before the file is written, its metadata is read back and must result in the same spec; a spec that the format cannot
+express is refused.
 """
 
-import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from regard.checkpoint.atomic_folder import CheckpointError, sync_folder
+from regard.checkpoint.atomic_folder import CheckpointError
 from regard.checkpoint.gguf.architectures import ARCHITECTURES, Architecture, find_architecture
-from regard.checkpoint.gguf.reading import family_config, gguf_library, read_spec_and_table
+from regard.checkpoint.gguf.file_writer import TensorToWrite, write_file
+from regard.checkpoint.gguf.mixtures import FILE_TYPES, FORMATS, GGUFFormat, TensorType, tensor_type
+from regard.checkpoint.gguf.reading import FLOAT_TYPES, family_config, read_spec_and_table
 from regard.checkpoint.gguf.rope_metadata import DIVISORS, llama3_as_divisors, rope_metadata
 from regard.checkpoint.quantized_layers import refuse_quantized_layers
 from regard.families import FamilyError, family, model_class
 from regard.families.common.roundtrip import check_roundtrip
+from regard.formats.gguf_blocks import GGUFBlocks
 from regard.gguf_header import Header, TensorInfo
 from regard.models.base import Model
 from regard.models.value_head import without_value_head, without_value_weights
+from regard.spec import SpecError
 
-GGUFFormat = Literal["f32", "f16", "q8_0"]
-FORMATS = get_args(GGUFFormat)
-FILE_TYPES = {"f32": 0, "f16": 1, "q8_0": 7}
+FLOAT_DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+FLOAT_IDS = {dtype: id for id, dtype in FLOAT_TYPES.items()}
 MAX_FLOAT16 = 65504.0
 
 
@@ -36,8 +38,12 @@ def export_gguf(
     model_type: str,
     format: GGUFFormat = "f16",
     tokenizer_metadata: Mapping[str, Any] | None = None,
+    progress: Callable[[int, int], object] | None = None,
 ) -> None:
-    """Write a model as a file of the family `model_type`; for `tokenizer_metadata`, see `regard.text.gguf`."""
+    """Write a model as a file of the family `model_type`; for `tokenizer_metadata`, see `regard.text.gguf`.
+
+    progress: called with the parameters written and all parameters, after every tensor.
+    """
     if format not in FORMATS:
         raise CheckpointError(f"format={format!r} is not supported; choose one of {', '.join(FORMATS)}")
     refuse_quantized_layers(model, "a GGUF export")
@@ -58,8 +64,19 @@ def export_gguf(
                 f"a GGUF {name} model cannot express one divisor per RoPE frequency; export a Hugging Face folder"
             )
         tensors[DIVISORS] = torch.tensor(divisors)
-    metadata |= {"general.file_type": FILE_TYPES[format], "general.quantization_version": 2}
-    write_file(Path(file), name, metadata | dict(tokenizer_metadata or {}), tensors, format)
+    layers, heads = config.get("num_hidden_layers", config.get("n_layer")), config.get("num_attention_heads", 1)
+    groups = heads // config.get("num_key_value_heads", heads)
+    types = {
+        key: tensor_type(key, tensor, format, layers, groups, tied="output.weight" not in tensors)
+        for key, tensor in tensors.items()
+    }
+    check_range(tensors, types)
+    general = {"architecture": name, "file_type": FILE_TYPES[format], "quantization_version": 2}
+    metadata = {f"general.{key}": value for key, value in general.items()} | metadata | dict(tokenizer_metadata or {})
+    report = count_numbers(progress, sum(tensor.numel() for tensor in tensors.values()))
+    write_file(
+        Path(file), metadata, {key: to_write(key, tensor, types[key], report) for key, tensor in tensors.items()}
+    )
 
 
 def config_and_metadata(
@@ -94,65 +111,49 @@ def expected_header(name: str, metadata: Mapping[str, Any], config: Mapping[str,
     return Header(Path(), 0, {"general.architecture": name, **metadata}, dict.fromkeys(tensors, info))
 
 
-def write_file(
-    file: Path, name: str, metadata: Mapping[str, Any], tensors: Mapping[str, Tensor], format: GGUFFormat
-) -> None:
-    """Write a temporary file, one tensor at a time, and rename it when it is complete."""
-    gguf = gguf_library()
-    partial = file.with_name(f".{file.name}.partial")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    writer = gguf.GGUFWriter(partial, name)
-    types = {key: gguf.GGMLQuantizationType[tensor_type(key, tensor, format)] for key, tensor in tensors.items()}
-    try:
-        for key, value in metadata.items():
-            add_metadata(writer, key, value)
-        for key, tensor in tensors.items():
-            block_numel, block_bytes = gguf.GGML_QUANT_SIZES[types[key]]
-            nbytes = tensor.numel() // block_numel * block_bytes
-            if block_numel > 1:
-                shape, dtype = gguf.quants.quant_shape_to_byte_shape(tensor.shape, types[key]), np.dtype(np.uint8)
-            else:
-                shape, dtype = tensor.shape, np.dtype(f"f{block_bytes}")
-            writer.add_tensor_info(key, shape, dtype, nbytes, types[key])
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_ti_data_to_file()
-        for key, tensor in tensors.items():
-            numbers = tensor.detach().to("cpu", torch.float32).contiguous().numpy()
-            writer.write_tensor_data(gguf.quantize(numbers, types[key]))
-        writer.close()
-        with partial.open("rb") as stream:
-            os.fsync(stream.fileno())
-        partial.rename(file)
-        sync_folder(file.parent)
-    finally:
-        writer.close()
-        partial.unlink(missing_ok=True)
+def check_range(tensors: Mapping[str, Tensor], types: Mapping[str, TensorType]) -> None:
+    for name, tensor in tensors.items():
+        largest = tensor.detach().abs().max().item() if types[name] == "f16" else 0
+        if largest > MAX_FLOAT16:
+            raise CheckpointError(
+                f"{name} has a weight of {largest:.3g}, above the float16 maximum {MAX_FLOAT16:g}; use format f32"
+            )
 
 
-def tensor_type(name: str, tensor: Tensor, format: GGUFFormat) -> str:
-    """The type of a tensor in the file: vectors and position embeddings stay float32, as in llama.cpp."""
-    if format == "f32" or tensor.dim() == 1 or name.startswith("position_embd"):
-        return "F32"
-    if format == "q8_0" and tensor.shape[-1] % 32 == 0:
-        return "Q8_0"
-    largest = tensor.detach().abs().max().item()
-    if largest > MAX_FLOAT16:
-        raise CheckpointError(
-            f"{name} has a weight of {largest:.3g}, above the float16 maximum {MAX_FLOAT16:g}; use format f32"
+def to_write(name: str, tensor: Tensor, type: TensorType, report: Callable[[Tensor], None]) -> TensorToWrite:
+    shape = tuple(tensor.shape)
+    if type == "f32" or type == "f16" or type == "bf16":
+        dtype = FLOAT_DTYPES[type]
+        return TensorToWrite(
+            shape, FLOAT_IDS[dtype], tensor.numel() * dtype.itemsize, partial(make_floats, tensor, dtype, report)
         )
-    return "F16"
+    format = GGUFBlocks(type)
+    return TensorToWrite(
+        shape, format.layout.id, format.bytes(shape), partial(make_blocks, name, tensor, format, report)
+    )
 
 
-def add_metadata(writer: Any, key: str, value: Any) -> None:
-    match value:
-        case bool():
-            writer.add_bool(key, value)
-        case int():
-            writer.add_uint32(key, value)
-        case float():
-            writer.add_float32(key, value)
-        case str():
-            writer.add_string(key, value)
-        case _:
-            writer.add_array(key, value)
+def make_floats(tensor: Tensor, dtype: torch.dtype, report: Callable[[Tensor], None]) -> Tensor:
+    report(tensor)
+    return tensor.detach().to("cpu", dtype).contiguous().flatten().view(torch.uint8)
+
+
+def make_blocks(name: str, tensor: Tensor, format: GGUFBlocks, report: Callable[[Tensor], None]) -> Tensor:
+    try:
+        blocks = format.quantize(tensor.detach().float())["blocks"].cpu()
+    except SpecError as error:
+        raise CheckpointError(f"{name}: {error}") from error
+    report(tensor)
+    return blocks
+
+
+def count_numbers(progress: Callable[[int, int], object] | None, total: int) -> Callable[[Tensor], None]:
+    done = 0
+
+    def report(tensor: Tensor) -> None:
+        nonlocal done
+        done += tensor.numel()
+        if progress is not None:
+            progress(done, total)
+
+    return report
