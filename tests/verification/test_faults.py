@@ -214,6 +214,7 @@ def test_every_law_applies_to_images_or_states_why_not() -> None:
         "greedy engine = greedy forward",
         "preempted = undisturbed",
         "prefix hit = miss",
+        "speculative = plain",
         "exported and imported = original",
     }
     short_context = replace(IMAGES, decoder=replace(IMAGES.decoder, context=20))

@@ -52,6 +52,7 @@ from regard.engine.runner import Runner
 from regard.engine.sampling import Sampled, sample
 from regard.engine.scheduler import ScheduledBatch, Scheduler
 from regard.engine.searches import Searches
+from regard.engine.speculation.speculation import Drafter, open_speculation
 from regard.engine.stores.base import OpenStore
 from regard.models.encoder_decoder import EncoderDecoderModule
 
@@ -78,6 +79,8 @@ class Engine:
         batch_invariant: bool = False,  # logits are bitwise independent of other requests and chunks; slower, GPUs only
         max_loras: int = 8,  # adapters that requests which run at the same time may have
         max_cpu_loras: int = 64,  # adapters that may be loaded; 0: none
+        speculation: Drafter | None = None,  # proposes tokens, several of which are verified in one forward
+        draft_tokens: int = 5,  # at most so many per request and forward
     ):
         decoder = decoder_of(model)
         self.encoder_decoder = model if isinstance(model, EncoderDecoderModule) else None
@@ -105,7 +108,9 @@ class Engine:
         self.requests = RequestBuilder(decoder, self.encoder_decoder, self.capacity, self.source_capacity, self.loras)
         namespace, chunk = self.namespace if prefix_cache else None, min(chunk, self.cache.max_chunk)
         self.scheduler = Scheduler(self.store, chunk, namespace, self.read_tokens, self.loras.can_run)
-        self.lag = 1 if self.device.type == "cuda" else 0  # steps whose tokens are not read yet when the next starts
+        self.speculation = open_speculation(speculation, draft_tokens, self.scheduler, self.runner, cache)
+        # Steps whose tokens are not read yet when the next starts; a draft depends on all tokens.
+        self.lag = 1 if self.device.type == "cuda" and speculation is None else 0
         self.unread: deque[tuple[int, list[Request], Sampled]] = deque()  # by step
         self.produced: list[tuple[Request, Token]] = []  # tokens that no step has returned yet
         self.in_step, self.to_cancel = False, list[Request]()
@@ -211,7 +216,10 @@ class Engine:
 
     def run_batch(self, batch: ScheduledBatch) -> None:
         try:
-            self.advance(batch, self.forward(batch))
+            if self.speculation is not None and self.speculation.handles(batch):
+                self.speculation.step(batch, self.forward, self.add)
+            else:
+                self.advance(batch, self.forward(batch))
         except (RuntimeError, IndexError) as error:  # also of sampling: its buffers need memory too
             self.handle_failure(batch, error)
 
@@ -300,11 +308,12 @@ class Engine:
     def idle(self) -> bool:
         return not (self.scheduler.running or self.scheduler.waiting or self.searches.queue)
 
-    def metrics(self) -> dict[str, int]:
+    def metrics(self) -> dict[str, float]:
         running, waiting = len(self.scheduler.running), len(self.scheduler.waiting)
         numbers = {"rows": self.store.rows, "running": running, "waiting": waiting, **self.counts}
         cached = self.cache.metrics(self.store, (request.cached for request in self.scheduler.running))
-        return numbers | self.store.metrics() | cached | {"preemptions": self.scheduler.preemptions}
+        drafts = self.speculation.statistics.metrics() if self.speculation is not None else {}
+        return numbers | self.store.metrics() | cached | {"preemptions": self.scheduler.preemptions} | drafts
 
     def reset_prefix_cache(self) -> None:
         """Drop all cached prefixes. Needed only if weights have changed in a way that torch does not record."""
@@ -355,16 +364,16 @@ class Engine:
             _, requests, sampled = self.unread.popleft()
             for request, token in zip(requests, sampled.read(), strict=True):
                 if request.finish is None:  # else it is a token after the last
+                    request.unread -= 1
                     self.add(request, token)
             found = True
         return found
 
     def add(self, request: Request, token: Token | str) -> None:
         """Append a token to a request, or end the request for the reason why it has none."""
-        request.unread -= 1
         if isinstance(token, str):
             return self.end(request, "error", token)
-        finish = self.finish_reason(request, token.id)
+        finish = request.finish_reason(token.id)
         if finish is not None:
             token = token._replace(finish=finish)
         request.add(token)
@@ -373,12 +382,6 @@ class Engine:
         if finish is not None:
             self.scheduler.commit(request)
             self.end(request, finish)
-
-    def finish_reason(self, request: Request, id: int) -> str | None:
-        """Why the request finishes with this token; None if it continues."""
-        if request.stops(id):
-            return "stop"
-        return "length" if len(request.new) + 1 >= request.limit else None
 
     def handle_failure(self, batch: ScheduledBatch, error: Exception) -> None:
         """End the request of a failed forward; if it had several, preempt them, to be recomputed one at a time."""

@@ -186,6 +186,20 @@ class Token(NamedTuple):
     entropy: float | None = None  # of the distribution of the token over the vocabulary, in nats; with top_logprobs
 
 
+@dataclass(eq=False)
+class Draft:
+    """Tokens that a drafter proposes as the next ones of a request. A token that is accepted leaves the draft."""
+
+    ids: list[int]
+    probabilities: Tensor | None = (
+        None  # (len(ids), V) distributions that they are drawn from; None: they are not drawn
+    )
+
+    def pop(self) -> None:
+        del self.ids[0]
+        self.probabilities = None if self.probabilities is None else self.probabilities[1:]
+
+
 @dataclass(frozen=True, eq=False)
 class Adapter:
     """A LoRA adapter that an engine has loaded."""
@@ -224,6 +238,7 @@ class Request:
     leader: "Request | None" = None  # has the same prompt; this request waits until that has computed it
     history: "TokenHistory | None" = None  # only with penalties
     matcher: Matcher | None = None  # only with a grammar
+    draft: Draft | None = None  # the tokens after `tokens`, in the step that verifies them
 
     def __post_init__(self) -> None:
         self.tokens = list(self.ids)  # prompt and new tokens
@@ -251,8 +266,10 @@ class Request:
         return self.unread > 0 and len(self.new) + self.unread >= self.limit
 
     def pending_ids(self, count: int) -> list[int]:
-        """The first pending tokens; UNREAD for one that is not read yet, which can only be the last."""
+        """The first pending tokens; UNREAD for one that is not read yet, which can only be the last. Then the draft."""
         ids = self.tokens[self.cached : self.cached + count]
+        if self.draft is not None:
+            return ids + self.draft.ids[: count - len(ids)]
         return ids + [UNREAD] * (count - len(ids))
 
     @property
@@ -291,6 +308,12 @@ class Request:
         if not settings.stop_sequences:
             return id in settings.stop_ids
         return id in settings.stop_ids or id in completions(settings.stop_sequences, self.tokens[len(self.ids) :])
+
+    def finish_reason(self, id: int) -> str | None:
+        """Why the request finishes with this token as the next one; None if it continues."""
+        if self.stops(id):
+            return "stop"
+        return "length" if len(self.new) + 1 >= self.limit else None
 
     def add(self, token: Token) -> None:
         self.new.append(token)

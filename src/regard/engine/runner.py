@@ -103,7 +103,10 @@ class Runner:
         return True
 
     def forward(self, batch: ScheduledBatch) -> Tensor:
-        """Run a batch; returns the logits (N, V) of the N requests that have no pending tokens after it."""
+        """Run a batch; returns the logits (N, V) of the N requests that have no pending tokens after it.
+
+        A request with a draft of k tokens has k + 1 rows: one after its last token, and one after each of the draft.
+        """
         batch.sort(key=lambda pair: pair[0].row)
         reads_source = self.encoder_decoder is not None and any(request.pending_source for request, _ in batch)
         embeds = any(request.embeddings is not None and request.cached < len(request.ids) for request, _ in batch)
@@ -111,7 +114,8 @@ class Runner:
         model = self.plain if self.observers else self.model
         for observe in self.observers:
             observe(batch)
-        if prepared and all(request.pending == 1 for request, _ in batch) and not (reads_source or embeds):
+        one_each = all(length == request.pending == 1 for request, length in batch)
+        if prepared and one_each and not (reads_source or embeds):
             self.before_forward(batch, True)
             if self.graphs is not None and (logits := self.replay(batch, self.graphs)) is not None:
                 return logits
@@ -131,7 +135,7 @@ class Runner:
         hidden = model.hidden(tokens, layout, states, embeddings)  # (B, L, D)
         if any(request.sampling.prompt_logprobs is not None for request, _ in batch):
             record_prompt_logprobs(model, hidden, batch)
-        ends = [(b, length - 1) for b, (request, length) in enumerate(batch) if request.pending == length]
+        ends = [(b, t) for b, (request, length) in enumerate(batch) for t in range(request.pending - 1, length)]
         if tokens.shape[1] > 1 or len(ends) < len(batch):
             hidden = hidden[tuple(zip(*ends, strict=True))] if ends else hidden[:0, 0]  # (N, D)
         else:

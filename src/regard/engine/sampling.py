@@ -20,6 +20,9 @@ from regard.engine.logits_processors import process
 from regard.engine.request import Request, Sampling, Token, TokenHistory
 from regard.layout import to_device
 
+# Streams of random numbers beside that of the tokens, xor the seed of a request
+DRAW_DRAFT, ACCEPT = 0x6A09E667F3BCC908, 0xBB67AE8584CAA73B
+
 
 class Best(NamedTuple):
     """What is returned beside tokens, if requests ask for alternatives."""
@@ -67,7 +70,7 @@ def sample(logits: Tensor, requests: Sequence[Request], separately: bool = False
     separately: settings without a kernel of their own are computed one request at a time, because torch chooses the
     order of sums, and of equal logits, by the size of the batch.
     """
-    plain = [i for i, r in enumerate(requests) if r.sampling.plain and r.history is None] if has_kernel(logits) else []
+    plain = [i for i, r in enumerate(requests) if uses_kernel(r)] if has_kernel(logits) else []
     if len(plain) == len(requests):
         return Sampled(*sample_by_kernel(logits, requests))
     if separately and len(requests) > 1:
@@ -120,6 +123,11 @@ def has_kernel(logits: Tensor) -> bool:
     return logits.is_cuda and HAS_TRITON and logits.dtype in (torch.float32, torch.bfloat16, torch.float16)
 
 
+def uses_kernel(request: Request) -> bool:
+    drawn = request.draft is not None and request.draft.probabilities is not None
+    return request.sampling.plain and request.history is None and not drawn
+
+
 def sample_by_kernel(logits: Tensor, requests: Sequence[Request]) -> tuple[Tensor, Tensor]:
     """Ids (B,) and their log-probabilities (B,) by one kernel, for requests with plain settings."""
     from regard.kernels.triton_sampling import sample_rows
@@ -145,6 +153,9 @@ def choose(logits: Tensor, requests: Sequence[Request]) -> Tensor:
     if random:
         filtered = apply_filters(logits[random], [requests[i].sampling for i in random])
         ids[random] = draw(filtered, random_numbers([requests[i] for i in random]))
+        for row, i in zip(filtered, random, strict=True):
+            if (draft := requests[i].draft) is not None and draft.ids and draft.probabilities is not None:
+                ids[i] = verify_drawn(row.softmax(-1), draft.probabilities[0], draft.ids[0], requests[i])
     for i, request in enumerate(requests):
         if request.forced_id is not None:
             ids[i] = request.forced_id
@@ -198,9 +209,23 @@ def draw(logits: Tensor, uniforms: np.ndarray) -> Tensor:
     return torch.searchsorted(cdf, u * cdf[:, -1:], right=True).squeeze(-1).clamp(max=logits.shape[-1] - 1)
 
 
-def random_numbers(requests: Sequence[Request]) -> np.ndarray:
-    """(B,) for the next token of each request."""
-    return uniform([r.seed for r in requests], [len(r.new) + r.unread for r in requests])
+def verify_drawn(p: Tensor, q: Tensor, id: int, request: Request) -> int:
+    """A token that is distributed as p (V,), from one that was drawn from q (V,). Leviathan et al. 2023.
+
+    id with probability min(1, p(id) / q(id)), else one drawn from (p - q)₊, normalized, which never is id.
+    """
+    q = q.to(p)
+    if random_numbers([request], ACCEPT)[0] * float(q[id]) < float(p[id]):
+        return id
+    rest = (p - q).clamp_min(0)
+    rest = rest if bool(rest.any()) else p  # p = q up to rounding
+    return int(draw(rest.log().unsqueeze(0), random_numbers([request])))
+
+
+def random_numbers(requests: Sequence[Request], stream: int = 0, ahead: int = 0) -> np.ndarray:
+    """(B,) for the next token of each request, or the one `ahead` tokens later. Streams are independent."""
+    seeds, steps = [r.seed ^ stream for r in requests], [len(r.new) + r.unread + ahead for r in requests]
+    return uniform(seeds, steps)
 
 
 def uniform(seeds: Sequence[int], steps: Sequence[int]) -> np.ndarray:

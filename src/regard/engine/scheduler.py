@@ -134,7 +134,7 @@ class Scheduler:
         ready = []
         block = self.store.shared_block
         for request, length in batch:
-            request.cached += length
+            request.cached += min(length, request.pending)  # the tokens of a draft may be rejected
             pending = request.pending
             if not pending:
                 ready.append(request)

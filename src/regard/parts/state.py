@@ -80,6 +80,11 @@ def exact_cache_limit(memory: tuple[tuple[Memory, ...], ...]) -> int | None:
     return min((d.max_exact_cache for d in declared if d.max_exact_cache is not None), default=None)
 
 
+def has_recurrent_state(memory: tuple[tuple[Memory, ...], ...]) -> bool:
+    """Whether a state of a model is a sum over its tokens, so that only a copy of it can undo a token."""
+    return any(isinstance(d, FixedSize) for block in memory for body in block for d in declarations(body))
+
+
 class TokenState(Protocol):
     def extend(self, layout: TokenLayout, **arrays: Tensor) -> tuple:
         """Append arrays (B, heads, L, dim); return all cached (B, heads, S, dim), and the layout with their keys."""

@@ -36,6 +36,7 @@ LAWS = {
     "greedy engine = greedy forward": Law("engine", engine.greedy),
     "preempted = undisturbed": Law("engine", engine.preempted),
     "prefix hit = miss": Law("engine", engine.prefixes),
+    "speculative = plain": Law("engine", engine.speculative),
     "saved and loaded = original": Law("weights", weights.saved),
     "exported and imported = original": Law("weights", weights.exported),
     "LoRA merged = unmerged": Law("inputs", weights.merged),

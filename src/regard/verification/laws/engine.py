@@ -4,13 +4,16 @@ The difference is the larger of two errors, both relative to one forward over th
 largest logit and the logit of the generated token, and the error of its log-probability. For a tie the gap is 0.
 """
 
+from collections.abc import Sequence
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from regard.engine.engine import Engine
-from regard.engine.request import Request, Sampling
+from regard.engine.request import Draft, Request, Sampling
 from regard.engine.stores.paged import Paged
+from regard.models.decoder import DecoderModule
 from regard.verification.outcome import Outcome, broken, compared, not_applicable
 from regard.verification.trial import BLOCK, Trial
 
@@ -59,6 +62,45 @@ def prefixes(trial: Trial) -> Outcome:
     if hits != expected:
         return broken(f"{hits} tokens were reused, not {expected}")
     return compared(f"{hits} reused tokens", *(error_of(trial, request) for request in requests))
+
+
+def speculative(trial: Trial) -> Outcome:
+    """Drafts of the right tokens with some wrong ones, in a batch with every store."""
+    errors, prompts = [], prompt_lengths(trial)
+    open_engine = partial(
+        Engine, trial.model, rows=2, capacity=trial.length, source_capacity=trial.source_length or None, chunk=5
+    )
+    plain = run(open_engine(), trial, prompts)
+    drafter = PartlyWrong([request.tokens for request in plain])
+    for store in trial.stores:
+        engine = open_engine(store=store, speculation=drafter, draft_tokens=3)
+        errors += [error_of(trial, request) for request in run(engine, trial, prompts)]
+    if not drafter.proposed:
+        return not_applicable(f"sequences of {trial.length} tokens are too short for a draft")
+    return compared(f"{drafter.proposed} tokens of drafts", *errors)
+
+
+class PartlyWrong:
+    """Proposes the continuations of known sequences, in which every third token is replaced."""
+
+    def __init__(self, sequences: list[list[int]]):
+        self.sequences, self.proposed = sequences, 0
+
+    def open(self, target: DecoderModule, rows: int, capacity: int) -> None:
+        pass
+
+    def propose(self, requests: Sequence[Request], lengths: Sequence[int]) -> list[Draft]:
+        return [self.draft(request.tokens, length) for request, length in zip(requests, lengths, strict=True)]
+
+    def draft(self, tokens: list[int], length: int) -> Draft:
+        size = len(tokens)
+        known = next((ids[size : size + length] for ids in self.sequences if ids[:size] == tokens), [])
+        ids = [id if (size + i) % 3 else tokens[0] for i, id in enumerate(known)]
+        self.proposed += len(ids)
+        return Draft(ids)
+
+    def observe(self, request: Request, inputs: Sequence[int], accepted: int, logits: Tensor) -> None:
+        pass
 
 
 def prompt_lengths(trial: Trial) -> list[int]:

@@ -1,0 +1,168 @@
+"""Speculative decoding of an engine's requests: drafts for a decode batch, and their verification.
+
+    tokens t₁ … tₙ, draft d₁ … d_k       one forward of tₙ d₁ … d_k gives the logits after each of them
+    position i                           sample the next token as without a draft; continue while it equals dᵢ
+
+So a forward yields from 1 to k + 1 tokens. Each is sampled by the same code, from the same logits, settings and random
+number as in plain decoding. For drafts that are not random the tokens are therefore those of plain decoding, with any
+settings. Where the drafter draws from a distribution q, dᵢ is accepted with min(1, p/q), otherwise the token is drawn
+from (p - q)₊: other tokens, with the distribution of plain decoding. Leviathan et al. 2023, Chen et al. 2023.
+
+After a rejection the row of the store returns to its last accepted token. A recurrent state cannot: it returns to the
+state before the forward, and the accepted tokens are computed again with the next one.
+"""
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter
+from typing import Protocol
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from regard.engine.request import Draft, Request, Token
+from regard.engine.runner import Runner
+from regard.engine.sampling import sample
+from regard.engine.scheduler import ScheduledBatch, Scheduler
+from regard.engine.speculation.statistics import SpeculationStatistics
+from regard.engine.stores.base import SLACK, Snapshot
+from regard.models.decoder import DecoderModule
+from regard.parts.state import has_recurrent_state
+
+AddToken = Callable[[Request, Token | str], None]  # appends a token to a request, or ends it for this reason
+MAX_DRAFT = SLACK - 1  # tokens that every ring buffer can rewind
+
+
+class Drafter(Protocol):
+    """Proposes the next tokens of requests. Wrong proposals cost time only."""
+
+    def open(self, target: DecoderModule, rows: int, capacity: int) -> None:
+        """Called once, by the engine. ValueError if the drafter does not fit the model."""
+        ...
+
+    def propose(self, requests: Sequence[Request], lengths: Sequence[int]) -> Sequence[Draft]:
+        """The draft of each request: at most so many tokens, perhaps none."""
+        ...
+
+    def observe(self, request: Request, inputs: Sequence[int], accepted: int, logits: Tensor) -> None:
+        """After a verification. inputs: the last token and its draft; logits: (len(inputs), V) after each of them."""
+        ...
+
+
+class Speculation:
+    def __init__(self, drafter: Drafter, draft_tokens: int, scheduler: Scheduler, runner: Runner):
+        """draft_tokens: the most per request and forward. The number follows the acceptance of recent drafts."""
+        if type(draft_tokens) is not int or not 1 <= draft_tokens <= MAX_DRAFT:
+            raise ValueError(f"draft_tokens={draft_tokens!r} must be an integer from 1 to {MAX_DRAFT}")
+        self.drafter, self.draft_tokens, self.scheduler, self.store = drafter, draft_tokens, scheduler, runner.store
+        self.recurrent = has_recurrent_state(runner.model.spec.memory())
+        self.lengths: WeakKeyDictionary[Request, int] = WeakKeyDictionary()  # of the next draft
+        self.snapshots: dict[Request, Snapshot] = {}
+        self.statistics = SpeculationStatistics(draft_tokens)
+        drafter.open(runner.model, self.store.rows, self.store.max_tokens)
+
+    def handles(self, batch: ScheduledBatch) -> bool:
+        """Whether this is a decode batch: not of prompts, but perhaps with accepted tokens that are computed again."""
+        return all(length == r.pending and (length == 1 or r.new) and not r.pending_source for r, length in batch)
+
+    def step(self, batch: ScheduledBatch, forward: Callable[[ScheduledBatch], Tensor], add: AddToken) -> None:
+        """Draft, run one forward, and add the new tokens of all requests of the batch."""
+        try:
+            start = perf_counter()
+            batch = self.add_drafts(batch)
+            drafted = perf_counter()
+            logits = forward(batch)
+            tokens = self.verify(self.scheduler.advance(batch), logits, add)
+            plain = all(length == 1 for _, length in batch)
+            self.statistics.count_step(plain, tokens, drafted - start, perf_counter() - drafted)
+        finally:
+            for request, _ in batch:
+                request.draft = None
+            self.snapshots.clear()
+
+    def add_drafts(self, batch: ScheduledBatch) -> ScheduledBatch:
+        """The batch with drafts for its requests."""
+        lengths = {request: self.draft_length(request) for request, _ in batch}
+        drafted = [request for request, length in lengths.items() if length > 0]
+        for request, draft in zip(drafted, self.propose(drafted, lengths), strict=True):
+            assert request.row is not None and len(draft.ids) <= lengths[request]
+            if draft.ids and self.store.reserve(request.row, request.length + len(draft.ids)):
+                request.draft = draft
+                if self.recurrent:
+                    self.snapshots[request] = self.store.snapshot(request.row)
+        self.store.upload()
+        return [(request, length + (len(request.draft.ids) if request.draft else 0)) for request, length in batch]
+
+    def propose(self, requests: Sequence[Request], lengths: Mapping[Request, int]) -> Sequence[Draft]:
+        try:
+            return self.drafter.propose(requests, [lengths[request] for request in requests]) if requests else []
+        except RuntimeError as error:  # such as too little memory
+            reason = str(error).partition("\n")[0]
+            warnings.warn(f"the drafter failed ({reason}); decoding without drafts in this step", stacklevel=4)
+            return [Draft([]) for _ in requests]
+
+    def draft_length(self, request: Request) -> int:
+        """How many tokens are drafted: none for the last token, after a failure, and if accepted tokens are pending."""
+        if request.pending != 1 or request.isolated:
+            return 0
+        return min(self.lengths.get(request, self.draft_tokens), request.limit - len(request.new) - 1)
+
+    def verify(self, requests: Sequence[Request], logits: Tensor, add: AddToken) -> int:
+        """Sample the next tokens of requests, as many as their drafts allow. Returns how many.
+
+        logits: (N, V), for each request one row, and one more per token of its draft.
+        """
+        drafts = {request: list(request.draft.ids) if request.draft else [] for request in requests}
+        rows = dict(zip(requests, logits.split([1 + len(ids) for ids in drafts.values()]), strict=True))
+        last = {request: request.tokens[-1] for request in requests}
+        accepted = dict.fromkeys(requests, 0)
+        active, count = list(requests), 0
+        while active:
+            sampled = sample(torch.stack([rows[request][accepted[request]] for request in active]), active)
+            tokens, count = zip(active, sampled.read(), strict=True), count + len(active)
+            active = [request for request, token in tokens if self.accepts(request, token, add)]
+            for request in active:
+                accepted[request] += 1
+        for request, draft in drafts.items():
+            if draft:
+                self.finish_round(request, len(draft), accepted[request])
+                self.drafter.observe(request, [last[request], *draft], accepted[request], rows[request])
+        return count
+
+    def accepts(self, request: Request, token: Token | str, add: AddToken) -> bool:
+        """Add the next token of a request, or its error; True if the token is that of the draft."""
+        add(request, token)
+        draft = request.draft
+        if request.finish is not None or draft is None or not draft.ids or request.tokens[-1] != draft.ids[0]:
+            return False
+        draft.pop()
+        request.cached += 1
+        self.scheduler.waiting.charge(request.tenant, 1)
+        return True
+
+    def finish_round(self, request: Request, drafted: int, accepted: int) -> None:
+        """Drop the rejected tokens of a draft, and choose the length of the next draft."""
+        self.statistics.count_draft(drafted, accepted)
+        self.lengths[request] = min(self.draft_tokens, 2 * drafted if accepted == drafted else accepted + 1)
+        if accepted == drafted or request.row is None:
+            return
+        if self.recurrent:
+            snapshot = self.snapshots[request]
+            self.store.rewind(request.row, snapshot.length, snapshot)
+            request.cached = snapshot.length
+        else:
+            self.store.rewind(request.row, request.cached)
+
+
+def open_speculation(
+    drafter: Drafter | None, draft_tokens: int, scheduler: Scheduler, runner: Runner, cache: object
+) -> Speculation | None:
+    """The speculation of an engine; None without a drafter. ValueError for settings that exclude it."""
+    if drafter is None:
+        return None
+    if runner.batch_invariant:
+        raise ValueError("batch_invariant does not support speculation; leave one of them out")
+    if cache is not None:  # what it drops with rejected tokens cannot be restored
+        raise ValueError(f"cache={str(cache)!r} does not support speculation; leave one of them out")
+    return Speculation(drafter, draft_tokens, scheduler, runner)
