@@ -168,5 +168,5 @@ def test_the_thread_ends_with_its_language_model() -> None:
     assert thread.is_alive()
     del llm
     gc.collect()
-    thread.join(timeout=10)
+    thread.join(timeout=60)
     assert not thread.is_alive()

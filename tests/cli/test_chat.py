@@ -309,7 +309,7 @@ def test_the_program_in_a_terminal(tmp_path: Path) -> None:
     program.wait_for("Ctrl-C again")
     program.wait_for("you")
     program.send("\x03")
-    assert program.process.wait(timeout=20) == 130
+    assert program.process.wait(timeout=60) == 130
     history = (tmp_path / "regard" / "chat_history").read_text()
     assert "+first line\n+\n+second line\n" in history and "+/undo" in history
     os.close(program.handle)

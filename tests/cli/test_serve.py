@@ -33,7 +33,7 @@ def address(demo_run: Path) -> Iterator[str]:
         assert re.search(r"compile +off", printed) and re.search(r"context +\d+ tokens  \(the model's\)", printed)
         yield url
         server.send_signal(signal.SIGTERM)
-        assert server.wait(timeout=20) in (0, -signal.SIGTERM)
+        assert server.wait(timeout=60) in (0, -signal.SIGTERM)
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_the_page_chats_and_shows_attention(address: str, chromium: str, tmp_pat
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
         page = browser.new_page(viewport={"width": 1280, "height": 860})
-        page.set_default_timeout(20_000)
+        page.set_default_timeout(60_000)
         page.goto(address)
         page.fill("#prompt", QUESTION)
         page.keyboard.press("Enter")

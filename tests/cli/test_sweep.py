@@ -5,8 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,6 +16,7 @@ from regard.training.sweep import Sweep, SweepTrial, job_environment
 from regard.training.variations import ListedValues, ValueRange, grid, parse_variations, sample, split_values
 from tests.cli.conftest import regard
 from tests.cli.test_runs import FINISHED, evaluation, step, write_run
+from tests.server.conftest import wait_until
 
 TINY = (
     "--data.rows=2", "--data.length=16", "--data.held_out=1", "--tokenizer.by=byte", "--train.steps=2",
@@ -235,19 +234,12 @@ def test_ctrl_c_saves_the_running_trial_and_says_how_to_go_on(tmp_path: Path) ->
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     log = out / "trial-001" / "metrics.jsonl"
-    wait_until(lambda: log.exists() and log.stat().st_size > 0)
+    wait_until(lambda: log.exists() and log.stat().st_size > 0, seconds=180)  # two programs import torch
     process.send_signal(signal.SIGINT)
-    printed, _ = process.communicate(timeout=60)
+    printed, _ = process.communicate(timeout=100)
     assert process.returncode == 130 and f"to continue: regard sweep --resume {out}" in printed
     states = [trial["state"] for trial in json.loads((out / "sweep.json").read_text())["trials"]]
     assert states == ["stopped", "waiting"] and list((out / "trial-001" / "checkpoints").iterdir())
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "timed out"
-        time.sleep(0.05)
 
 
 def test_trials_run_on_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -160,10 +160,10 @@ def test_the_smallest_split_fits_and_half_of_it_does_not() -> None:
 def test_absurd_sizes_are_refused_at_once(change: dict[str, int], message: str) -> None:
     if "layers" in change:
         change = {"layers": (replace(SMALL.layers[0], times=change["layers"]),)}
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(ValueError, match=message):
         check_memory(replace(SMALL, **change), SETTINGS, "cpu", 8, 128)
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
 
 
 def test_only_what_cannot_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

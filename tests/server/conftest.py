@@ -1,5 +1,7 @@
 """A real uvicorn server on a free port, so that streams and disconnects are not simulated."""
 
+import http.client
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +15,7 @@ import uvicorn
 from fastapi import FastAPI
 from rich.console import Console
 
+from regard.cli.demo_process import DemoProcesses
 from regard.cli.model_library import ModelLibrary
 from regard.cli.open_engine import EngineOptions
 from regard.cli.served_runs import ServedRuns
@@ -86,11 +89,49 @@ def serve(app) -> Iterator[int]:
         thread.join()
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 10) -> None:
+def wait_until(condition: Callable[[], object], seconds: float = 60) -> None:
+    """Wait for what must come; the limit is far above what a busy machine needs."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"timed out after {seconds} seconds"
         time.sleep(0.002)
+
+
+@contextmanager
+def ending_demos() -> Iterator[None]:
+    """At the end of the block the processes that servers started as `regard demo` are killed. They outlive a server by
+    design, but Python warns when an object of a running process is deleted, which would fail any later test."""
+    children, start = [], DemoProcesses.start
+
+    def recorded(self: DemoProcesses, run: Path, steps: int | None = None) -> None:
+        start(self, run, steps)
+        children.append(self.children[-1])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DemoProcesses, "start", recorded)
+        try:
+            yield
+        finally:
+            for child in children:
+                child.kill()
+                child.wait()
+
+
+@pytest.fixture
+def started_demos() -> Iterator[None]:
+    with ending_demos():
+        yield
+
+
+@contextmanager
+def unanswered_post(url: str, path: str, body: dict) -> Iterator[None]:
+    """Send a request. At the end of the block its client disconnects, without having read anything."""
+    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=60)
+    try:
+        connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
+        yield
+    finally:
+        connection.close()
 
 
 @pytest.fixture
@@ -122,7 +163,7 @@ def start_server(tokenizer, tmp_path: Path) -> Iterator[Callable[..., RunningSer
                 app = create_app([model], network)
             url = f"http://127.0.0.1:{stack.enter_context(serve(app))}"
             headers = {"authorization": f"Bearer {key}"} if key else {}
-            client = stack.enter_context(httpx.Client(base_url=url, headers=headers, timeout=20))
+            client = stack.enter_context(httpx.Client(base_url=url, headers=headers, timeout=60))
             return RunningServer(url, client, fake, app)
 
         yield start

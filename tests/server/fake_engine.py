@@ -35,6 +35,7 @@ class FakeEngine:
         self.may_step = threading.Event()  # while it is cleared, steps wait
         self.may_step.set()
         self.step_seconds = 0.0
+        self.clock = time.monotonic  # of deadlines
         self.rows = 64  # requests that get a token in a step
 
     @property
@@ -52,7 +53,7 @@ class FakeEngine:
             raise ValueError(f"an id is outside the vocabulary of {self.vocab}; encode with this model's tokenizer")
         seconds = options.pop("deadline", None)
         request = Request(tuple(ids), sampling, **options)
-        request.deadline = None if seconds is None else time.monotonic() + seconds
+        request.deadline = None if seconds is None else self.clock() + seconds
         self.active.append(request)
         self.submitted.append(request)
         return request
@@ -68,7 +69,7 @@ class FakeEngine:
         time.sleep(self.step_seconds)
         if any(self.poison in request.ids for request in self.active):
             raise RuntimeError("a secret address: 0xdeadbeef")
-        for request in [r for r in self.active if r.deadline is not None and r.deadline <= time.monotonic()]:
+        for request in [r for r in self.active if r.deadline is not None and r.deadline <= self.clock()]:
             self.active.remove(request)
             request.finish = "timeout"
         return [(request, self.token(request)) for request in self.active[: self.rows]]

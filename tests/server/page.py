@@ -1,5 +1,6 @@
 """The web page in a real browser. A visited page must log nothing, set no cookie and contact no other host."""
 
+import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 PAGE = "/"
 FLAGS = "--no-sandbox --disable-gpu --disable-background-networking --disable-component-update --disable-sync"
 FLAGS += " --no-first-run --disable-quic"
+IDLE_LOOP = 0.08  # seconds that the loop of `slowdown` takes on an idle ARM core
 
 
 @contextmanager
@@ -47,8 +49,32 @@ def checked_pages(browser: Any) -> Generator[Callable[..., Any]]:
     assert len(hosts) <= 1, hosts
 
 
+def settle(page: Any) -> None:
+    """Wait until the page has drawn what its elements say already: Preact calls effects after a frame, the effects draw
+    in the next frame, and an effect may render once more."""
+    page.evaluate(
+        """async () => {
+            for (let round = 0; round < 2; round++) {
+                await new Promise(requestAnimationFrame);
+                await new Promise((resolve) => setTimeout(resolve));
+            }
+            await new Promise(requestAnimationFrame);
+        }"""
+    )
+
+
+def slowdown() -> float:
+    """How many times longer than on an idle machine a computation takes at present; at least 1. A limit of seconds is
+    multiplied by it, because other tests run at the same time."""
+    begin, total = time.perf_counter(), 0
+    for i in range(500_000):
+        total += i * i & 7
+    return max(1.0, (time.perf_counter() - begin) / IDLE_LOOP)
+
+
 def count_colours(page: Any, canvas: str) -> int:
-    """The number of different colours on a canvas."""
+    """The number of different colours on a canvas, after the page has drawn."""
+    settle(page)
     return page.evaluate(
         """(selector) => {
             const canvas = document.querySelector(selector);

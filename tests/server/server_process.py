@@ -1,5 +1,6 @@
 """`regard serve` of a tiny model as a process, as users run it."""
 
+import contextlib
 import os
 import re
 import subprocess
@@ -50,12 +51,16 @@ def serve_process(folder: Path, *options: str) -> Iterator[tuple[subprocess.Pope
         try:
             url, _ = read_url(process)
             log: deque[str] = deque(maxlen=50)  # read all the time, because a full pipe would block the server
-            threading.Thread(target=lambda: log.extend(messages), daemon=True).start()
+            reading = threading.Thread(target=lambda: log.extend(messages), daemon=True)
+            reading.start()
             try:
                 yield process, url
             except Exception as error:
                 error.add_note(f"the server's status is {process.poll()} and its log ends:\n{''.join(log)}")
                 raise
+            finally:
+                process.kill()
+                reading.join()  # before the pipe is closed
         finally:
             process.kill()
 
@@ -71,6 +76,9 @@ def open_files(process: subprocess.Popen[str]) -> int:
 
 
 def children(process: subprocess.Popen[str]) -> list[str]:
-    """The processes that this one has started."""
-    tasks = Path(f"/proc/{process.pid}/task").glob("*/children")
-    return [child for task in tasks for child in task.read_text().split()]
+    """The processes that this one has started; none if it has ended."""
+    found: list[str] = []
+    for task in Path(f"/proc/{process.pid}/task").glob("*/children"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended meanwhile
+            found += task.read_text().split()
+    return found

@@ -192,6 +192,6 @@ def test_without_a_folder_there_are_no_routes(model) -> None:
     app = create_app([ServedModel("small", byte(), Engine(model, rows=1))])
     with serve(app) as port:
         response = httpx.post(
-            f"http://127.0.0.1:{port}/v1/load_lora_adapter", json={"lora_name": "a", "lora_path": "b"}
+            f"http://127.0.0.1:{port}/v1/load_lora_adapter", json={"lora_name": "a", "lora_path": "b"}, timeout=60
         )
     assert response.status_code == 404

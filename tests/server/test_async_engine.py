@@ -14,7 +14,7 @@ from regard.engine.request import Sampling
 from regard.server.app import create_app
 from regard.server.run_server import Server
 from regard.server.served_model import ServedModel
-from tests.server.conftest import RunningServer, wait_until
+from tests.server.conftest import RunningServer, unanswered_post, wait_until
 from tests.server.fake_engine import FakeEngine
 
 LONG = {"model": "tiny", "prompt": "Mira", "max_tokens": 4000}
@@ -24,7 +24,7 @@ def post_in_background(server: RunningServer, responses: list, **body) -> thread
     """Send a request in the background; its response is appended to `responses`."""
 
     def post() -> None:
-        responses.append(httpx.post(f"{server.url}/v1/completions", json=LONG | body, timeout=20))
+        responses.append(httpx.post(f"{server.url}/v1/completions", json=LONG | body, timeout=60))
 
     thread = threading.Thread(target=post)
     thread.start()
@@ -33,19 +33,19 @@ def post_in_background(server: RunningServer, responses: list, **body) -> thread
 
 def test_a_disconnect_from_a_stream_frees_the_engine(start_server):
     server = start_server(repeat=True)
+    server.engine.step_seconds = 0.02  # so that no request finishes before the disconnect
     with server.client.stream("POST", "/v1/completions", json=LONG | {"stream": True, "n": 3}) as response:
         next(response.iter_lines())
-        server.engine.may_step.clear()  # so that no request finishes before the disconnect
-    server.engine.may_step.set()
     wait_until(lambda: server.engine.idle)
     assert server.engine.cancelled == 3
 
 
-def test_a_timeout_of_the_client_frees_the_engine(start_server):
+def test_a_client_that_stops_waiting_for_its_response_frees_the_engine(start_server):
     server = start_server(repeat=True)
     server.engine.may_step.clear()
-    with pytest.raises(httpx.ReadTimeout):
-        httpx.post(f"{server.url}/v1/completions", json=LONG, timeout=0.2)
+    with unanswered_post(server.url, "/v1/completions", LONG):
+        wait_until(lambda: server.engine.submitted)
+    wait_until(lambda: server.served.engine._inbox)  # the cancellation, which waits for the step
     server.engine.may_step.set()
     wait_until(lambda: server.engine.cancelled == 1)
     wait_until(lambda: 'status="499"} 1' in server.client.get("/metrics").text)
@@ -114,21 +114,23 @@ def test_an_unexpected_exception_shows_no_traceback(start_server, monkeypatch):
     response = server.client.get("/metrics")
     assert response.status_code == 500
     assert response.json()["error"]["code"] == "internal" and "division" not in response.text
-    assert httpx.get(f"{server.url}/health").status_code == 200  # a new connection: uvicorn closes one that failed
+    assert (
+        httpx.get(f"{server.url}/health", timeout=60).status_code == 200
+    )  # a new connection: uvicorn closes one that failed
 
 
 @pytest.mark.parametrize("drain", [0.05, 20.0])
 def test_a_signal_drains_and_ends_every_stream(tokenizer, drain):
     """With a short drain the server ends a long response; with a long drain a short response finishes."""
     engine = FakeEngine(tokenizer, "again and again", repeat=True)
-    engine.step_seconds = 0.001
+    engine.step_seconds = 0.01
     address: Queue[str] = Queue()
     server = Server(create_app([ServedModel("tiny", tokenizer, engine)]), "127.0.0.1", 0, drain, on_ready=address.put)
     thread = threading.Thread(target=server.run)
     thread.start()
-    url = address.get(timeout=10)
+    url = address.get(timeout=60)
     body = LONG | {"stream": True, "max_tokens": 4000 if drain < 1 else 20}
-    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=20) as response:
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as response:
         lines = response.iter_lines()
         next(lines)
         server.handle_exit(signal.SIGTERM, None)
@@ -141,26 +143,28 @@ def test_a_signal_drains_and_ends_every_stream(tokenizer, drain):
 
 def test_a_second_signal_exits_at_once_without_tracebacks(tokenizer):
     urls, engine, log = Queue(), FakeEngine(tokenizer, "x", repeat=True), logging.handlers.QueueHandler(Queue())
-    engine.step_seconds = 0.001
-    server = Server(create_app([ServedModel("tiny", tokenizer, engine)]), "127.0.0.1", 0, drain=20, on_ready=urls.put)
+    engine.step_seconds = 0.02  # over a minute for both responses
+    server = Server(create_app([ServedModel("tiny", tokenizer, engine)]), "127.0.0.1", 0, drain=60, on_ready=urls.put)
     logging.getLogger("uvicorn.error").addHandler(log)
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
-        url = urls.get(timeout=20)
+        url = urls.get(timeout=60)
         plain: list[httpx.Response] = []
-        posting = threading.Thread(target=lambda: plain.append(httpx.post(f"{url}/v1/completions", json=LONG)))
+        posting = threading.Thread(
+            target=lambda: plain.append(httpx.post(f"{url}/v1/completions", json=LONG, timeout=120))
+        )
         posting.start()
         wait_until(lambda: engine.submitted)
-        with httpx.stream("POST", f"{url}/v1/completions", json=LONG | {"stream": True}) as response:
+        with httpx.stream("POST", f"{url}/v1/completions", json=LONG | {"stream": True}, timeout=60) as response:
             lines = response.iter_lines()
             next(lines)
             server.handle_exit(signal.SIGTERM, None)
             assert server.should_exit and not server.force_exit
             server.handle_exit(signal.SIGTERM, None)
-            thread.join(timeout=10)
+            thread.join(timeout=30)
             assert not thread.is_alive()
-        posting.join(timeout=10)
+        posting.join(timeout=30)
     finally:
         logging.getLogger("uvicorn.error").removeHandler(log)
     error = plain[0].json()["error"]

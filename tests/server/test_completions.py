@@ -89,7 +89,7 @@ def test_a_continuation_begins_with_its_space():
     app = create_app([ServedModel("tiny", tokenizer, FakeEngine(tokenizer, "a", repeat=True))])
     with serve(app) as port:
         body = {"model": "tiny", "prompt": "a a", "max_tokens": 2}
-        response = httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=body).json()
+        response = httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=body, timeout=60).json()
     assert response["choices"][0]["text"] == " a a"
 
 
@@ -190,10 +190,10 @@ def test_a_suffix_needs_a_model_that_can_infill(start_server, tokenizer):
     with serve(create_app([ServedModel("tiny", coder, engine)])) as port:
         url = f"http://127.0.0.1:{port}/v1/completions"
         body = {"model": "tiny", "prompt": ["Mira put", "She put"], "suffix": " into the box."}
-        choices = httpx.post(url, json=body).json()["choices"]
+        choices = httpx.post(url, json=body, timeout=60).json()["choices"]
         assert [choice["text"] for choice in choices] == ["the lamp"] * 2
         prompt = coder.decode(list(engine.submitted[0].ids), special=True)
         assert prompt == "<|fim_prefix|>Mira put<|fim_suffix|> into the box.<|fim_middle|>"
         assert engine.submitted[0].sampling.stop_ids == (coder.eos, core.token_to_id("<|endoftext|>"))
         for wrong in ({"echo": True}, {"prompt": [1, 2]}):
-            assert httpx.post(url, json=body | wrong).status_code == 400
+            assert httpx.post(url, json=body | wrong, timeout=60).status_code == 400

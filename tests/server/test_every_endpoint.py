@@ -63,7 +63,7 @@ def client(url):
 
 @pytest.fixture(scope="module")
 def web(url):
-    with httpx.Client(base_url=url, headers={"authorization": "Bearer k"}) as web:
+    with httpx.Client(base_url=url, headers={"authorization": "Bearer k"}, timeout=60) as web:
         yield web
 
 

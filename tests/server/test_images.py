@@ -245,17 +245,17 @@ def test_the_server_answers_while_an_image_is_read(llm, answers):
 
     def embed(ids, images):
         started.set()
-        assert may_finish.wait(timeout=20)
+        assert may_finish.wait(timeout=60)
         return torch.zeros(len(ids), 32)
 
     served.images = served.images._replace(embed=embed)
     with (
         serve(create_app([served])) as port,
-        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20) as client,
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client,
         ThreadPoolExecutor(9) as pool,
     ):
         first = pool.submit(ask, client, part(data_url(picture("red"))))
-        assert started.wait(timeout=20) and client.get("/health").status_code == 200
+        assert started.wait(timeout=60) and client.get("/health").status_code == 200
         others = [pool.submit(ask, client, part(data_url(picture("red")))) for _ in range(8)]
         wait_until(lambda: sum(other.done() for other in others) == 1)  # eight run or wait
         may_finish.set()

@@ -76,7 +76,7 @@ def served(models):
 
 @pytest.fixture(scope="module")
 def client(served):
-    with serve(create_app(served)) as port, httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
+    with serve(create_app(served)) as port, httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
         yield client
 
 

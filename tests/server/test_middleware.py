@@ -23,7 +23,7 @@ def test_every_route_but_the_public_ones_needs_the_key(start_server):
     routes = [(method, re.sub(r"{\w+}", "tiny", path)) for path in paths.keys() - PUBLIC for method in paths[path]]
     assert {("post", "/v1/completions"), ("get", "/v1/models/tiny"), ("post", "/regard/patch")} < set(routes)
     assert {("post", "/regard/runs/start"), ("post", "/regard/models/load"), ("get", "/regard/runs")} < set(routes)
-    with httpx.Client(base_url=server.url) as client:
+    with httpx.Client(base_url=server.url, timeout=60) as client:
         for method, path in [*routes, ("get", "/metrics"), ("get", "/openapi.json"), ("get", "/nothing")]:
             for value in (None, "Bearer s3cre", "Basic s3cret", "s3cret", "Bearer s\u00e9cret".encode("latin-1")):
                 response = client.request(method, path, headers={"authorization": value} if value else {})
@@ -70,7 +70,7 @@ def test_an_allowed_origin_may_call_the_server(tokenizer):
     origin = "https://app.example"
     network = NetworkOptions(keys=("k",), allow_origins=(origin,))
     app = create_app([ServedModel("tiny", tokenizer, FakeEngine(tokenizer, "x"))], network)
-    with serve(app) as port, httpx.Client(base_url=f"http://127.0.0.1:{port}") as client:
+    with serve(app) as port, httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
         asked = {"access-control-request-method": "POST", "access-control-request-headers": "authorization,x-other"}
         preflight = client.options("/v1/completions", headers={"origin": origin} | asked)
         assert preflight.status_code == 200 and preflight.headers["access-control-allow-origin"] == origin
@@ -93,7 +93,7 @@ def test_any_origin_may_call_a_server_with_a_key(tokenizer):
     app = create_app([ServedModel("tiny", tokenizer, FakeEngine(tokenizer, "x"))], network)
     with serve(app) as port:
         headers = {"origin": "https://any.example", "authorization": "Bearer k"}
-        response = httpx.get(f"http://127.0.0.1:{port}/v1/models", headers=headers)
+        response = httpx.get(f"http://127.0.0.1:{port}/v1/models", headers=headers, timeout=60)
         assert response.status_code == 200 and response.headers["access-control-allow-origin"] == "*"
 
 
@@ -103,7 +103,7 @@ def test_each_request_is_logged_if_asked_for(tokenizer, caplog):
     with (
         caplog.at_level("INFO", "regard.access"),
         serve(app) as port,
-        httpx.Client(base_url=f"http://127.0.0.1:{port}") as client,
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client,
     ):
         client.post("/v1/completions", json=body)
         client.post("/v1/completions", json=body | {"stream": True})
@@ -222,4 +222,4 @@ def test_a_key_may_have_any_characters(tokenizer):
     with serve(app) as port:
         for sent, status in [("clé", 200), ("cle", 401)]:
             headers = {"authorization": f"Bearer {sent}".encode()}
-            assert httpx.get(f"http://127.0.0.1:{port}/v1/models", headers=headers).status_code == status
+            assert httpx.get(f"http://127.0.0.1:{port}/v1/models", headers=headers, timeout=60).status_code == status

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -52,7 +53,7 @@ def connect(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
         served = open_served(named, QUIET, OPTIONS)
         app = create_app([*served, *extra], NetworkOptions(**network), library=library)
         opened.append(context := serve(app))
-        opened.append(client := httpx.Client(base_url=f"http://127.0.0.1:{context.__enter__()}", timeout=30))
+        opened.append(client := httpx.Client(base_url=f"http://127.0.0.1:{context.__enter__()}", timeout=60))
         return client
 
     yield start
@@ -67,7 +68,7 @@ def error(response: httpx.Response) -> tuple[int, str]:
 def load(client: httpx.Client, model: str) -> dict:
     response = client.post("/regard/models/load", json={"model": model})
     assert response.status_code == 200, response.text
-    wait_until(lambda: client.get("/regard/models").json()["loading"]["state"] != "running", seconds=30)
+    wait_until(lambda: client.get("/regard/models").json()["loading"]["state"] != "running")
     return client.get("/regard/models").json()["loading"]
 
 
@@ -143,12 +144,14 @@ def test_requests_of_a_removed_model_finish(connect, tokenizer):
 
 
 def test_one_model_is_loaded_at_a_time_and_failures_are_told(connect, monkeypatch):
-    client = connect()
-    with ThreadPoolExecutor(4) as pool:
+    client, may_load, opened = connect(), threading.Event(), model_library.open_served
+    with monkeypatch.context() as patch, ThreadPoolExecutor(4) as pool:
+        patch.setattr(model_library, "open_served", lambda *args: may_load.wait(60) and opened(*args))
         request = {"json": {"model": "models/second"}}
         answers = list(pool.map(lambda _: client.post("/regard/models/load", **request).status_code, range(4)))
+        may_load.set()
     assert sorted(answers) == [200, 409, 409, 409]
-    wait_until(lambda: load_state(client)["state"] == "done", seconds=30)
+    wait_until(lambda: load_state(client)["state"] == "done")
     failed = load(client, "models/broken")
     assert failed["state"] == "failed" and "nosuch" in failed["error"]
     monkeypatch.setattr(model_library, "free_memory", lambda device: 1000)

@@ -6,7 +6,7 @@ from regard.server.app import create_app
 from regard.server.served_model import ServedModel
 from tests.server.conftest import serve
 from tests.server.fake_engine import FakeEngine, fake_lens
-from tests.server.page import PAGE, count_colours
+from tests.server.page import PAGE, count_colours, settle
 from tests.server.page_checks import assert_accessible, assert_fits
 
 pytestmark = pytest.mark.browser
@@ -20,6 +20,7 @@ def show(page, text: str) -> None:
     page.click(".passage-form button[type=submit]")
     page.wait_for_selector(".attention-passage")
     page.wait_for_selector(".attention-frame[aria-busy=false]")
+    settle(page)  # the map is drawn, and has the pointer of the new passage
 
 
 def readout(page) -> str:
@@ -41,7 +42,8 @@ def test_all_heads_and_the_selected_one_are_drawn(start_server, visit):
     page.wait_for_selector(".attention-head-name:has-text('entropy')")
     assert count_colours(page, ".attention-heads") > 50 and count_colours(page, ".attention-map") > 50
     hover_cell(page, 1, 0)
-    assert "attends to" in readout(page) and " %" in readout(page) and "bits" in readout(page)
+    page.wait_for_selector(".attention-readout:has-text('attends to')")
+    assert " %" in readout(page) and "bits" in readout(page)
     assert page.locator(".attention-words span.query").count() == 1
     assert page.locator(".attention-words span[style]").count() > 0  # tinted by their weights
     page.locator(".attention-heads").focus()
@@ -98,9 +100,7 @@ def test_a_tapped_cell_keeps_its_value(start_server, visit):
 def test_options_change_the_map(start_server, visit):
     page = visit(start_server().url, VIEW)
     show(page, "the lamp in the garden " * 4)
-    page.wait_for_timeout(200)
-    pixels = "() => document.querySelector('.attention-map').toDataURL()"
-    seen = [page.evaluate(pixels)]
+    page.evaluate("window.seen = [document.querySelector('.attention-map').toDataURL()]")
     for change in (
         lambda: page.locator("label:has-text('Hide the first token') input").check(),
         lambda: page.select_option("label:has-text('Full colour at') + select", label="largest of each row"),
@@ -110,9 +110,8 @@ def test_options_change_the_map(start_server, visit):
         lambda: page.click(".attention-zoom button[aria-label='Zoom in']"),
     ):
         change()
-        page.wait_for_timeout(120)
-        seen.append(page.evaluate(pixels))
-    assert len(set(seen)) == len(seen)
+        page.wait_for_function("() => !seen.includes(document.querySelector('.attention-map').toDataURL())")
+        page.evaluate("seen.push(document.querySelector('.attention-map').toDataURL())")
 
 
 def test_a_known_map_does_not_keep_the_next_passage_waiting(start_server, visit):
@@ -131,12 +130,13 @@ def test_labels_are_those_of_the_model_and_what_fails_can_be_tried_again(tokeniz
     refusal = {"status": 503, "json": {"error": {"message": "not now", "code": "busy"}}}
     with serve(create_app(models)) as port:
         page = browser.new_page()  # the browser logs refusals, so no checked page
-        page.set_default_timeout(10_000)
+        page.set_default_timeout(30_000)
         page.goto(f"http://127.0.0.1:{port}{VIEW}")
         page.click(".attention-kind:has-text('previous token')")
         page.route("**/regard/heads?model=two", lambda route: route.fulfill(**refusal), times=1)
         page.select_option("#model", "two")
         page.wait_for_selector(".attention-filters:has-text('The heads have no labels: not now')")
+        page.wait_for_selector(".attention-frame[aria-busy=false]")
         assert page.locator(".attention-kind").count() == 0 and count_colours(page, ".attention-map") > 20
         show(page, "the lamp in the garden")  # asks for the labels again
         page.wait_for_selector(".attention-kind[aria-pressed=false]:has-text('previous token')")

@@ -107,7 +107,7 @@ def test_two_tabs_keep_each_others_conversations(page):
     send_prompt(other, "Where is the box?")
     wait_for_reply(other)
     open_history(page)
-    assert sorted(entries(page)) == sorted([QUESTION, "Where is the box?"])
+    wait_until(lambda: sorted(entries(page)) == sorted([QUESTION, "Where is the box?"]))  # the event of the storage
     page.get_by_role("button", name="Where is the box?").first.click()  # both tabs have it open now
     page.wait_for_selector(ANSWER)
     send_prompt(page, "And the lamp?")

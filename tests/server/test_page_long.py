@@ -1,6 +1,6 @@
 """The page with passages of a thousand tokens and more: no task is long, and only the part on screen is computed."""
 
-import statistics
+import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -24,7 +24,7 @@ from regard.text.tokenizer import Tokenizer
 from regard.text.train import byte
 from tests.server.conftest import serve
 from tests.server.fake_engine import FakeEngine
-from tests.server.page import count_colours
+from tests.server.page import count_colours, settle, slowdown
 from tests.server.test_page_attention import VIEW, show
 from tests.server.test_page_chat import ANSWER, TOKENS, send_prompt
 
@@ -59,31 +59,29 @@ def many_heads(tokenizer) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}"
 
 
-LONG_TASKS = """
-window.longest = 0;
-new PerformanceObserver((list) => {
-  for (const { duration } of list.getEntries()) window.longest = Math.max(window.longest, duration);
-}).observe({ type: "longtask" });
-"""
-
-
 def longest_task(page, use: Callable) -> float:
-    """In milliseconds, while `use(page)` runs; the median of three, since other processes may lengthen a task."""
-    page.evaluate(LONG_TASKS)
-    found = []
-    for _ in range(3):
-        page.evaluate("window.longest = 0")
-        use(page)
-        page.wait_for_timeout(100)
-        found.append(page.evaluate("window.longest"))
-    return statistics.median(found)
+    """Of the page's main thread while `use(page)` runs, in milliseconds of CPU time, which other processes on the
+    machine do not lengthen as they do the time on the clock."""
+    page.context.browser.start_tracing(page=page, categories=["toplevel"])
+    use(page)
+    settle(page)
+    events = json.loads(page.context.browser.stop_tracing())["traceEvents"]
+    names = {(event["pid"], event["tid"]): event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    tasks = [
+        event["tdur"]
+        for event in events
+        if event["name"] == "ThreadControllerImpl::RunTask" and "tdur" in event
+        if names.get((event["pid"], event["tid"])) == "CrRendererMain"
+    ]
+    assert len(tasks) > 100
+    return max(tasks) / 1000
 
 
 def test_the_attention_of_1000_tokens_takes_no_long_task(many_heads, visit):
     page = visit(many_heads, VIEW)
     show(page, PASSAGE)
     page.wait_for_selector(".attention-head-name:has-text('entropy')")
-    page.wait_for_timeout(1500)  # the other layers of the overview
+    page.wait_for_load_state("networkidle")  # the other layers of the overview
     assert longest_task(page, use_attention) < 100
 
 
@@ -106,7 +104,7 @@ def test_a_chat_of_2000_tokens_takes_no_long_task(many_heads, visit):
     page.get_by_label("Maximum new tokens").fill("1000")
     page.click(".chat-sampling summary")
     send_prompt(page, PASSAGE)
-    page.wait_for_selector(".chat-stats:has-text('per second')", timeout=60_000)
+    page.wait_for_selector(".chat-stats:has-text('per second')")
     assert page.locator(ANSWER).count() == 1000
     page.wait_for_selector(".chat-attention canvas")
     page.locator(ANSWER).nth(900).hover()
@@ -133,14 +131,14 @@ def test_a_long_passage_is_pooled_and_the_part_on_screen_is_exact(many_heads, vi
     page = visit(many_heads, VIEW)
     show(page, 2 * PASSAGE)
     assert page.inner_text(".attention-passage-facts").startswith("2,000 tokens")
-    with page.expect_request("**/regard/attention/head", timeout=10_000) as asked:
+    with page.expect_request("**/regard/attention/head") as asked:
         for _ in range(8):
             page.click(".attention-zoom button[aria-label='Zoom in']")
     body = asked.value.post_data_json
     (first, end), (left, right) = body["rows"], body["columns"]
     assert end - first < 600 and right - left < 600 and "pool" not in body
-    page.locator(".attention-frame").evaluate("frame => frame.scrollTo(frame.scrollWidth, frame.scrollHeight)")
-    page.wait_for_timeout(600)
+    with page.expect_response("**/regard/attention/head"):  # the part on screen
+        page.locator(".attention-frame").evaluate("frame => frame.scrollTo(frame.scrollWidth, frame.scrollHeight)")
     assert count_colours(page, ".attention-map") > 20
     page.locator(".attention-words span").nth(1990).hover()
     page.wait_for_selector(".attention-words span[style]")
@@ -163,14 +161,16 @@ def demo_of_long_context() -> Iterator[str]:
 
 
 def test_attention_of_2000_tokens_opens_within_3_seconds(demo_of_long_context, visit):
+    """On an idle machine, and in as much longer as other computations take."""
     page = visit(demo_of_long_context, VIEW)
     show(page, "a")  # the first forward of a process is slow
     page.click(".attention-passage-facts button")
     page.fill("#passage-text", "the lamp, " * 200)
-    begin = time.monotonic()
+    slower, begin = slowdown(), time.monotonic()
     page.click(".passage-form button[type=submit]")
     page.wait_for_selector(".attention-passage-facts:has-text('2,000 tokens')")
     page.wait_for_selector(".attention-frame[aria-busy=false]")
     assert count_colours(page, ".attention-map") > 20
-    assert time.monotonic() - begin < 3
+    seconds = time.monotonic() - begin
+    assert seconds < 3 * max(slower, slowdown())
     page.wait_for_selector(".attention-head-name:has-text('entropy')")

@@ -20,16 +20,16 @@ pytestmark = pytest.mark.browser
 HOSTILE = '<img src=x onerror="document.title=1">'
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("page") / "runs"
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "runs"
     write_run(folder / "demo", steps=80, of=100)
     write_run(folder / "other", steps=30, source="text")
     (folder / "demo" / "samples.txt").write_text(f"step 20\n    the lamp is red\n\nstep 40\n    the lamp {HOSTILE}\n\n")
     return folder
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def url(folder, tokenizer) -> Iterator[str]:
     app = create_app([ServedModel("tiny", tokenizer, FakeEngine(tokenizer, REPLY))], runs=ServedRuns(folder))
     with serve(app) as port:
@@ -38,7 +38,8 @@ def url(folder, tokenizer) -> Iterator[str]:
 
 def plotted(page) -> None:
     page.wait_for_selector(".runs-curves canvas")
-    page.wait_for_function("document.querySelector('.runs-curves .chart-entry b').textContent !== '–'")
+    # a function: an expression is evaluated again for each attempt, which the policy of the page forbids
+    page.wait_for_function("() => document.querySelector('.runs-curves .chart-entry b').textContent !== '–'")
 
 
 def test_curves_grow_are_compared_and_read(url, folder, visit):
@@ -86,7 +87,7 @@ def test_the_view_is_accessible_on_desktop_and_phone(url, visit, scheme):
     assert_accessible(page)
 
 
-def test_the_demo_is_started_watched_and_stopped(url, folder, visit, monkeypatch):
+def test_the_demo_is_started_watched_and_stopped(url, folder, visit, monkeypatch, started_demos):
     """A program that writes a log takes the place of `regard demo`."""
     script = f"""
 import json, sys, time

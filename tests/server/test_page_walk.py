@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.server.page import PAGE, count_colours
+from tests.server.page import PAGE, count_colours, settle, slowdown
 from tests.server.page_checks import assert_accessible, assert_fits
 from tests.server.page_models import write_encoder_decoder, write_hybrid
 from tests.server.server_process import serve_process
@@ -75,14 +75,16 @@ def test_every_view_of_smollm2(smollm2_url: str, visit, screenshots: Path):
 
 
 def test_the_first_view_is_usable_within_a_second(url: str, visit):
+    """On an idle machine, and in as much longer as other computations take."""
     page = visit(url)
 
     def reload() -> float:
+        slower = slowdown()
         page.reload()
         page.wait_for_selector("#prompt")
-        return page.evaluate("performance.now()")
+        return page.evaluate("performance.now()") / max(slower, slowdown())
 
-    assert min(reload() for _ in range(4)) < 1000  # milliseconds; other tests may run at the same time
+    assert min(reload() for _ in range(4)) < 1000  # milliseconds
 
 
 def answer(page: Any) -> None:
@@ -106,7 +108,7 @@ def check(page: Any, screenshot: Path) -> None:
     for scheme, size in (("light", DESKTOP), ("dark", PHONE)):
         page.emulate_media(color_scheme=scheme)
         page.set_viewport_size(size)
-        page.wait_for_timeout(150)  # the canvases follow the size in the next frames
+        settle(page)  # the canvases follow the size in the next frames
         page.screenshot(path=screenshot.with_name(f"{screenshot.name}-{scheme}.png"))
         assert_accessible(page)
         assert_fits(page)

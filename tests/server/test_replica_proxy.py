@@ -24,6 +24,7 @@ from tests.server.conftest import REPLY, serve, wait_until
 from tests.server.fake_engine import FakeEngine
 
 BODY = {"model": "tiny", "prompt": "the red lamp", "max_tokens": 12}
+ENDLESS = BODY | {"max_tokens": 4000, "stream": True}  # minutes
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
 
 
@@ -60,15 +61,15 @@ class ProxyServer:
 @pytest.fixture
 def start(tokenizer) -> Iterator[Callable]:
     @contextmanager
-    def started(key: str | None = None, step_seconds: float = 0.0, max_body: int | None = None):
-        fake = FakeEngine(tokenizer, REPLY)
-        fake.step_seconds = step_seconds
+    def started(key: str | None = None, repeat: bool = False, max_body: int | None = None):
+        fake = FakeEngine(tokenizer, REPLY, repeat)
+        fake.step_seconds = 0.05 if repeat else 0.0
         network = NetworkOptions(keys=(key,) if key else (), max_body=max_body)
         server = ProxyServer(create_app([ServedModel("tiny", tokenizer, fake)], network), network)
         headers = {"authorization": f"Bearer {key}"} if key else {}
         with (
             serve(server) as port,
-            httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20, headers=headers) as client,
+            httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60, headers=headers) as client,
         ):
             yield server, client
 
@@ -134,7 +135,7 @@ def test_the_limit_of_a_body_is_that_of_the_replicas(start: Callable) -> None:
 
 
 def connect(client: httpx.Client) -> socket.socket:
-    return socket.create_connection((client.base_url.host, client.base_url.port), timeout=10)
+    return socket.create_connection((client.base_url.host, client.base_url.port), timeout=60)
 
 
 def test_a_request_is_sent_to_another_replica_if_nothing_of_its_response_was_sent(start: Callable) -> None:
@@ -150,10 +151,10 @@ def test_a_request_is_sent_to_another_replica_if_nothing_of_its_response_was_sen
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/responses"])
 def test_a_stream_whose_replica_ended_ends_with_an_error_event(start: Callable, path: str) -> None:
-    body = BODY if path == "/v1/completions" else {"model": "tiny", "input": "the red lamp"}
-    with start(step_seconds=0.1) as (server, client):
+    responses = {"model": "tiny", "input": "the red lamp", "max_output_tokens": 4000, "stream": True}
+    with start(repeat=True) as (server, client):
         server.faults = [(2, ReplicaEnded("killed"))]
-        response = client.post(path, json=body | {"stream": True})
+        response = client.post(path, json=ENDLESS if path == "/v1/completions" else responses)
         events = [part for part in response.text.split("\n\n") if part and part != "data: [DONE]"]
         assert response.status_code == 200 and len(events) >= 2 and len(server.requests) == 1
         assert "replica_ended" in events[-1] and not any("replica_ended" in event for event in events[:-1])
@@ -171,16 +172,16 @@ def test_a_refusal_of_ray_is_the_response(start: Callable) -> None:
 
 
 def test_a_client_that_disconnects_cancels_its_generation(start: Callable) -> None:
-    with start(step_seconds=0.05) as (server, client):
+    with start(repeat=True) as (server, client):
         engine = server.app.state.models.default.engine.engine
-        with client.stream("POST", "/v1/completions", json=BODY | {"stream": True}) as response:
+        with client.stream("POST", "/v1/completions", json=ENDLESS) as response:
             next(response.iter_lines())
         wait_until(lambda: engine.cancelled == 1 and not server.proxy.tasks)
 
 
 def test_streams_end_with_an_error_event_when_the_server_stops(start: Callable) -> None:
-    with start(step_seconds=0.05) as (server, client):
-        with client.stream("POST", "/v1/completions", json=BODY | {"stream": True}) as response:
+    with start(repeat=True) as (server, client):
+        with client.stream("POST", "/v1/completions", json=ENDLESS) as response:
             lines = response.iter_lines()
             next(lines)
             server.proxy.tasks.copy().pop().get_loop().call_soon_threadsafe(server.proxy.cancel_all, "shutting down")

@@ -37,13 +37,14 @@ def test_options_reach_the_engine(start_server, path):
 @pytest.mark.parametrize("path", BODIES)
 def test_a_request_ends_at_its_deadline(start_server, path):
     server = start_server(repeat=True)
-    server.engine.step_seconds = 0.02
+    server.engine.clock = lambda: 0.07 * sum(len(request.new) for request in server.engine.submitted)
     response = server.client.post(path, json=BODIES[path] | {"timeout": 0.1})
     assert response.status_code == 408 and response.json()["error"]["code"] == "timeout"
     assert response.json()["error"]["type"] == "timeout_error"
     text = server.client.post(path, json=BODIES[path] | {"timeout": 0.3, "stream": True}).text
     events = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: {")]
     assert len(events) > 2 and '"code":"timeout"' in events[-1]  # some text, then the error
+    assert [len(request.new) for request in server.engine.submitted] == [2, 5]
     assert not server.engine.active
 
 

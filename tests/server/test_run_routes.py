@@ -57,7 +57,7 @@ def connect(folder, tokenizer) -> Iterator[Callable[..., httpx.Client]]:
         app = create_app([model], NetworkOptions(**network), runs=ServedRuns(folder))
         servers.append(context := serve(app))
         url = f"http://127.0.0.1:{context.__enter__()}"
-        clients.append(httpx.Client(base_url=url, timeout=20))
+        clients.append(httpx.Client(base_url=url, timeout=60))
         return clients[-1]
 
     yield start
@@ -220,14 +220,9 @@ def test_without_a_key_other_hosts_cannot_start_anything(connect, network):
 
 
 @pytest.fixture
-def slow_demo(folder, monkeypatch) -> Iterator[None]:
+def slow_demo(started_demos, monkeypatch) -> None:
     """A program in the place of `regard demo` that sleeps until a signal."""
-    monkeypatch.setattr(demo_process, "COMMAND", ["sh", "-c", "echo starting; exec sleep 60"])
-    yield
-    for file in folder.glob("*/process.json"):  # a failed test leaves no process
-        pid = json.loads(file.read_text())["pid"]
-        if demo_process.DemoProcesses().pid(file.parent) is not None:
-            os.kill(pid, signal.SIGKILL)
+    monkeypatch.setattr(demo_process, "COMMAND", ["sh", "-c", "echo starting; exec sleep 300"])
 
 
 def test_the_demo_is_one_process_that_survives_the_server(connect, folder, slow_demo):
@@ -241,6 +236,7 @@ def test_the_demo_is_one_process_that_survives_the_server(connect, folder, slow_
 
     other = connect()  # a server that did not start it
     assert other.get("/regard/runs").json()["process"]["stage"] == "starting"
+    wait_until(lambda: demo_process.last_lines(folder / "demo") == ["starting"])
     assert other.post("/regard/runs/stop", json={"run": "demo"}).json() == {"status": "ok"}
     wait_until(lambda: client.get("/regard/runs").json()["process"]["stage"] == "failed")  # it took no step
     assert client.get("/regard/runs").json()["process"]["output"] == ["starting"]
@@ -251,7 +247,7 @@ def test_the_demo_is_one_process_that_survives_the_server(connect, folder, slow_
 
 def test_the_id_of_an_earlier_process_is_not_used(folder, slow_demo, monkeypatch):
     processes, run = demo_process.DemoProcesses(), folder / "demo"
-    monkeypatch.setattr(demo_process, "COMMAND", ["sh", "-c", "trap '' TERM; echo starting; exec sleep 60"])
+    monkeypatch.setattr(demo_process, "COMMAND", ["sh", "-c", "trap '' TERM; echo starting; exec sleep 300"])
     processes.start(run)
     wait_until(lambda: demo_process.last_lines(run) == ["starting"])  # from here on it ignores the signal
     assert processes.stop(run) and processes.is_stopping(run)
@@ -291,7 +287,7 @@ def test_only_demos_that_are_not_finished_are_started(connect, folder):
 
 
 @pytest.mark.slow
-def test_a_demo_is_trained_stopped_and_continued(connect, folder):
+def test_a_demo_is_trained_stopped_and_continued(connect, folder, started_demos):
     client = connect()
 
     def run() -> dict:

@@ -21,7 +21,7 @@ from regard.cli.served_runs import ServedRuns
 from regard.server.app import create_app
 from regard.server.served_model import ServedModel, TextEncoder
 from regard.text.train import byte
-from tests.server.conftest import REPLY, serve
+from tests.server.conftest import REPLY, ending_demos, serve
 from tests.server.fake_engine import FakeEngine, fake_embeddings, fake_lens
 
 CHECKS = [
@@ -52,7 +52,8 @@ def max_examples(operation) -> int:
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with pytest.MonkeyPatch.context() as patch, serve(make_app(tmp_path_factory.mktemp("fuzzed"))) as port:
+    app = make_app(tmp_path_factory.mktemp("fuzzed"))
+    with pytest.MonkeyPatch.context() as patch, ending_demos(), serve(app) as port:
         patch.setattr(demo_process, "COMMAND", ["true"])  # in the place of training
         yield f"http://127.0.0.1:{port}"
 
@@ -73,7 +74,7 @@ def test_every_route_answers_as_documented(url, operation, mode, thorough):
     def check(case: schemathesis.Case) -> None:
         if isinstance(case.body, dict) and isinstance(case.body.get("model"), str):
             case.body["model"] = "tiny"  # a random name would only give 404
-        case.call_and_validate(base_url=url, checks=CHECKS, timeout=30)
+        case.call_and_validate(base_url=url, checks=CHECKS, timeout=60)
 
     try:
         check()

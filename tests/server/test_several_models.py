@@ -49,7 +49,7 @@ def server(tokenizer: Tokenizer) -> Iterator[RunningServer]:
         ServedModel("vectors", byte(), encoder=TextEncoder(fake_embeddings, context=9)),
     ]
     app = create_app(models)
-    with serve(app) as port, httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20) as client:
+    with serve(app) as port, httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
         yield RunningServer(str(client.base_url), client, engine, app)
 
 
@@ -87,7 +87,7 @@ def test_the_only_model_need_not_be_named(tokenizer):
     chat = Tokenizer(tokenizer.core, eos="<|end|>", chat_template=tokenizer.chat_template)
     encoder, lens = TextEncoder(fake_embeddings), fake_lens()
     app = create_app([ServedModel("only", chat, FakeEngine(tokenizer, " The lamp"), encoder=encoder, lens=lens)])
-    with serve(app) as port, httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20) as client:
+    with serve(app) as port, httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
         for path, body in WITHOUT_MODEL.items():
             response = client.post(path, json=body)
             assert response.status_code == 200, path
@@ -168,9 +168,11 @@ def test_a_stopped_engine_leaves_the_other_model_in_service(server):
 
 
 def test_stopping_the_server_ends_the_threads_of_all_models(tokenizer):
-    models = [ServedModel(name, tokenizer, FakeEngine(tokenizer, "a", repeat=True)) for name in "ab"]
+    engines = [FakeEngine(tokenizer, "a", repeat=True) for _ in "ab"]
+    engines[1].step_seconds = 0.02  # its response takes more than a minute
+    models = [ServedModel(name, tokenizer, engine) for name, engine in zip("ab", engines, strict=True)]
     app = create_app(models)
-    with serve(app) as port, httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20) as client:
+    with serve(app) as port, httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
         threads = [model.engine._thread for model in models]
         assert all(thread.is_alive() for thread in threads)
         body = {"model": "b", "prompt": "a", "stream": True, "max_tokens": 4000}

@@ -26,12 +26,12 @@ def test_a_job_that_runs_on_does_not_block_the_event_loop_while_its_model_stops(
 
     def work() -> None:
         started.set()
-        release.wait(10)
+        release.wait(60)
 
     async def main() -> None:
         job = asyncio.ensure_future(model.lens_thread.run(work))
         await asyncio.sleep(0)  # submits it
-        assert await asyncio.to_thread(started.wait, 10)
+        assert await asyncio.to_thread(started.wait, 60)
         job.cancel()  # its client has left
         assert model.busy
         stop = asyncio.ensure_future(model.stop())
@@ -49,7 +49,7 @@ def test_a_removed_model_finishes_the_work_beside_the_engine_and_then_refuses(th
     registry = ModelRegistry([model, encoder("b")])
 
     async def main() -> None:
-        job = asyncio.ensure_future(getattr(model, thread).run(release.wait, 2))
+        job = asyncio.ensure_future(getattr(model, thread).run(release.wait, 60))
         removal = asyncio.ensure_future(registry.remove("a"))
         await asyncio.sleep(0.1)
         assert not removal.done() and registry.names == ["b"]

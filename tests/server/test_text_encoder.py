@@ -45,7 +45,7 @@ def url(llm) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def client(url) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=url, headers={"authorization": "Bearer k"}, timeout=20) as client:
+    with httpx.Client(base_url=url, headers={"authorization": "Bearer k"}, timeout=60) as client:
         yield client
 
 
@@ -115,7 +115,7 @@ def test_a_cross_encoder_scores_pairs(llm):
         return [len(document) - len(query) for query, document in pairs]
 
     app = create_app([ServedModel("encoder", llm.tokenizer, encoder=TextEncoder(score=score, context=40))])
-    with serve(app) as port, httpx.Client(base_url=f"http://127.0.0.1:{port}") as client:
+    with serve(app) as port, httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
         results = post(client, "/v1/rerank", Ranking, query="abc", documents=TEXTS)["results"]
         assert [(entry["index"], entry["relevance_score"]) for entry in results] == [(1, 23), (0, 9), (2, 1), (3, -2)]
         response = client.post("/v1/embeddings", json={"model": "encoder", "input": "x"})
@@ -147,13 +147,13 @@ def test_the_server_answers_while_texts_are_embedded(llm):
 
     def embed(texts):
         started.set()
-        assert may_finish.wait(timeout=20)
+        assert may_finish.wait(timeout=60)
         return llm.embed(texts)
 
     app = create_app([ServedModel("encoder", llm.tokenizer, encoder=TextEncoder(embed))])
-    with serve(app) as port, httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20) as client:
+    with serve(app) as port, httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
         thread = threading.Thread(target=post, args=(client, "/v1/embeddings", Embeddings), kwargs={"input": "x"})
         thread.start()
-        assert started.wait(timeout=20) and client.get("/health").status_code == 200
+        assert started.wait(timeout=60) and client.get("/health").status_code == 200
         may_finish.set()
         thread.join()

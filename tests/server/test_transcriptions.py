@@ -225,7 +225,7 @@ def test_a_stream_that_waits_for_the_queue_ends_with_the_engine(
     fields, files = {"model": "whisper", "stream": "true"}, {"file": ("a.wav", wav(LONG))}
     with (
         serve(create_app([served])) as port,
-        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=10) as web,
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as web,
         web.stream("POST", "/v1/audio/transcriptions", data=fields, files=files) as response,
     ):
         wait_until(lambda: len(checks) > 3)

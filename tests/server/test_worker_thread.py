@@ -28,7 +28,7 @@ def test_the_thread_runs_one_job_at_a_time_and_ends() -> None:
     assert asyncio.run(main()) == list("abcd")
     assert log == [f"{event} {name}" for name in "abcd" for event in ("start", "end")]
     for thread in threads():
-        thread.join(timeout=10)
+        thread.join(timeout=60)
     assert not threads()
 
 
@@ -54,29 +54,32 @@ def test_a_cancelled_job_that_has_started_ends_before_the_next() -> None:
 
 def test_stop_cancels_waiting_jobs() -> None:
     """Also between the end of a job and the start of the next."""
-    between, go_on = threading.Event(), threading.Event()
+    submitted, between, go_on = threading.Event(), threading.Event(), threading.Event()
 
     class PausedThread(WorkerThread):
         def _finish(self, job: Future) -> None:
             super()._finish(job)
             if not job.cancelled():
                 between.set()
-                go_on.wait(timeout=10)
+                go_on.wait(timeout=60)
 
     worker = PausedThread("test")
 
     async def main() -> list[object]:
-        tasks = asyncio.gather(*(worker.run(time.sleep, 0.01) for _ in range(2)), return_exceptions=True)
+        jobs = [asyncio.ensure_future(worker.run(submitted.wait, 60)) for _ in range(2)]
+        await asyncio.sleep(0)  # submits both
+        submitted.set()
         while not between.is_set():
             await asyncio.sleep(0.001)
         stop = threading.Thread(target=worker.stop, daemon=True)
         stop.start()
-        await asyncio.sleep(0.05)
+        await asyncio.wait(jobs[1:], timeout=60)  # cancelled, though the thread has not ended
+        assert stop.is_alive()
         go_on.set()
-        await asyncio.to_thread(stop.join, 10)
+        await asyncio.to_thread(stop.join, 60)
         assert not stop.is_alive()
-        return await tasks
+        return await asyncio.gather(*jobs, return_exceptions=True)
 
     first, second = asyncio.run(main())
-    assert first is None
+    assert first is True
     assert isinstance(second, asyncio.CancelledError)
