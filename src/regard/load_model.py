@@ -28,6 +28,7 @@ def load(
     context: int | None = None,
     progress: model_folder.Progress | None = None,
     adapter: str | Path | None = None,
+    packed: bool = False,
 ) -> LanguageModel:
     """The model of a run, a folder (regard or Hugging Face), a GGUF file, or an installed model such as "smollm2".
 
@@ -36,7 +37,8 @@ def load(
 
     device: cpu, cuda, cuda:1 …; auto: a GPU if there is one. dtype: a torch.dtype or its name, such as
     "bfloat16"; None or "auto": the stored one, on a CPU at least float32. context: maximum number of tokens of prompt
-    and answer; None: the model's context.
+    and answer; None: the model's context. packed: keep the blocks of a GGUF file, such as Q4_K, in memory instead of
+    float32 numbers.
     """
     dtype = resolve_dtype(dtype)  # before anything is read
     folder = newest_checkpoint(name)
@@ -46,12 +48,11 @@ def load(
         base, folder = folder, newest_checkpoint(adapter)
         check_base(folder, base)
     if base is not None:
-        llm = load(base, device, dtype, context, progress)
+        llm = load(base, device, dtype, context, progress, packed=packed)
         llm.model = add_adapter(llm.model, folder, base)
     else:
-        model = model_folder.load(
-            folder, resolve_device(device), dtype, checked=folder != Path(name), progress=progress
-        )
+        checked = folder != Path(name)
+        model = model_folder.load(folder, resolve_device(device), dtype, checked, progress, packed=packed)
         llm = with_tokenizer(model, folder, context)
     llm.folder = folder
     return llm

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from regard.checkpoint.atomic_folder import MANIFEST, CheckpointError, check_folder, write_folder
 from regard.checkpoint.gguf import open_gguf
+from regard.checkpoint.gguf.packed import read_as_blocks, refuse_packed, use_blocks
 from regard.checkpoint.quantized_layers import (
     quantization_config,
     quantized_layers,
@@ -122,6 +123,7 @@ def own_config(model: nn.Module, source_family: str | None = None) -> dict[str, 
     """The config of our own format."""
     spec = model.spec
     assert isinstance(spec, Model), f"model.spec must be the spec of a model; found {spec!r:.80}"
+    refuse_packed(model)
     check_matches_spec(model, spec)
     source = {} if source_family is None else {"source_family": source_family}
     return {"model_type": MODEL_TYPE, **source, "spec": spec.to_dict(), **quantization_config(model)}
@@ -191,16 +193,20 @@ def load(
     checked: bool = False,
     progress: Progress | None = None,
     mmap: bool = False,
+    packed: bool = False,
 ) -> nn.Module:
     """Load the model of a folder or GGUF file, in eval mode.
 
     device, dtype    the default dtype is the stored one, on a CPU at least float32
     checked          do not compare our own format with its manifest, because the caller has done so
     progress         called after every tensor
-    mmap             memory-map tensors that need no cast, but never those of a GGUF file, which are converted; the file
-                     must not change while the model is used. Without `mmap` the model owns its memory.
+    mmap             memory-map tensors that need no cast, of a GGUF file only packed ones; the file must not change
+                     while the model is used. Without `mmap` the model owns its memory.
+    packed           keep the blocks of a GGUF file in linear layers and embeddings, instead of unpacking them
     """
     folder, device = locate(folder), torch.device(device)
+    if packed and folder.suffix != ".gguf":
+        raise CheckpointError(f"{folder} is no GGUF file, so it has no blocks to keep; load it without packed=True")
     if folder.suffix == ".gguf":
         (spec, table, stored), formats = open_gguf(folder), {}
         check_size(folder, spec, stored)
@@ -219,7 +225,10 @@ def load(
     model = build_on_meta(spec)
     use_formats(model, formats)
     like, quantized = unique_parameters(model), stored_tensors(model)
-    stored = without_stored(stored, quantized)
+    stored, block_formats = without_stored(stored, quantized), {}
+    if packed:
+        assert isinstance(table, Chain)
+        stored, block_formats = read_as_blocks(model, folder, table, stored, mmap)
     loaded, tensors, total = 0, {}, sum(tensor.numel() for tensor in (like | quantized).values())
 
     def count(tensor: Tensor) -> Tensor:
@@ -229,8 +238,15 @@ def load(
             progress(loaded, total)
         return tensor
 
+    blocks = {}
     for name, tensor in table.read(stored, like):
-        tensors[name] = nn.Parameter(with_own_storage(count(tensor), device, dtype), like[name].requires_grad)
+        count(like[name])
+        if name in block_formats:
+            blocks[name] = tensor.contiguous().to(device)
+        else:
+            tensors[name] = nn.Parameter(with_own_storage(tensor, device, dtype), like[name].requires_grad)
+    use_blocks(model, blocks, block_formats, loaded_dtype(device, dtype, torch.float32))
+    tensors |= {name: tensor for name, tensor in model.state_dict().items() if not tensor.is_meta}  # the blocks
     for name, tensor in read_stored(folder, quantized, mmap):
         tensors[name] = count(tensor)
     for name, first_name in tied_names(model):

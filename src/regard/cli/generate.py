@@ -141,9 +141,10 @@ def open_model_with_engine(model: Path, options: EngineOptions) -> "LanguageMode
     from regard.load_model import load
 
     rows, context, ranks = options.rows, options.context, options.tensor_parallel
-    llm = load(model, options.device, context=context, adapter=options.adapter)
+    packed = options.quantize == "stored"
+    llm = load(model, options.device, context=context, adapter=options.adapter, packed=packed)
     llm.rows = rows  # the engine reserves memory for these
-    if options.quantize:
+    if options.quantize == "int8":
         quantize_int8(llm.model)
     if ranks > 1:
         from regard.cli.tensor_parallel import end_later, open_parallel_engine

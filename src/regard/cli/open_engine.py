@@ -35,8 +35,11 @@ CompileOption = Annotated[
     ),
 ]
 QuantizeOption = Annotated[
-    Literal["int8"] | None,
-    typer.Option(help="Keep the weights of linear layers in eight bits: less memory, faster decoding on a CPU."),
+    Literal["int8", "stored"] | None,
+    typer.Option(
+        help="Keep weights in fewer bits. int8: those of linear layers in eight bits, faster on a CPU; stored: all "
+        "matrices of a GGUF file as they are in the file, such as in Q4_K."
+    ),
 ]
 CacheOption = Annotated[
     str | None,
@@ -113,7 +116,7 @@ def open_engine(
     from regard.engine.inputs import decoder_of
     from regard.engine.memory import divided_share
 
-    device = decoder_of(llm.model).embedding.weight.device
+    device = next(decoder_of(llm.model).parameters()).device
     parallel = options.tensor_parallel > 1
     compiles = RUNS_EAGERLY if parallel else choose_compile(options.compile, device)
     if compiles.value == "on":
@@ -148,7 +151,7 @@ def engine_choices(
     from regard.engine.memory import bytes_of
 
     engine, decoder = llm.engine, decoder_of(llm.model)
-    weight = decoder.embedding.weight
+    weight = next(decoder.parameters())
     context = "the model's" if options.context is None else "--context"
     if options.context is None and engine.capacity > (decoder.spec.context or engine.capacity):
         context = "the cache does not grow with them"

@@ -51,14 +51,19 @@ DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …; auto: a 
 
 
 def open_model(
-    name: Path, device: str = "auto", context: int | None = None, adapter: Path | None = None, dtype: str = "auto"
+    name: Path,
+    device: str = "auto",
+    context: int | None = None,
+    adapter: Path | None = None,
+    dtype: str = "auto",
+    packed: bool = False,
 ) -> "LanguageModel":
     """A model that generates text."""
     find_model(name)  # before torch is imported: a mistyped name is refused at once
     from regard.engine.inputs import decoder_of
     from regard.load_model import load
 
-    llm = load(name, device, dtype, context, adapter=adapter)
+    llm = load(name, device, dtype, context, adapter=adapter, packed=packed)
     decoder_of(llm.model)  # raises ValueError if there is none
     return llm
 

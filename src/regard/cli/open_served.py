@@ -109,8 +109,8 @@ def load_weights(path: Path, options: "EngineOptions", several: bool) -> "tuple[
 
     adapter, device, context, dtype = options.adapter, options.device, options.context, options.dtype
     encoder = open_text_encoder(path, device, None if several else context, adapter, dtype)
-    loaded = encoder or (open_model(path, device, context, adapter, dtype), None)
-    if options.quantize:
+    loaded = encoder or (open_model(path, device, context, adapter, dtype, options.quantize == "stored"), None)
+    if options.quantize == "int8":
         quantize_int8(loaded[0].model)
     return loaded
 

@@ -40,7 +40,7 @@ def open_parallel_engine(
     from regard.engine.inputs import decoder_of
     from regard.engine.ranks import Ranks
 
-    device = decoder_of(llm.model).embedding.weight.device
+    device = next(decoder_of(llm.model).parameters()).device
     if device.index:
         raise ValueError(f"--tensor-parallel starts at the first GPU, not {device}; choose by CUDA_VISIBLE_DEVICES")
     build = partial(load_model, path=path, context=options.get("capacity"), adapter=adapter, dtype=dtype)

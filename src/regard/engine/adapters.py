@@ -119,7 +119,7 @@ class Adapters:
         return self.loaded[name]
 
     def copy_model(self) -> AdaptedModel:
-        device = decoder_of(self.model).embedding.weight.device
+        device = next(decoder_of(self.model).parameters()).device
         served = "decoder." if isinstance(self.model, InterleavedModule) else ""
         return AdaptedModel(self.model, AdapterRows(self.base.store.rows, self.max_loras, device), served)
 

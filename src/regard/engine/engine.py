@@ -85,7 +85,7 @@ class Engine:
         decoder = decoder_of(model)
         self.encoder_decoder = model if isinstance(model, EncoderDecoderModule) else None
         self.source_capacity = encoder_capacity(self.encoder_decoder, source_capacity)
-        weight, states = decoder.embedding.weight, decoder.spec.memory()
+        weight, states = next(decoder.parameters()), decoder.spec.memory()
         self.device = weight.device
         self.cache = checked_cache(cache, decoder.spec)
         capacity = self.cache.capacity(decoder.spec, capacity)

@@ -55,7 +55,7 @@ def model_version(model: nn.Module) -> int | None:
 @torch.inference_mode()
 def embedding_keys(model: DecoderModule, ids: Sequence[int], embeddings: Tensor) -> PrefixKeys:
     """What identifies each token of a prompt: its id, or a digest of its embedding if that is not the model's own."""
-    own = model.embed(torch.tensor([ids], device=model.embedding.weight.device))[0]  # (L, D)
+    own = model.embed(torch.tensor([ids], device=next(model.parameters()).device))[0]  # (L, D)
     rows = embeddings.to(own).contiguous().view(torch.uint8)  # bytes: 0.0 and -0.0 differ
     replaced = (rows != own.contiguous().view(torch.uint8)).any(-1).tolist()
     values = rows.cpu().numpy()

@@ -58,7 +58,7 @@ class RequestBuilder:
         )  # fmt: skip
         request.limit = min(sampling.max_new, self.capacity - len(ids))
         if sampling.penalizes:
-            request.history = TokenHistory(ids, vocab, self.model.embedding.weight.device)
+            request.history = TokenHistory(ids, vocab, next(self.model.parameters()).device)
         if sampling.grammar is not None:
             request.matcher = sampling.grammar.matcher(sampling.stop_ids)
         return request

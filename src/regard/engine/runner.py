@@ -53,7 +53,7 @@ class Runner:
         self.model = make_batch_invariant(model) if batch_invariant else model
         self.encoder_decoder, self.store, self.batch_invariant = encoder_decoder, store, batch_invariant
         self.before_forward = before_forward
-        self.device = model.embedding.weight.device
+        self.device = next(model.parameters()).device
         self.plain = self.model  # without the changes of `compile`, which calls no hooks
         self.observers: list[Callable[[ScheduledBatch], None]] = []  # called before forwards, which then run eagerly
         self.last = torch.zeros(store.rows, dtype=torch.int64, device=self.device)  # the last sampled id of each row
@@ -67,7 +67,7 @@ class Runner:
             warnings.warn(reason, stacklevel=3)
         elif self.device.type == "cuda":
             if not self.batch_invariant:  # else it is optimized already, without torch.compile
-                fuse = self.model.embedding.weight.dtype in (torch.bfloat16, torch.float16)
+                fuse = next(self.model.parameters()).dtype in (torch.bfloat16, torch.float16)
                 self.model = optimize_for_gpu_decode(self.model, fuse)
             self.graphs = DecodeGraphs(self.decode_step, self.store.rows, self.device)
         else:
@@ -129,7 +129,7 @@ class Runner:
         states = self.store.begin_forward(layout, span, check=False)  # the scheduler has reserved the space
         if self.encoder_decoder is not None and reads_source:
             # every row of the batch is encoded; a request past its first chunk gets the same keys a second time
-            source, source_layout = pad_sources([request.source for request, _ in batch], self.model.embedding.weight)
+            source, source_layout = pad_sources([request.source for request, _ in batch], next(self.model.parameters()))
             layout, states, _ = self.encoder_decoder.condition(source, source_layout, layout, states)
         embeddings = self.embed(batch, tokens) if embeds else None
         hidden = model.hidden(tokens, layout, states, embeddings)  # (B, L, D)

@@ -209,6 +209,18 @@ class Chain:
     def write(self, ours: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         return self.outer.write(dict(self.inner.write(ours)))
 
+    def sources(self, ours: Mapping[str, Tensor]) -> dict[str, str]:
+        """Our names, each with the name in the file of the only tensor that it is read from; others are left out."""
+        in_file = {
+            name: link.foreign_names(values, 1)[0]
+            for link, values, (name,) in self.outer.matches(dict(self.inner.write(ours)))
+        }
+        sources = {}
+        for link, values, names in self.inner.matches(ours):
+            if len(link.stages([ours[name] for name in names])[0]) == 1:
+                sources |= dict.fromkeys(names, in_file[link.foreign_names(values, 1)[0]])
+        return sources
+
 
 def rename_stored(
     table: Table, found: Mapping[str, StoredTensor], like: Mapping[str, Tensor]
