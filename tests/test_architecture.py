@@ -50,7 +50,7 @@ PACKAGES = {  # package: the packages that it may import, beside itself
     "engine": STORED | {"adapt"},
     "server": BASE | {"engine", "text", "lens", "image_file"},
     "retrieval": STORED | {"engine", "text"},
-    "planning": MODELS | {"adapt"},
+    "planning": MODELS | {"adapt", "formats"},
     "evals": STORED | {"engine", "text", "data"},
     "report": STORED | {"lens", "planning", "evals", "text", "data"},
     "labs": STORED

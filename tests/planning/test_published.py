@@ -6,6 +6,11 @@ import pytest
 import torch
 from torch import nn
 
+from regard.formats.base import NumberFormat
+from regard.formats.gguf_blocks import GGUFBlocks
+from regard.formats.gguf_layouts import LAYOUTS
+from regard.formats.integers import Integer
+from regard.formats.nf4 import NF4
 from regard.models.base import meta_device
 from regard.models.decoder import Decoder
 from regard.models.presets import vit
@@ -169,6 +174,22 @@ def test_70b_weights_take_the_bits_of_their_format():
     assert format_of("int4/128").bytes(129) == 65 + 2 * 2  # bytes and groups are rounded up
     with pytest.raises(ValueError, match="did you mean 'int8'"):
         format_of("int88")
+
+
+@pytest.mark.parametrize(
+    ("name", "format"),
+    [
+        *((type, GGUFBlocks(type)) for type in LAYOUTS),
+        ("nf4", NF4(double=False)),
+        ("nf4/double", NF4()),
+        ("int4/128", Integer(4, group=128, scale_dtype="float16")),
+    ],
+)
+def test_bytes_of_formats_are_those_that_are_stored(name: str, format: NumberFormat) -> None:
+    mean = 4 if name == "nf4/double" else 0  # of all scales of a weight
+    weight = torch.randn(32, 4096, generator=torch.Generator().manual_seed(0))
+    stored = sum(tensor.nbytes for tensor in format.quantize(weight).values())
+    assert format_of(name).bytes(weight.numel()) == stored - mean
 
 
 @pytest.mark.ledger("q.consumer", "calc.quant")

@@ -22,7 +22,7 @@ ModelName = Annotated[
 ]
 ContextFlag = Annotated[int | None, typer.Option(min=1, help="Tokens per sequence; by default the model's context.")]
 WeightsFlag = Annotated[
-    str | None, typer.Option(help="Format of the weights, if not that of the cache: int8, int4/128 …")
+    str | None, typer.Option(help="Format of the weights, if not that of the cache: int8, int4/128, q4_k, nf4 …")
 ]
 RankFlag = Annotated[int | None, typer.Option(min=1, metavar="RANK", help="Count LoRA adapters of this rank.")]
 DeviceFlag = Annotated[

@@ -20,6 +20,7 @@ from regard.planning.flops import (
 )
 from regard.planning.memory import (
     FORMATS,
+    LISTED,
     cached_tokens_that_fit,
     format_of,
     score_bytes,
@@ -52,7 +53,7 @@ def groups(plan: Costs) -> Groups:
         "dtype": plan.dtype,
         "weights": plan.weights,
         "parameters": {"total": plan.parameters, "active": plan.count.active} | plan.count.parts,
-        "weight_bytes": {name: plan.weight_bytes(name) for name in FORMATS},
+        "weight_bytes": {name: plan.weight_bytes(name) for name in LISTED},
         **attention_groups(plan),
         "flops_per_token": {
             "forward": plan.forward_flops,
@@ -195,7 +196,11 @@ def speculation_groups(acceptance: float, cost: float) -> Groups:
 def rows(data: Groups) -> list[tuple[str, str, str]]:
     """(group, quantity, formatted number)"""
     return [
-        (group.replace("_", " "), quantity.replace("_", " "), format_value(group, number, values))
+        (
+            group.replace("_", " "),
+            quantity if quantity in FORMATS else quantity.replace("_", " "),
+            format_value(group, number, values),
+        )
         for group, values in data.items()
         if isinstance(values, dict)
         for quantity, number in values.items()

@@ -6,13 +6,15 @@
                  tiled: read Q and write O once, read K, V per block of B queries          2·n·E + 2·n·E·⌈n / B⌉
 
 INT4 in groups of 128 with FP16 scales takes 4.125 bits per weight (GPTQ, Frantar et al. 2022), NF4 in blocks of 64 with
-FP32 scales 4.5 (QLoRA, Dettmers et al. 2023, before its scales are quantized). Four tiles of B rows (Q, K, V, O) share
-a fast memory of M numbers, B = M / 4E, so tiling saves a factor of M / 2E², and nothing once E² > M / 2. It changes the
-bytes, not the FLOPs (Dao et al. 2022, in the loop order of FlashAttention-2, Dao 2023).
+FP32 scales 4.5, and 4.127 once its scales are quantized (QLoRA, Dettmers et al. 2023), Q4_K of GGUF files 4.5. Four
+tiles of B rows (Q, K, V, O) share a fast memory of M numbers, B = M / 4E, so tiling saves a factor of M / 2E², and
+nothing once E² > M / 2. It changes the bytes, not the FLOPs (Dao et al. 2022, in the loop order of FlashAttention-2,
+Dao 2023).
 """
 
 from dataclasses import dataclass
 
+from regard.formats.gguf_layouts import LAYOUTS, block_bytes
 from regard.planning.flops import window_pairs
 from regard.spec import suggest_name
 
@@ -38,7 +40,14 @@ FORMATS = {
     "int4": Format(4),
     "int4/128": Format(4, 128),
     "nf4": Format(4, 64, 32),
+    "nf4/double": Format(4, 64 * 256, 256 * 8 + 32),  # scales of 8 bits, of which 256 share one of 32 bits
 }
+FORMATS |= {  # of GGUF files: all but the codes of a block counts as scales
+    type: Format(layout.code_bits, layout.block, 8 * block_bytes(type) - layout.block * layout.code_bits)
+    for type, layout in LAYOUTS.items()
+}
+RARE = ("q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl", "iq4_xs")
+LISTED = [name for name in FORMATS if name not in RARE]  # in a plan
 
 
 def format_of(name: str) -> Format:
