@@ -96,6 +96,7 @@ KINDS = {
     "lr_scale": "regard.training.parameter_groups:LRScale",
     "parallel": "regard.training.parallel.mesh:Parallel",
     "lora": "regard.adapt.lora:LoRA",
+    "fake_quantization": "regard.adapt.fake_quantized:FakeQuantization",
 }
 
 

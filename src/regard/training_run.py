@@ -189,6 +189,8 @@ def check_recipe(recipe: Recipe, device: str) -> None:
         raise ValueError(
             "adapter.base is for one process: a base in few bits is not distributed; start one, or omit it"
         )
+    if recipe.quantize is not None and process_count() > 1:
+        raise ValueError("[quantize] is for one process: weights in parts would be rounded by other scales; start one")
     trained = None if recipe.adapter is None else 0  # adapters are too small to matter here
     check_memory(recipe.model, recipe.train, device, recipe.data.rows, recipe.data.length, trained, process_count())
 

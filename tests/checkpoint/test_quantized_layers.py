@@ -10,6 +10,7 @@ from torch import nn
 
 from regard.adapt.quantized import QuantizedLinear
 from regard.adapt.replace_modules import replace_modules
+from regard.adapt.w8a8 import W8A8Linear
 from regard.checkpoint import CheckpointError, export, load, save
 from regard.checkpoint.gguf import export_gguf
 from regard.families import family
@@ -55,6 +56,24 @@ def test_a_loaded_model_has_the_same_stored_tensors_and_logits(
     with torch.no_grad():
         assert torch.equal(model(ids), loaded(ids))
     assert load(tmp_path / "model", dtype=torch.float64)(ids).dtype == torch.float64
+
+
+def test_layers_with_rounded_inputs_are_restored(tmp_path: Path) -> None:
+    model, ids = quantized(Integer(8)), torch.arange(12).view(2, 6)
+    layer = model.get_submodule(LAYER)
+    assert isinstance(layer, QuantizedLinear)
+    model.set_submodule(LAYER, W8A8Linear(layer.format, layer.stored, (16, 16), layer.bias))
+    save(model, tmp_path / "model")
+    loaded = load(tmp_path / "model")
+    assert [name for name, module in loaded.named_modules() if isinstance(module, W8A8Linear)] == [LAYER]
+    with torch.no_grad():
+        assert torch.equal(model(ids), loaded(ids))
+    file = tmp_path / "model/config.json"
+    config = json.loads(file.read_text())
+    config["quantization"]["int8_inputs"] = ["norm"]
+    file.write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="int8_inputs in config.json must list names of `layers`"):
+        load(tmp_path / "model", checked=True)
 
 
 def test_the_files_have_the_planned_bytes(tmp_path: Path) -> None:

@@ -7,7 +7,10 @@ import pytest
 import torch
 
 import regard as package
+from regard.adapt.fake_quantized import FakeQuantization, FakeQuantizedLinear, fake_quantize
 from regard.adapt.quantized import QuantizedLinear
+from regard.adapt.w8a8 import W8A8Linear
+from regard.formats.integers import Integer
 from tests.cli.conftest import regard
 
 FEW = ("--tokens", 256, "--test-tokens", 256, "--length", 64)
@@ -56,6 +59,38 @@ def test_adapters_are_trained_on_the_folder(quantized: tuple[Path, dict], tmp_pa
     assert "is stored in few bits and cannot be trained; train an adapter" in str(result.exception)
 
 
+def test_a_run_with_rounded_weights_becomes_the_model_that_it_trained(tmp_path: Path) -> None:
+    """Its checkpoints are ordinary ones; quantized by its own format, the logits are those of the training forward."""
+    run, out = tmp_path / "run", tmp_path / "out"
+    sizes = ("--train.steps=2", "--data.rows=2", "--data.length=32", "--data.held_out=1")
+    quantize = ("--quantize.format.kind=integer", "--quantize.format.bits=3", "--quantize.format.group=32")
+    result = regard("train", "demo", *sizes, *quantize, '--quantize.skip=["*.q_proj"]', "--out", run)
+    assert result.exit_code == 0, result.output
+    plain, ids = package.load(run).model, torch.arange(20).view(1, 20)
+    assert not any(isinstance(module, QuantizedLinear | FakeQuantizedLinear) for module in plain.modules())
+    result = regard("quantize", run, out, *FEW, "--json")
+    assert result.exit_code == 0, result.output
+    summary, quantized = json.loads(result.stdout), package.load(out).model
+    assert summary["method"] == "nearest" and summary["format"] == Integer(3, group=32).to_dict()
+    assert len(summary["layers"]) == len(fake_quantize(plain, FakeQuantization(Integer(3, group=32), ("*.q_proj",))))
+    with torch.no_grad():
+        assert torch.equal(quantized(ids), plain(ids))
+    (tmp_path / "text.txt").write_text("Anna is here.")
+    both = ("--data", tmp_path / "text.txt", "--train.steps=1", *quantize, "--adapter.rank=2")
+    result = regard("train", "--from", run, *both, "--out", tmp_path / "no")
+    assert "[quantize] rounds weights that are trained" in str(result.exception)
+
+
+def test_inputs_are_rounded_to_eight_bits_too(demo_run: Path, tmp_path: Path) -> None:
+    options = ("--format", "int8", "--activations", "int8", "--method", "smoothquant")
+    result = regard("quantize", demo_run, tmp_path / "out", *options, *FEW, "--json")
+    assert result.exit_code == 0, result.output
+    summary = json.loads(result.stdout)
+    assert 0.97 < summary["perplexity"] / summary["perplexity_before"] < 1.03
+    layers = [module for module in package.load(tmp_path / "out").model.modules() if isinstance(module, W8A8Linear)]
+    assert len(layers) == len(summary["layers"])
+
+
 def test_a_file_is_split_into_a_sample_and_held_out_text(demo_run: Path, tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("\n\n".join(f"Anna has {n} apples. Bob has {n + 1}." for n in range(60)))
@@ -74,6 +109,7 @@ def test_a_file_is_split_into_a_sample_and_held_out_text(demo_run: Path, tmp_pat
         (["--skip", "*.q_prj"], r"--skip \*.q_prj matches no linear layer"),
         (["--calibrate", "nowhere.txt"], "there is no such file or folder"),
         (["--format", "fp8", "--asymmetric"], "has no zero points"),
+        (["--activations", "int8"], "inputs of eight bits need weights in int8, symmetric"),
     ],
 )
 def test_invalid_options_are_refused(options: list[str], expected: str, demo_run: Path, tmp_path: Path) -> None:

@@ -25,14 +25,14 @@ from regard.checkpoint.atomic_folder import MANIFEST, CheckpointError, check_fol
 from regard.checkpoint.gguf import open_gguf
 from regard.checkpoint.gguf.packed import read_as_blocks, refuse_packed, use_blocks
 from regard.checkpoint.quantized_layers import (
+    layer_types,
     quantization_config,
-    quantized_layers,
-    read_formats,
+    read_layer_types,
     read_stored,
     refuse_quantized_layers,
     stored_tensors,
     use_dtype_of_parameters,
-    use_formats,
+    use_layer_types,
     without_stored,
 )
 from regard.checkpoint.sentence_transformers import read_sentence_encoder, sentence_files, without_sentence_head
@@ -132,7 +132,7 @@ def own_config(model: nn.Module, source_family: str | None = None) -> dict[str, 
 def check_matches_spec(model: nn.Module, spec: Model) -> None:
     """Raise CheckpointError if loading the spec would not create the parameters of the model."""
     built = build_on_meta(spec)
-    use_formats(built, {name: layer.format for name, layer in quantized_layers(model).items()})
+    use_layer_types(built, layer_types(model))
     found, expected = unique_parameters(model).keys(), unique_parameters(built).keys()
     if found == expected:
         return
@@ -208,11 +208,11 @@ def load(
     if packed and folder.suffix != ".gguf":
         raise CheckpointError(f"{folder} is no GGUF file, so it has no blocks to keep; load it without packed=True")
     if folder.suffix == ".gguf":
-        (spec, table, stored), formats = open_gguf(folder), {}
+        (spec, table, stored), types = open_gguf(folder), {}
         check_size(folder, spec, stored)
     else:
         spec, table = read_spec_and_table(folder)
-        formats = read_formats(folder, read_json(folder / "config.json")) if table is IDENTITY else {}
+        types = read_layer_types(folder, read_json(folder / "config.json")) if table is IDENTITY else {}
         if table is IDENTITY and (folder / MANIFEST).is_file() and not checked:
             check_folder(folder)
         stored = open_tensors(folder, partial(loaded_dtype, device, dtype), mmap)
@@ -223,7 +223,7 @@ def load(
             spec, stored = resolve_tying(folder, spec, make_table, stored)
             table = make_table(spec)
     model = build_on_meta(spec)
-    use_formats(model, formats)
+    use_layer_types(model, types)
     like, quantized = unique_parameters(model), stored_tensors(model)
     stored, block_formats = without_stored(stored, quantized), {}
     if packed:

@@ -1,6 +1,7 @@
 """Linear layers in a model folder whose weights are stored in a number format.
 
-    config.json        "quantization": {"layers": {"stack.blocks.0.sublayers.0.body.q_proj": {"kind": "integer", …}, …}}
+    config.json        "quantization": {"layers": {"stack.blocks.0.sublayers.0.body.q_proj": {"kind": "integer", …}, …},
+                                        "int8_inputs": [names of layers whose inputs are rounded too]}
     *.safetensors      stack.blocks.0.sublayers.0.body.q_proj.codes, ….scale
 
 The tensors keep their dtypes; `dtype` of a loaded model is that of the products. Names, shapes and dtypes are checked
@@ -15,12 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from regard.adapt.quantized import QuantizedLinear
+from regard.adapt.w8a8 import W8A8Linear, check_w8a8
 from regard.checkpoint.atomic_folder import CheckpointError
 from regard.checkpoint.weight_files import open_tensors
 from regard.formats.base import NumberFormat
 from regard.spec import SpecError, parse_spec
 from regard.weights.table import FLOATS, MISMATCH_REMEDY, StoredTensor
 
+LayerTypes = dict[str, tuple[NumberFormat, type[QuantizedLinear]]]
 KEY = "quantization"
 DTYPE_NAMES = {dtype: name for name, dtype in FLOATS.items()} | {
     torch.uint8: "U8", torch.int8: "I8", torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
@@ -42,8 +45,10 @@ def stored_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 def quantization_config(model: nn.Module) -> dict[str, Any]:
     """The entry of config.json; empty for a model without quantized layers."""
-    layers = {name: layer.format.to_dict() for name, layer in quantized_layers(model).items()}
-    return {KEY: {"layers": layers}} if layers else {}
+    found = quantized_layers(model)
+    layers = {name: layer.format.to_dict() for name, layer in found.items()}
+    int8_inputs = [name for name, layer in found.items() if isinstance(layer, W8A8Linear)]
+    return {KEY: {"layers": layers, **({"int8_inputs": int8_inputs} if int8_inputs else {})}} if layers else {}
 
 
 def refuse_quantized_layers(model: nn.Module, action: str) -> None:
@@ -54,24 +59,31 @@ def refuse_quantized_layers(model: nn.Module, action: str) -> None:
         )
 
 
-def read_formats(folder: Path, config: Mapping[str, Any]) -> dict[str, NumberFormat]:
-    """The format of every quantized layer by name."""
+def layer_types(model: nn.Module) -> LayerTypes:
+    return {name: (layer.format, type(layer)) for name, layer in quantized_layers(model).items()}
+
+
+def read_layer_types(folder: Path, config: Mapping[str, Any]) -> LayerTypes:
+    """The format and the class of every quantized layer by name."""
     entry = config.get(KEY, {"layers": {}})
     layers = entry.get("layers") if isinstance(entry, dict) else None
     if not isinstance(layers, dict):
         raise CheckpointError(f"{folder}: {KEY} in config.json must have `layers`, the format of every layer")
-    formats = {}
+    names = entry.get("int8_inputs", [])
+    if not isinstance(names, list) or not all(isinstance(name, str) and name in layers for name in names):
+        raise CheckpointError(f"{folder}: {KEY}.int8_inputs in config.json must list names of `layers`")
+    types: LayerTypes = {}
     for name, table in layers.items():
         format = parse_spec(table, f"{KEY}.layers.{name:.200}", NumberFormat)
         assert isinstance(format, NumberFormat)
-        formats[name] = format
-    return formats
+        types[name] = (format, W8A8Linear if name in names else QuantizedLinear)
+    return types
 
 
-def use_formats(model: nn.Module, formats: Mapping[str, NumberFormat]) -> None:
+def use_layer_types(model: nn.Module, types: LayerTypes) -> None:
     """Replace linear layers of a model on the meta device by quantized ones, in place."""
     modules = dict(model.named_modules())
-    for name, format in formats.items():
+    for name, (format, layer_type) in types.items():
         linear = modules.get(name)
         if type(linear) is not nn.Linear:
             found = "no layer of this model" if linear is None else f"a {type(linear).__name__}"
@@ -79,9 +91,11 @@ def use_formats(model: nn.Module, formats: Mapping[str, NumberFormat]) -> None:
         shape = (linear.out_features, linear.in_features)
         try:
             format.check_shape(shape)
+            if layer_type is W8A8Linear:
+                check_w8a8(format)
         except SpecError as error:
             raise CheckpointError(f"{KEY} in config.json: {name}: {error}; {MISMATCH_REMEDY}") from error
-        model.set_submodule(name, QuantizedLinear(format, format.stored_like(shape), shape, linear.bias))
+        model.set_submodule(name, layer_type(format, format.stored_like(shape), shape, linear.bias))
 
 
 def without_stored(found: Mapping[str, StoredTensor], expected: Mapping[str, Tensor]) -> dict[str, StoredTensor]:

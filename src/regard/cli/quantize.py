@@ -15,6 +15,7 @@ from regard.find_model import find_model
 if TYPE_CHECKING:
     from torch import nn
 
+    from regard.adapt.fake_quantized import FakeQuantization
     from regard.data.batch import Batch
     from regard.data.sources.base import Splits
     from regard.language_model import LanguageModel
@@ -27,8 +28,12 @@ def quantize(
     model: ModelArgument,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write; must not exist.")],
     format: Annotated[
-        str, typer.Option(help="int8, int6, int5, int4, int3, int2, nf4, fp8 (e4m3), fp8_e5m2, bf16 or fp16.")
-    ] = "int4",
+        str | None,
+        typer.Option(
+            help="int8, int6, int5, int4, int3, int2, nf4, fp8 (e4m3), fp8_e5m2, bf16 or fp16. By default that of the "
+            "run's [quantize], else int4."
+        ),
+    ] = None,
     group: Annotated[
         str | None,
         typer.Option(
@@ -41,9 +46,13 @@ def quantize(
         typer.Option("--symmetric/--asymmetric", help="Integers without zero points; by default only int8."),
     ] = None,
     method: Annotated[
-        Literal["nearest", "clip", "gptq", "awq", "awq-gptq", "smoothquant"],
-        typer.Option(help="How codes are chosen; nearest needs no sample and is the least accurate."),
-    ] = "gptq",
+        Literal["nearest", "clip", "gptq", "awq", "awq-gptq", "smoothquant"] | None,
+        typer.Option(help="How codes are chosen; by default gptq, and nearest for a run with [quantize]."),
+    ] = None,
+    activations: Annotated[
+        Literal["int8"] | None,
+        typer.Option(help="int8: round the inputs of layers in int8 too, and multiply integers (W8A8)."),
+    ] = None,
     calibrate: Annotated[
         Path | None,
         typer.Option(help="Text for the sample: a file or folder, or prepared data; by default generated stories."),
@@ -75,6 +84,8 @@ def quantize(
       regard quantize smollm2 models/smollm2-int4 --calibrate corpus.txt
       regard quantize smollm2 models/smollm2-int8 --format int8 --method nearest
       regard quantize runs/demo models/demo-int3 --format int3 --group 32 --method awq
+      regard quantize smollm2 models/w8a8 --format int8 --activations int8 --method smoothquant
+      regard quantize runs/aware models/aware
       regard quantize smollm2 models/small --format nf4 --head --skip "stack.blocks.0.*"
     """
     find_model(model)  # before torch is imported: a mistyped name is refused at once
@@ -87,11 +98,15 @@ def quantize(
     from regard.quantization.quantize_model import quantize_model
     from regard.quantization.select_layers import format_of, select_layers
 
-    chosen = format_of(format, group, symmetric)
+    trained = trained_settings(model) if (format, group, symmetric) == (None, None, None) else None
+    chosen = trained.format if trained else format_of(format or "int4", group, symmetric)
+    method = method or ("nearest" if trained else "gptq")
+    if trained:
+        skip, head = [*(skip or ()), *trained.skip], head or trained.head
     splits = open_text(calibrate, seed)
     llm, console = open_model(model, device), Console(stderr=True)
     require_decoder(model, llm)
-    selection = select_layers(llm.model, chosen, skip or (), head)
+    selection = select_layers(llm.model, chosen, skip or (), head, activations == "int8")
     length = min(length, llm.model.spec.context or length)
     sample = read_sample(llm, splits, length, tokens, seed)
     before_bytes = size_of(llm.model)
@@ -118,6 +133,15 @@ def quantize(
     else:
         print_results(results, selection.left, summary)
         console.print(f"written: {out}; try: regard generate {out} --prompt …", soft_wrap=True)
+
+
+def trained_settings(model: Path) -> "FakeQuantization | None":
+    """The table [quantize] of a run."""
+    from regard.adapt.fake_quantized import FakeQuantization
+    from regard.training.run import Run
+
+    table = Run.open(model).config.get("quantize") if (model / "checkpoints").is_dir() else None
+    return None if table is None else FakeQuantization.from_dict(table)
 
 
 def open_text(path: Path | None, seed: int) -> "Splits":

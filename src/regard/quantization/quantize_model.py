@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.adapt.quantized import QuantizedLinear
+from regard.adapt.w8a8 import W8A8Linear
 from regard.formats.base import NumberFormat
 from regard.layout import TokenLayout
 from regard.models.decoder import DecoderModule
@@ -71,6 +72,7 @@ def quantize_model(
 ) -> list[LayerResult]:
     """Replace the selected layers by quantized ones, in place. progress: called after every layer."""
     chosen, results = find_method(method), []
+    linear = W8A8Linear if selection.int8_inputs else QuantizedLinear
     shared = shared_parameters(model)
     hidden = inputs_of_blocks(model, sample)
     if not hidden or not sum(x.shape[0] * x.shape[1] for x, _ in hidden):
@@ -78,7 +80,7 @@ def quantize_model(
 
     def finish(root: nn.Module, prefix: str, run: Callable[[Tensor, TokenLayout], Any]) -> None:
         formats = {name.removeprefix(prefix): f for name, f in selection.formats.items() if name.startswith(prefix)}
-        for result in quantize_part(root, prefix, formats, chosen, hidden, run, shared):
+        for result in quantize_part(root, prefix, formats, chosen, hidden, run, shared, linear):
             results.append(result)
             progress(result)
 
@@ -120,6 +122,7 @@ def quantize_part(
     hidden: Hidden,
     run: Callable[[Tensor, TokenLayout], Any],
     shared: Sequence[Tensor],
+    linear: type[QuantizedLinear],
 ) -> Iterable[LayerResult]:
     """Quantize the layers of one module, named from it; `prefix` is its own name."""
     layers = {name: layer for name in formats if isinstance(layer := root.get_submodule(name), nn.Linear)}
@@ -140,7 +143,7 @@ def quantize_part(
             raise QuantizationError(f"{prefix}{name} gets no input; leave it out with --skip")
         weight, format = layer.weight, formats[name]
         stored = method.round(weight, statistics[name], format)
-        quantized = QuantizedLinear(format, stored, (layer.out_features, layer.in_features), layer.bias, weight.dtype)
+        quantized = linear(format, stored, (layer.out_features, layer.in_features), layer.bias, weight.dtype)
         root.set_submodule(name, quantized.train(layer.training))
         error = statistics[name].relative_error(quantized.weight - weight, weight)
         size = sum(tensor.nbytes for tensor in stored.values())

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from regard.adapt.lora import LoRALayer
 from regard.adapt.quantized import QuantizedLinear
+from regard.adapt.w8a8 import check_w8a8
 from regard.formats.base import NumberFormat
 from regard.formats.integers import Integer
 from regard.models.decoder import DecoderModule
@@ -26,9 +27,12 @@ class QuantizationError(ValueError):
 class Selection:
     formats: dict[str, NumberFormat] = field(default_factory=dict)  # of the layers to quantize
     left: dict[str, str] = field(default_factory=dict)  # name -> why it stays in full precision
+    int8_inputs: bool = False  # round the inputs of the layers too
 
 
-def select_layers(model: nn.Module, format: NumberFormat, skip: Sequence[str] = (), head: bool = False) -> Selection:
+def select_layers(
+    model: nn.Module, format: NumberFormat, skip: Sequence[str] = (), head: bool = False, int8_inputs: bool = False
+) -> Selection:
     """The linear layers of the blocks, and with `head` the output layer, except those that a pattern of `skip` matches.
 
     Raises QuantizationError if there are none, if a pattern matches none, or if the model has adapters or quantized
@@ -37,7 +41,9 @@ def select_layers(model: nn.Module, format: NumberFormat, skip: Sequence[str] = 
     if not isinstance(model, DecoderModule):
         kind = getattr(getattr(model, "spec", None), "kind", type(model).__name__)
         raise QuantizationError(f"a model of kind {kind} cannot be quantized yet; only decoders can")
-    modules, selection = dict(model.named_modules()), Selection()
+    if int8_inputs:
+        check_w8a8(format)
+    modules, selection = dict(model.named_modules()), Selection(int8_inputs=int8_inputs)
     for name, module in modules.items():
         if isinstance(module, LoRALayer):
             raise QuantizationError(f"{name} has an adapter; merge it first: regard export RUN FOLDER --merge")

@@ -4,6 +4,7 @@
     [model]      the spec of a new model; the size of its vocabulary is by default that of the tokenizer
     [head]       a new head for the model of `from`; a decoder becomes an encoder with causal masks
     [adapter]    train low-rank adapters instead of all weights; with [head], also the whole new head
+    [quantize]   quantization-aware training: round the weights of linear layers in every forward
     [objective]  the training objective; by default the one for the kind of model
     [data]       the sources of the examples, and the size of the batches
     [tokenizer]  the tokenizer, and how it is trained; with `from`, that of the model
@@ -25,6 +26,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import nn
 
+from regard.adapt.fake_quantized import FakeQuantization
 from regard.adapt.lora import LoRA
 from regard.checkpoint.model_folder import read_source_family
 from regard.checkpoint.sentence_transformers import without_sentence_head
@@ -135,9 +137,14 @@ class Recipe(Spec):
     start: str | None = None  # `from` in files: the folder of the initial weights
     adapter: LoRA | None = None  # None: all weights are trained
     train_head: bool = False  # beside the adapter; true with [head]
+    quantize: FakeQuantization | None = None  # round the weights of linear layers in every forward
     source_family: str | None = None  # that of the initial weights, which an export writes by default
 
     def check(self) -> None:
+        require(
+            self.quantize is None or self.adapter is None,
+            "[quantize] rounds weights that are trained, and [adapter] freezes them; remove one, or set adapter.base",
+        )
         has_head = isinstance(self.model, Encoder) and self.model.head is not None
         require(
             not self.train_head or self.adapter is not None and has_head,

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from regard.adapt.adapters import adapters, add_lora, merge_lora
+from regard.adapt.fake_quantized import fake_quantize
 from regard.adapt.quantized import QuantizedLinear
 from regard.checkpoint.image_processor import PREPROCESSOR_CONFIG, vit_processor_config
 from regard.checkpoint.model_folder import GENERATION_CONFIG, read_extra_files, write_extra_files
@@ -43,6 +44,8 @@ def build_model(recipe: Recipe, from_checkpoint: bool = False) -> nn.Module:
         adapted = add_lora(model, recipe.adapter, settings.seed)
         heads = ["value_head."] * needs_values + ["head."] * recipe.train_head
         train_beside_adapter(model, tuple(heads), adapted, settings.freeze)
+    if recipe.quantize is not None:
+        fake_quantize(model, recipe.quantize)
     return model.train()
 
 
