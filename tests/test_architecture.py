@@ -47,7 +47,7 @@ PACKAGES = {  # package: the packages that it may import, beside itself
     "lens": MODELS,
     "objectives": MODELS | {"data", "text"},
     "training": STORED | FILE_LOOKUP | {"text", "data", "objectives", "adapt", "lens"},
-    "engine": STORED | {"adapt"},
+    "engine": STORED | {"adapt", "formats"},
     "server": BASE | {"engine", "text", "lens", "image_file"},
     "retrieval": STORED | {"engine", "text"},
     "planning": MODELS | {"adapt", "formats"},

@@ -45,8 +45,8 @@ CacheOption = Annotated[
     str | None,
     typer.Option(
         metavar="KIND",
-        help="A smaller cache of keys and values: sinks:4+1020 (first and newest tokens, for texts without end), "
-        "window:1024 (newest tokens).",
+        help="A smaller cache of keys and values: int8, fp8 or int4 (int4:64 keeps the newest 64 tokens as they are), "
+        "sinks:4+1020 (first and newest tokens, for texts without end), window:1024 (newest tokens).",
     ),
 ]
 BatchInvariantOption = Annotated[

@@ -98,7 +98,7 @@ def serve(
       regard serve runs/demo
       regard serve smollm2 --rows 32 --context 2048 --compile
       regard serve smollm2 --quantize int8
-      regard serve smollm2 --cache sinks:4+1020
+      regard serve smollm2 --cache int8
       regard serve chat=smollm2 minilm
       regard serve smollm2 --lora-modules pirate=runs/pirate --lora-modules legal=adapters/legal
       regard serve smollm2 --replicas 4

@@ -1,5 +1,7 @@
 """Smaller caches: which keys and values a store keeps, in place of those of all tokens.
 
+    int8, fp8, int4  all tokens in 8 or 4 bits, with a scale per token and head
+    int4:64          the same, and the newest 64 tokens as they are
     sinks:4+1020     the first 4 tokens and the newest 1,020: sequences of any length in constant memory
     window:1024      the newest 1,024 tokens
 
@@ -15,12 +17,16 @@ from typing import Any, ClassVar
 
 from regard.engine.inputs import checked_capacity
 from regard.engine.memory import bytes_of
+from regard.engine.stores.arrays import QuantizedTokens
 from regard.engine.stores.base import ModelMemory, OpenStore, Store
 from regard.engine.stores.contiguous import Contiguous
 from regard.engine.stores.streaming import StreamedTokens
+from regard.formats.base import NumberFormat
+from regard.formats.floats import Float
+from regard.formats.integers import Integer
 from regard.models.decoder import Decoder
 from regard.parts.state import Declared, Memory, PerToken
-from regard.spec import suggest_name
+from regard.spec import SpecError, suggest_name
 
 ENDLESS = 2**20  # tokens per sequence by default, where memory does not depend on them
 STREAMING_CHUNK = 256  # tokens per step: each of them attends to its own copies of the first tokens
@@ -58,6 +64,34 @@ class Cache:
             "cached_tokens": sum(tokens for tokens, _ in kept),
             "evicted_tokens": sum(length - tokens for tokens, length in kept),
         }
+
+
+@dataclass(frozen=True)
+class QuantizedCache(Cache):
+    """All tokens in a number format; queries read the newest `recent` tokens, their own included, as they are."""
+
+    format: str = "int8"  # one of FORMATS
+    recent: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.format}:{self.recent}" if self.recent else self.format
+
+    def declare(self, memory: ModelMemory) -> ModelMemory:
+        return map_tokens(memory, self.quantize, self)
+
+    def quantize(self, declared: PerToken) -> PerToken:
+        if self.recent and declared.rotated is None:
+            raise ValueError(
+                f"cache {self}: a layer with the arrays {', '.join(declared.arrays)} needs every key once, so newest "
+                f"tokens cannot be kept beside their codes; use {self.format}:0"
+            )
+        number_format = FORMATS[self.format]
+        for name, (heads, dim) in declared.arrays.items():
+            try:
+                number_format.check_shape((heads, dim))
+            except SpecError as error:
+                raise ValueError(f"cache {self}: {name} has {dim} numbers per head; {error}") from None
+        return QuantizedTokens(**fields_of(declared, pages=False), format=number_format, recent=self.recent)
 
 
 @dataclass(frozen=True)
@@ -133,7 +167,15 @@ def map_tokens(memory: ModelMemory, change: Callable[[PerToken], PerToken], cach
     return result
 
 
-FORMS = {"sinks": "sinks:4+1020", "window": "window:1024"}  # by name, an example
+FORMATS: dict[str, NumberFormat] = {
+    "int8": Integer(8, scale_dtype="bfloat16"),
+    "fp8": Float("float8_e4m3fn"),
+    "int4": Integer(4, symmetric=False, scale_dtype="bfloat16"),
+}
+RECENT = {"int4": 64}  # newest tokens that are kept as they are, if the description does not say how many
+FORMS = {  # by name, an example
+    "int8": "int8", "fp8": "fp8", "int4": "int4:64", "sinks": "sinks:4+1020", "window": "window:1024",
+}  # fmt: skip
 HELP = ", ".join(FORMS.values())
 
 
@@ -143,7 +185,11 @@ def parse_cache(text: str) -> Cache:
     if name not in FORMS:
         raise ValueError(f"there is no cache {text!r}; {suggest_name(name, FORMS)}")
     numbers = [int(number) for number in rest.split("+")] if re.fullmatch(r"\d{1,12}(\+\d{1,12})?", rest) else []
+    if name in FORMATS and text == name:
+        return QuantizedCache(name, RECENT.get(name, 0))
     match name, numbers:
+        case (("int8" | "fp8" | "int4"), [recent]):
+            return QuantizedCache(name, recent)
         case "sinks", [sinks, window]:
             return Streaming(window=window, sinks=sinks)
         case "window", [window]:
@@ -151,8 +197,10 @@ def parse_cache(text: str) -> Cache:
     raise ValueError(f"cache {text!r} is not of the form {FORMS[name]}")
 
 
-def checked_cache(cache: str | Cache | None, spec: Decoder) -> Cache:
+def checked_cache(cache: str | Cache | None, spec: Decoder, batch_invariant: bool = False) -> Cache:
     """The cache from its description. ValueError if the model cannot have it."""
+    if batch_invariant and cache is not None:
+        raise ValueError(f"batch_invariant does not support cache={str(cache)!r}, only whole pages; leave one out")
     if cache is not None and not isinstance(cache, str | Cache):
         raise ValueError(f"engine: cache={cache!r} must be a string, such as {HELP}")
     cache = Cache() if cache is None else parse_cache(cache) if isinstance(cache, str) else cache

@@ -87,7 +87,7 @@ class Engine:
         self.source_capacity = encoder_capacity(self.encoder_decoder, source_capacity)
         weight, states = next(decoder.parameters()), decoder.spec.memory()
         self.device = weight.device
-        self.cache = checked_cache(cache, decoder.spec)
+        self.cache = checked_cache(cache, decoder.spec, batch_invariant)
         capacity = self.cache.capacity(decoder.spec, capacity)
         chunk = CHUNKS.get(self.device.type, CHUNKS["cpu"]) if chunk is None else chunk
         sizes = {"chunk": chunk, "queue": queue, "max_loras": max_loras, "max_cpu_loras": max_cpu_loras or 1}

@@ -28,6 +28,10 @@ class NumberFormat(Spec):
     def quantize(self, weight: Tensor) -> dict[str, Tensor]:
         raise NotImplementedError
 
+    def quantize_values(self, values: Tensor) -> dict[str, Tensor]:
+        """`quantize` without checks, which would wait for a GPU, of values in at least float32."""
+        raise SpecError(f"{self.kind}: only weights are stored in this format; use integer or float")
+
     def dequantize(self, stored: Stored, dtype: torch.dtype = torch.float32) -> Tensor:
         raise NotImplementedError
 

@@ -39,9 +39,14 @@ class Float(NumberFormat):
                 bool(weight.abs().amax() <= info.max),
                 f"float: a weight is larger than {info.max:g}, the largest {self.dtype}; use bfloat16",
             )
-            return {"codes": weight.to(self.torch_dtype)}
-        scale = (weight.abs().amax(-1).float() / info.max).clamp_min(torch.finfo(torch.float32).tiny)
-        return {"codes": self.encode(weight, {"scale": scale.unsqueeze(-1)}), "scale": scale}
+        return self.quantize_values(weight)
+
+    def quantize_values(self, values: Tensor) -> dict[str, Tensor]:
+        if not self.scaled:
+            return {"codes": values.to(self.torch_dtype)}
+        info = torch.finfo(self.torch_dtype)
+        scale = (values.abs().amax(-1).float() / info.max).clamp_min(torch.finfo(torch.float32).tiny)
+        return {"codes": self.encode(values, {"scale": scale.unsqueeze(-1)}), "scale": scale}
 
     def dequantize(self, stored: Stored, dtype: torch.dtype = torch.float32) -> Tensor:
         values = stored["codes"].to(dtype)

@@ -53,18 +53,24 @@ class Integer(NumberFormat):
 
     def quantize(self, weight: Tensor) -> dict[str, Tensor]:
         self.check_shape(weight.shape)
-        groups = self.grouped(require_finite(weight))
+        return self.quantize_values(require_finite(weight))
+
+    def quantize_values(self, values: Tensor) -> dict[str, Tensor]:
+        groups = self.grouped(values)
         if self.symmetric:
             scale = self.rounded_scale(groups.abs().amax(-1) / (self.levels / 2 - 1))
-            return self.requantize(weight, {"scale": scale})
+            return self.with_codes(values, {"scale": scale})
         low, high = groups.amin(-1).clamp_max(0), groups.amax(-1).clamp_min(0)
         scale = self.rounded_scale((high - low) / (self.levels - 1))
-        return self.requantize(weight, {"scale": scale, "zero": (-low / scale).round().to(torch.uint8)})
+        return self.with_codes(values, {"scale": scale, "zero": (-low / scale).round().to(torch.uint8)})
 
     def requantize(self, weight: Tensor, stored: Stored) -> dict[str, Tensor]:
-        groups = self.grouped(require_finite(weight))
-        codes = self.encode(groups, {name: stored[name].unsqueeze(-1) for name in ("scale", "zero") if name in stored})
-        return {**stored, "codes": pack_bits(codes.to(torch.uint8).view(weight.shape), self.bits)}
+        return self.with_codes(require_finite(weight), stored)
+
+    def with_codes(self, values: Tensor, stored: Stored) -> dict[str, Tensor]:
+        grid = {name: stored[name].unsqueeze(-1) for name in ("scale", "zero") if name in stored}
+        codes = self.encode(self.grouped(values), grid)
+        return {**stored, "codes": pack_bits(codes.to(torch.uint8).view(values.shape), self.bits)}
 
     def encode(self, values: Tensor, grid: Stored) -> Tensor:
         """The codes as floats, for scales and zero points that broadcast to the values."""

@@ -1,12 +1,12 @@
 """The contiguous store: every row has its full capacity from the start, position t in slot t."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from regard.engine.stores.arrays import zeros
+from regard.engine.stores.arrays import encoding_of, zeros
 from regard.engine.stores.base import SLACK, ModelMemory, Snapshot
 from regard.engine.stores.rows import KeyLayout, RowTable, check_sizes, row_indices, rows_of
 from regard.engine.stores.states import build_storages
@@ -112,14 +112,14 @@ class Contiguous:
 
 class ContiguousStorage:
     def __init__(self, declared: PerToken, store: Contiguous, dtype: torch.dtype):
-        self.placer = store
+        self.placer, self.encoding = store, encoding_of(declared, dtype)
         self.arrays = {  # one slot more than the capacity, for invalid tokens
-            name: zeros((store.rows, heads, store.capacity + 1, dim), dtype, store.table.device)
-            for name, (heads, dim) in declared.arrays.items()
+            name: zeros((store.rows, heads, store.capacity + 1, dim), part_dtype, store.table.device)
+            for name, heads, dim, part_dtype in self.encoding.parts(declared)
         }
 
-    def bind(self, layout: TokenLayout, placement: Placement) -> "ContiguousState":
-        return ContiguousState(self, placement)
+    def bind(self, layout: TokenLayout, placements: Mapping[Any, Any]) -> "ContiguousState":
+        return ContiguousState(self, placements[self.placer])
 
     def copy(self, row: int, to: int, stop: int) -> None:
         for array in self.arrays.values():
@@ -139,9 +139,12 @@ class ContiguousState(NamedTuple):
 
     def extend(self, layout: TokenLayout, **arrays: Tensor) -> tuple:
         rows, slots, span, keys = self.placement
-        cached = []
+        cached, encoding = [], self.storage.encoding
         for name, new in arrays.items():
-            array = self.storage.arrays[name]  # (rows, heads, capacity + 1, dim)
-            array[rows, :, slots] = new.transpose(1, 2)
-            cached.append(array[rows_of(layout), :, :span])
+            parts = encoding.encode(name, new)
+            for part, x in parts.items():
+                array = self.storage.arrays[part]  # (rows, heads, capacity + 1, dim)
+                array[rows, :, slots] = x.transpose(1, 2)
+                parts[part] = array[rows_of(layout), :, :span]
+            cached.append(encoding.decode(name, parts))
         return (*cached, keys.attach(layout))

@@ -8,13 +8,13 @@ tokens shares them (blocks.py). Block 0 belongs to no row: invalid tokens are wr
 PagedAttention.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from regard.engine.stores.arrays import zeros
+from regard.engine.stores.arrays import encoding_of, zeros
 from regard.engine.stores.base import SLACK, CannotRewind, ModelMemory, Snapshot
 from regard.engine.stores.blocks import BlockPool
 from regard.engine.stores.rows import KeyLayout, RowTable, check_sizes
@@ -280,13 +280,14 @@ class PagedStorage:
     def __init__(self, declared: PerToken, store: Paged, dtype: torch.dtype):
         self.placer, self.block, self.as_pages = store, store.block, declared.pages
         slots = (store.blocks + 1) * store.block
+        self.encoding = encoding_of(declared, dtype)
         self.arrays = {
-            name: zeros((slots, heads, dim), dtype, store.table.device)
-            for name, (heads, dim) in declared.arrays.items()
+            name: zeros((slots, heads, dim), part_dtype, store.table.device)
+            for name, heads, dim, part_dtype in self.encoding.parts(declared)
         }
 
-    def bind(self, layout: TokenLayout, placement: PagedPlacement) -> "PagedState":
-        return PagedState(self, placement)
+    def bind(self, layout: TokenLayout, placements: Mapping[Any, Any]) -> "PagedState":
+        return PagedState(self, placements[self.placer])
 
     def clear(self, slots: Tensor) -> None:
         for array in self.arrays.values():
@@ -301,7 +302,9 @@ class PagedState(NamedTuple):
     storage: PagedStorage
     placement: PagedPlacement
 
-    def pages(self, layout: TokenLayout, *names: str) -> list[Pages]:
+    def pages(self, layout: TokenLayout, *names: str) -> list[Pages] | None:
+        if self.storage.encoding.quantizes:
+            return None
         return [Pages(self.storage.arrays[name], self.placement.blocks, self.storage.block) for name in names]
 
     def key_layout(self, layout: TokenLayout) -> TokenLayout:
@@ -310,11 +313,15 @@ class PagedState(NamedTuple):
 
     def extend(self, layout: TokenLayout, **arrays: Tensor) -> tuple:
         slots, blocks, keys = self.placement
-        cached = []
+        cached, encoding = [], self.storage.encoding
         for name, new in arrays.items():
-            array = self.storage.arrays[name]  # (slots, heads, dim)
             if layout.valid is not None:  # block 0 is read too, masked: it must stay finite
                 new = new.masked_fill(~layout.valid[:, None, :, None], 0)
-            array[slots] = new.transpose(1, 2)
-            cached.append(Pages(array, blocks, self.storage.block))  # (B, heads, S, dim)
-        return (*(cached if self.storage.as_pages else map(gather_pages, cached)), keys.attach(layout))
+            parts: dict[str, Any] = encoding.encode(name, new)
+            for part, x in parts.items():
+                array = self.storage.arrays[part]  # (slots, heads, dim)
+                array[slots] = x.transpose(1, 2)
+                pages = Pages(array, blocks, self.storage.block)  # (B, heads, S, dim)
+                parts[part] = pages if self.storage.as_pages else gather_pages(pages)
+            cached.append(encoding.decode(name, parts))
+        return (*cached, keys.attach(layout))

@@ -10,12 +10,13 @@ to `slack` tokens can be rewound: the tokens that they overwrote are outside the
 for a sequence of any length, as in Jiang et al. 2023 (Mistral 7B); with first tokens, Xiao et al. 2023.
 """
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from regard.engine.stores.arrays import zeros
+from regard.engine.stores.arrays import encoding_of, zeros
 from regard.engine.stores.rows import KeyLayout, RowTable, row_indices, rows_of
 from regard.kernels.attention.arguments import Pages
 from regard.layout import TokenLayout
@@ -93,14 +94,15 @@ class RingBuffer:
 class RingStorage:
     def __init__(self, declared: PerToken, ring: RingBuffer, dtype: torch.dtype):
         self.ring = self.placer = ring
+        self.encoding = encoding_of(declared, dtype)
         self.arrays = {
-            name: zeros((len(ring.positions), heads, dim), dtype, ring.rows.device)
-            for name, (heads, dim) in declared.arrays.items()
+            name: zeros((len(ring.positions), heads, dim), part_dtype, ring.rows.device)
+            for name, heads, dim, part_dtype in self.encoding.parts(declared)
         }
         ring.arrays += self.arrays.values()
 
-    def bind(self, layout: TokenLayout, placement: RingPlacement) -> "RingState":
-        return RingState(self, placement)
+    def bind(self, layout: TokenLayout, placements: Mapping[Any, Any]) -> "RingState":
+        return RingState(self, placements[self.placer])
 
 
 class RingState(NamedTuple):
@@ -110,21 +112,24 @@ class RingState(NamedTuple):
     def pages(self, layout: TokenLayout, *names: str) -> list[Pages] | None:
         """The ring as one page per row, in which positions wrap around, for a kernel that appends the new token."""
         ring = self.storage.ring
-        if layout.positions.shape[1] > 1 or ring.first:
+        if layout.positions.shape[1] > 1 or ring.first or self.storage.encoding.quantizes:
             return None
         return [Pages(self.storage.arrays[name], self.placement.rows.unsqueeze(-1), ring.size) for name in names]
 
     def extend(self, layout: TokenLayout, **arrays: Tensor) -> tuple:
         _, slots, keys, appends = self.placement
-        cached = []
-        for name, new in arrays.items():
-            array, new = self.storage.arrays[name], new.transpose(1, 2)  # (slots, heads, dim), (B, L, heads, dim)
-            per_row = self.storage.ring.per_row(array)
-            if appends:
-                kept = torch.cat([per_row[rows_of(layout)], new], 1)  # (B, size + L, heads, dim)
-                array[slots] = new
-            else:
-                array[slots] = new
-                kept = per_row[rows_of(layout)]  # (B, size, heads, dim)
-            cached.append(kept.transpose(1, 2))
+        cached, encoding = [], self.storage.encoding
+        for name, whole in arrays.items():
+            parts = encoding.encode(name, whole)
+            for part, new in parts.items():
+                array, new = self.storage.arrays[part], new.transpose(1, 2)  # (slots, heads, dim), (B, L, heads, dim)
+                per_row = self.storage.ring.per_row(array)
+                if appends:
+                    kept = torch.cat([per_row[rows_of(layout)], new], 1)  # (B, size + L, heads, dim)
+                    array[slots] = new
+                else:
+                    array[slots] = new
+                    kept = per_row[rows_of(layout)]  # (B, size, heads, dim)
+                parts[part] = kept.transpose(1, 2)
+            cached.append(encoding.decode(name, parts))
         return (*cached, keys.attach(layout))

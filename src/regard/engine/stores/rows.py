@@ -4,7 +4,7 @@ A storage object keeps the arrays of one layer as long as its store exists; `bin
 in one forward.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 from weakref import WeakSet
 
@@ -223,8 +223,8 @@ class Storage(Protocol):
     arrays: dict[str, Tensor]
     placer: Any  # the Placer of its slots; None: it has one slot per row
 
-    def bind(self, layout: TokenLayout, placement: Any) -> State:
-        """The state of one forward; `placement`: the result of `placer.place` for these tokens."""
+    def bind(self, layout: TokenLayout, placements: Mapping[Any, Any]) -> State:
+        """The state of one forward; `placements`: the result of `place` for these tokens, by placer."""
         ...
 
 
@@ -240,7 +240,7 @@ class Storages:
         placements = {placer: placer.place(layout, span) for placer in self.placers}
 
         def sublayer_state(storages: tuple[Storage, ...]) -> State:
-            states = [storage.bind(layout, placements.get(storage.placer)) for storage in storages]
+            states = [storage.bind(layout, placements) for storage in storages]
             if sourceless:
                 states = [state.require(sourceless) if isinstance(state, SourceArrays) else state for state in states]
             return states[0] if len(states) == 1 else CombinedState(*states) if states else STATELESS
@@ -248,7 +248,9 @@ class Storages:
         return tuple(tuple(sublayer_state(storages) for storages in block) for block in self.nested)
 
     def __iter__(self) -> Iterator[Storage]:
-        return (storage for block in self.nested for storages in block for storage in storages)
+        """Those of a layer that has several for the same tokens are returned one by one."""
+        all_storages = (storage for block in self.nested for storages in block for storage in storages)
+        return (part for storage in all_storages for part in getattr(storage, "parts", (storage,)))
 
 
 class CombinedState:

@@ -4,15 +4,16 @@ Recurrent states, and the keys and values of a source for cross-attention, are t
 Layers with an attention window have ring buffers (ring.py). The store decides how all other per-token arrays are kept.
 """
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.engine.stores.arrays import zeros
+from regard.engine.stores.arrays import QuantizedTokens, zeros
 from regard.engine.stores.base import ModelMemory
+from regard.engine.stores.recent import RecentStorage
 from regard.engine.stores.ring import RingBuffer, RingStorage
 from regard.engine.stores.rows import RowTable, Storage, Storages, row_indices, rows_of
 from regard.engine.stores.streaming import StreamedTokens, StreamingRing, StreamingStorage
@@ -35,18 +36,28 @@ def build_storages(
     rings: dict[tuple[int, int], RingBuffer] = {}
     streaming: dict[tuple[int, int], StreamingRing] = {}
 
+    def ring(window: int, first: int) -> RingBuffer:
+        if (window, first) not in rings:
+            rings[window, first] = RingBuffer(window, first, slack, rows)
+        return rings[window, first]
+
+    def keep(declared: PerToken) -> Storage:
+        match declared.window:
+            case int(window) if declared.first + window + slack < capacity:
+                return RingStorage(declared, ring(window, declared.first), dtype)
+        return per_token(declared)
+
     def build(declared: PerToken | FixedSize | PerSource) -> Storage:
         match declared:
             case StreamedTokens(window=int(window), first=first):
                 if (window, first) not in streaming:
                     streaming[window, first] = StreamingRing(window, first, slack, rows)
                 return StreamingStorage(declared, streaming[window, first], dtype)
-            case PerToken(window=int(window), first=first) if first + window + slack < capacity:
-                if (window, first) not in rings:
-                    rings[window, first] = RingBuffer(window, first, slack, rows)
-                return RingStorage(declared, rings[window, first], dtype)
+            case QuantizedTokens(recent=recent) if recent > 0:
+                newest = PerToken(declared.arrays, window=recent)
+                return RecentStorage(keep(declared), RingStorage(newest, ring(recent, 0), dtype), recent)
             case PerToken():
-                return per_token(declared)
+                return keep(declared)
             case FixedSize():
                 return FixedStorage(declared, rows, dtype)
             case PerSource():
@@ -68,7 +79,7 @@ class FixedStorage:
         self.arrays = {name: zeros((len(rows), *shape), wide, rows.device) for name, shape in declared.arrays.items()}
         rows.overwriting.append(self)
 
-    def bind(self, layout: TokenLayout, placement: None) -> "FixedStorage":
+    def bind(self, layout: TokenLayout, placements: Mapping[Any, Any]) -> "FixedStorage":
         return self  # `read` and `write` take the rows from their layout
 
     def read(self, layout: TokenLayout, **initial: Tensor) -> tuple[Tensor, ...]:
@@ -118,7 +129,7 @@ class SourceStorage:
         self.span = min(SOURCE_SPAN, length)  # slots that are read: at least the longest source so far
         rows.sources.append(self)
 
-    def bind(self, layout: TokenLayout, placement: None) -> "SourceStorage":
+    def bind(self, layout: TokenLayout, placements: Mapping[Any, Any]) -> "SourceStorage":
         return self  # `read_source` takes the rows from its layout
 
     def read_source(self, layout: TokenLayout, compute: Callable[[Tensor], dict[str, Tensor]]) -> tuple:

@@ -10,6 +10,7 @@ which key, so a chunk of queries gives the same as single tokens. With first = 0
 Xiao et al. 2023, StreamingLLM (arXiv:2309.17453).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -61,8 +62,8 @@ class StreamingStorage(RingStorage):
         super().__init__(declared, ring, dtype)
         self.rotated = dict(declared.rotated or ())
 
-    def bind(self, layout: TokenLayout, placement: RingPlacement) -> Any:
-        return StreamingState(self, placement)
+    def bind(self, layout: TokenLayout, placements: Mapping[Any, Any]) -> Any:
+        return StreamingState(self, placements[self.placer])
 
     def copies(self, name: str, layout: TokenLayout) -> Tensor:
         """The first tokens as each query attends to them, (B, heads, L · first, dim)."""
