@@ -22,19 +22,19 @@ from regard.quantization.clipping import clip_and_round, round_to_nearest, round
 from regard.quantization.folding import Fold, find_folds
 from regard.quantization.gptq import gptq
 from regard.quantization.scaling import awq_scales, smooth_scales
-from regard.quantization.select_layers import BLOCKS, QuantizationError, Selection, shared_parameters
+from regard.quantization.select_layers import BLOCKS, QuantizationError, LayerSelection, shared_parameters
 from regard.quantization.statistics import InputStatistics, add_inputs, record_inputs
 
-Round = Callable[[Tensor, InputStatistics, NumberFormat], dict[str, Tensor]]
-Scales = Callable[[Fold, InputStatistics, Mapping[nn.Linear, NumberFormat]], Tensor]
-Hidden = list[tuple[Tensor, TokenLayout]]
+Rounding = Callable[[Tensor, InputStatistics, NumberFormat], dict[str, Tensor]]
+ScaleChoice = Callable[[Fold, InputStatistics, Mapping[nn.Linear, NumberFormat]], Tensor]
+BlockInputs = list[tuple[Tensor, TokenLayout]]
 Sample = Sequence[tuple[Tensor, TokenLayout | None]]  # token ids (B, L) with their layouts; None: whole documents
 
 
 @dataclass(frozen=True)
 class Method:
-    round: Round
-    scales: Scales | None = None
+    round: Rounding
+    scales: ScaleChoice | None = None
 
 
 METHODS = {
@@ -65,7 +65,7 @@ def find_method(name: str) -> Method:
 @torch.no_grad()
 def quantize_model(
     model: DecoderModule,
-    selection: Selection,
+    selection: LayerSelection,
     method: str,
     sample: Sample,
     progress: Callable[[LayerResult], object] = lambda result: None,
@@ -96,9 +96,9 @@ class FirstBlock(Exception):
     """Ends a forward at the first block."""
 
 
-def inputs_of_blocks(model: DecoderModule, sample: Sample) -> Hidden:
+def inputs_of_blocks(model: DecoderModule, sample: Sample) -> BlockInputs:
     """The inputs of the first block, with the layouts of the stack."""
-    found: Hidden = []
+    found: BlockInputs = []
 
     def keep(block: nn.Module, args: tuple[Any, ...]) -> NoReturn:
         found.append((args[0], args[1]))
@@ -119,7 +119,7 @@ def quantize_part(
     prefix: str,
     formats: Mapping[str, NumberFormat],
     method: Method,
-    hidden: Hidden,
+    hidden: BlockInputs,
     run: Callable[[Tensor, TokenLayout], Any],
     shared: Sequence[Tensor],
     linear: type[QuantizedLinear],

@@ -24,7 +24,7 @@ class QuantizationError(ValueError):
 
 
 @dataclass
-class Selection:
+class LayerSelection:
     formats: dict[str, NumberFormat] = field(default_factory=dict)  # of the layers to quantize
     left: dict[str, str] = field(default_factory=dict)  # name -> why it stays in full precision
     int8_inputs: bool = False  # round the inputs of the layers too
@@ -32,7 +32,7 @@ class Selection:
 
 def select_layers(
     model: nn.Module, format: NumberFormat, skip: Sequence[str] = (), head: bool = False, int8_inputs: bool = False
-) -> Selection:
+) -> LayerSelection:
     """The linear layers of the blocks, and with `head` the output layer, except those that a pattern of `skip` matches.
 
     Raises QuantizationError if there are none, if a pattern matches none, or if the model has adapters or quantized
@@ -43,7 +43,7 @@ def select_layers(
         raise QuantizationError(f"a model of kind {kind} cannot be quantized yet; only decoders can")
     if int8_inputs:
         check_w8a8(format)
-    modules, selection = dict(model.named_modules()), Selection(int8_inputs=int8_inputs)
+    modules, selection = dict(model.named_modules()), LayerSelection(int8_inputs=int8_inputs)
     for name, module in modules.items():
         if isinstance(module, LoRALayer):
             raise QuantizationError(f"{name} has an adapter; merge it first: regard export RUN FOLDER --merge")
