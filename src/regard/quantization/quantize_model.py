@@ -22,7 +22,7 @@ from regard.quantization.clipping import clip_and_round, round_to_nearest, round
 from regard.quantization.folding import Fold, find_folds
 from regard.quantization.gptq import gptq
 from regard.quantization.scaling import awq_scales, smooth_scales
-from regard.quantization.select_layers import BLOCKS, QuantizationError, LayerSelection, shared_parameters
+from regard.quantization.select_layers import BLOCKS, LayerSelection, QuantizationError, shared_parameters
 from regard.quantization.statistics import InputStatistics, add_inputs, record_inputs
 
 Rounding = Callable[[Tensor, InputStatistics, NumberFormat], dict[str, Tensor]]
