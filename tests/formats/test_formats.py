@@ -140,12 +140,14 @@ def test_numbers_of_sixteen_bits_are_rounded_as_by_torch(name: str) -> None:
         Float("float16").quantize(torch.tensor([[1e5]]))
 
 
-def test_levels_of_nf4_are_the_published_ones_and_fit_normal_weights_better_than_integers() -> None:
-    published = [
-        -1.0, -0.6961928, -0.5250731, -0.3949175, -0.2844414, -0.1847734, -0.0910500, 0.0,
-        0.0795803, 0.1609302, 0.2461123, 0.3379152, 0.4407098, 0.5626170, 0.7229568, 1.0,
-    ]  # fmt: skip
-    assert normal_levels().tolist() == pytest.approx(published, abs=5e-7)
+@pytest.mark.ledger("q.nf4")
+def test_levels_of_nf4_are_quantiles_of_a_normal_and_fit_it_better_than_integers() -> None:
+    outermost = (1 - 1 / 32 + 1 - 1 / 30) / 2  # the quantile whose value becomes 1
+    positive, negative = (
+        torch.special.ndtri(torch.linspace(outermost, 0.5, count, dtype=torch.float64)) for count in (9, 8)
+    )
+    quantiles = torch.cat([-negative, positive.flip(0)[1:]]) / positive.max()
+    assert normal_levels().tolist() == pytest.approx(quantiles.tolist(), abs=5e-7)
     levels = dynamic_levels()
     assert len(levels) == len(levels.unique()) == 256 and levels[-1] == 1 and (levels == 0).sum() == 1
     weight = draw((256, 512))

@@ -19,17 +19,18 @@ from torch import Tensor
 from regard.formats.base import NumberFormat, Stored, pack_bits, packed_like, require_finite, unpack_bits
 from regard.spec import require
 
-OUTERMOST = 0.9677083  # the quantile whose value becomes 1: the mean of 1 - 1/32 and 1 - 1/30
+LEVELS = (  # as published; quantiles of a normal distribution, computed in float32
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+)  # fmt: skip
 SCALE_BLOCK = 256  # scales that share a scale in double quantization
 
 
 @cache
 def normal_levels() -> Tensor:
-    """The levels (16,): quantiles of a normal distribution, eight positive and seven negative ones, and 0."""
-    positive = torch.special.ndtri(torch.linspace(OUTERMOST, 0.5, 9, dtype=torch.float64)[:-1])
-    negative = -torch.special.ndtri(torch.linspace(OUTERMOST, 0.5, 8, dtype=torch.float64)[:-1])
-    levels = torch.cat([negative, torch.zeros(1, dtype=torch.float64), positive.flip(0)])
-    return (levels / levels.max()).float()
+    """The levels (16,): eight positive and seven negative ones, and 0."""
+    return torch.tensor(LEVELS)
 
 
 @cache
