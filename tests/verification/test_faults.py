@@ -10,11 +10,15 @@ from dataclasses import replace
 import pytest
 import torch
 
+from regard.engine.stores import recent as stores_recent
 from regard.engine.stores.contiguous import Contiguous
 from regard.engine.stores.paged import Paged
+from regard.engine.stores.recent import join_keys
 from regard.engine.stores.ring import RingBuffer
 from regard.engine.stores.rows import CheckedRows, RowTable, rows_of
 from regard.engine.stores.states import FixedStorage
+from regard.engine.stores.streaming import StreamingRing
+from regard.formats.integers import Integer
 from regard.kernels.attention import mask as masks
 from regard.kernels.attention.patterns.window import Window
 from regard.layout import TokenLayout
@@ -264,3 +268,27 @@ def test_verify_finds_a_tensor_that_is_not_saved_exactly(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(weights, "load", load_with_an_error)
     assert broken(ROPE) == {"saved and loaded = original"}
+
+
+def test_verify_finds_an_evicting_cache_that_keeps_too_many_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StreamingRing, "place", RingBuffer.place)  # the slack of the ring is read too
+    assert breaks(ROPE, "evicting cache = dense mask")
+
+
+def test_verify_finds_a_first_token_that_is_not_rotated_further(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rope.Rope, "shift", lambda self, k, offsets: k if k.shape[2] > 1 else k.flip(-1))
+    assert breaks(ROPE, "evicting cache = dense mask")
+
+
+def test_verify_finds_codes_that_are_rounded_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Integer.encode
+    monkeypatch.setattr(Integer, "encode", lambda self, values, grid: (original(self, values, grid) - 1).clamp_min(0))
+    assert breaks(ROPE, "quantized cache within its bound")
+
+
+def test_verify_finds_newest_tokens_that_depend_on_the_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    def newest_of_the_chunk(decoded: TokenLayout, newest: TokenLayout, recent: int) -> TokenLayout:
+        return join_keys(decoded, newest, min(recent, decoded.positions.shape[1]))
+
+    monkeypatch.setattr(stores_recent, "join_keys", newest_of_the_chunk)
+    assert breaks(ROPE, "quantized cache within its bound")

@@ -15,6 +15,7 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor, nn
 
+from regard.engine.caches import Cache, parse_cache
 from regard.engine.stores import STORES
 from regard.engine.stores.base import Store
 from regard.engine.stores.paged import Paged
@@ -35,6 +36,7 @@ Need = Literal["weights", "inputs", "padding", "packing", "memory", "engine"]
 class Trial:
     lacks: dict[Need, str] = {}  # features that this kind of model does not have, with the reason
     stores: tuple[str, ...] = tuple(STORES)
+    cache = Cache()  # what the stores keep
     source_length = 0  # tokens of the longest source, for a model with cross-attention
 
     def __init__(self, model: nn.Module, length: int = 24, cuts: tuple[int, ...] | None = None, seed: int = 0):
@@ -61,6 +63,13 @@ class Trial:
         """The same trial with one of the stores only."""
         other = copy(self)
         other.stores = (store,)
+        return other
+
+    def with_cache(self, cache: str) -> Self:
+        """The same trial with a smaller cache. ValueError if the model cannot have it."""
+        other = copy(self)
+        other.cache = parse_cache(cache)
+        other.cache.declare(self.memory())
         return other
 
     def with_model(self, model: nn.Module) -> Self:
@@ -106,7 +115,9 @@ class Trial:
         """A store with twice the capacity that the rows need, all of it reserved and filled with JUNK."""
         capacity = -(-2 * (length or self.length) // BLOCK) * BLOCK
         open_store = partial(Paged, block=BLOCK) if kind == "paged" else STORES[kind]
-        store = open_store(self.memory(), rows, capacity, self.dtype, self.device, self.source_length, slack)
+        store = open_store(
+            self.cache.declare(self.memory()), rows, capacity, self.dtype, self.device, self.source_length, slack
+        )
         for row in range(rows):
             assert store.reserve(row, capacity)
         for storage in store.storages:

@@ -73,11 +73,19 @@ class QuantizedArrays(NamedTuple):
         return {f"{name}.{part}": as_bytes(t).view(*x.shape[:-1], -1) for part, t in stored.items()}
 
     def decode(self, name: str, parts: Mapping[str, Tensor]) -> Tensor:
+        return self.format.dequantize(self.stored(name, parts), self.dtype)
+
+    def error_bound(self, name: str, parts: Mapping[str, Tensor]) -> Tensor:
+        """The largest difference of a decoded number from the one that was encoded."""
+        return self.format.error_bound(self.stored(name, parts))
+
+    def stored(self, name: str, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The parts as the format returned them."""
         stored = {part.removeprefix(f"{name}."): array for part, array in parts.items()}
         for part, dtype, per_head in part_kinds(self.format):
             array = stored[part].view(dtype)
             stored[part] = array.squeeze(-1) if per_head else array
-        return self.format.dequantize(stored, self.dtype)
+        return stored
 
 
 @cache

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from regard.verification.laws import backends, batch, engine, memory, weights
+from regard.verification.laws import backends, batch, caches, engine, memory, weights
 from regard.verification.outcome import Outcome, not_applicable
 from regard.verification.trial import Need, Trial
 
@@ -31,6 +31,8 @@ LAWS = {
     "paged = contiguous": Law("memory", memory.paged),
     "used row = fresh row": Law("memory", memory.used_row),
     "ring = all tokens": Law("memory", memory.rings),
+    "quantized cache within its bound": Law("memory", caches.quantized),
+    "evicting cache = dense mask": Law("memory", caches.evicting),
     "rewound = recomputed": Law("memory", memory.rewound),
     "forked = recomputed": Law("memory", memory.forked),
     "greedy engine = greedy forward": Law("engine", engine.greedy),
