@@ -3,6 +3,7 @@
 import os
 import random
 import shutil
+import signal
 import sys
 from pathlib import Path
 
@@ -16,6 +17,10 @@ settings.load_profile("quick")
 # Without a GPU, Triton interprets its kernels. It reads the variable when it is first imported.
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# A shell without a terminal ignores Ctrl-C in the programs that it starts in the background, and they in theirs.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # fsync matters only if the machine fails, and waits for everything that other programs write to the disk.
 os.fsync = lambda handle: None

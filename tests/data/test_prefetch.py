@@ -79,8 +79,9 @@ def test_a_closed_loader_is_at_the_delivered_batch_and_can_go_on():
 def test_at_most_depth_batches_are_made_in_advance():
     class Waiting(CountingLoader):
         def __next__(self):
+            batch = super().__next__()
             made.release()
-            return super().__next__()
+            return batch
 
     made = threading.Semaphore(0)
     plain = Waiting()

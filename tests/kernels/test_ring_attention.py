@@ -105,7 +105,7 @@ def run_process(rank: int, size: int, folder: str) -> None:
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group(
-        "gloo", f"file://{folder}/rendezvous", timeout=timedelta(seconds=60), rank=rank, world_size=size
+        "gloo", f"file://{folder}/rendezvous", timeout=timedelta(seconds=240), rank=rank, world_size=size
     )
     positions = ring_attention.zigzag_shares(LENGTH, size)[rank]
     for name in CASES:

@@ -69,10 +69,10 @@ def resident_bytes(process: subprocess.Popen[str]) -> int:
     return int(Path(f"/proc/{process.pid}/statm").read_text().split()[1]) * 4096
 
 
-def open_files(process: subprocess.Popen[str]) -> int:
-    """Without the map of compiled code that torch's matrix library opens for perf when it compiles its first kernel."""
+def open_sockets(process: subprocess.Popen[str]) -> int:
+    """Not all files: torch opens some when it first needs them."""
     links = [os.path.realpath(file) for file in Path(f"/proc/{process.pid}/fd").iterdir()]
-    return sum(not Path(link).name.startswith("perf-") for link in links)
+    return sum(Path(link).name.startswith("socket:") for link in links)
 
 
 def children(process: subprocess.Popen[str]) -> list[str]:

@@ -13,7 +13,8 @@ from statistics import median
 import httpx
 import pytest
 
-from tests.server.server_process import children, open_files, resident_bytes, save_tiny, serve_process
+from tests.server.conftest import wait_until
+from tests.server.server_process import children, open_sockets, resident_bytes, save_tiny, serve_process
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 BODY = {"model": "tiny", "prompt": "Mira", "max_tokens": 100, "ignore_eos": True}
@@ -98,11 +99,10 @@ def percentile(values: list[float], share: float) -> float:
 @pytest.mark.parametrize(("seconds", "seconds_each"), [(2, 0.3), pytest.param(60, 1.5, marks=pytest.mark.slow)])
 def test_ten_times_the_load(folder: Path, seconds: float, seconds_each: float, record_property) -> None:
     with serve_process(folder, "--rows", str(ROWS), "--queue", str(QUEUE)) as (process, url):
+        sockets = open_sockets(process)
         httpx.post(f"{url}/v1/completions", json=BODY, timeout=60)  # the first request imports modules
-        files = open_files(process)
         rate, measured = asyncio.run(overload(url, process, seconds, seconds_each))
-        while open_files(process) > files:
-            time.sleep(0.01)
+        wait_until(lambda: open_sockets(process) == sockets)
     for name in ("answered", "refused", "health"):
         values = getattr(measured, name)
         record_property(name, {"count": len(values), "p50": percentile(values, 0.5), "p99": percentile(values, 0.99)})
