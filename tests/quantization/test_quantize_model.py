@@ -161,3 +161,31 @@ def test_names_of_formats() -> None:
     ]:
         with pytest.raises(SpecError, match=expected):
             format_of(name, group, symmetric)
+
+
+@pytest.mark.ledger("q.half")
+@pytest.mark.parametrize("name", ["fp16", "bf16"])
+def test_sixteen_bits_are_half_the_bytes_and_hardly_change_the_logits(name: str) -> None:
+    quantized, (ids, layout) = model(), sample(1)[0]
+    with torch.no_grad():
+        before = quantized(ids, layout)
+        results = quantize_model(quantized, select_layers(quantized, format_of(name), head=True), "nearest", sample(1))
+        after = quantized(ids, layout)
+    weights = sum(layer.out_features * layer.in_features for layer in quantized.modules() if hasattr(layer, "stored"))
+    assert sum(result.bytes for result in results) == 2 * weights
+    valid = layout.valid if layout is not None else slice(None)
+    assert (after - before)[valid].norm() / before[valid].norm() < {"fp16": 1e-3, "bf16": 8e-3}[name]
+
+
+@pytest.mark.ledger("q.group")
+def test_smaller_groups_have_smaller_errors_and_a_group_of_a_row_is_a_channel() -> None:
+    """The outputs, and the inputs, of trained layers have weights of different sizes."""
+    rng = torch.Generator().manual_seed(0)
+    weight = torch.randn(32, 64, generator=rng) * torch.linspace(0.1, 2, 32).unsqueeze(1) * torch.linspace(0.1, 2, 64)
+    errors = []
+    for group in ("tensor", "channel", 32, 16, 8):
+        format = Integer(4, group=group)
+        errors.append(float((format.dequantize(format.quantize(weight)) - weight).square().mean()))
+    assert all(later < 0.9 * earlier for earlier, later in zip(errors, errors[1:], strict=False))
+    channel, row = (Integer(4, group=group).quantize(weight) for group in ("channel", 64))
+    assert all(torch.equal(channel[name], row[name]) for name in channel)
