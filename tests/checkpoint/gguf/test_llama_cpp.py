@@ -11,6 +11,8 @@ import torch
 
 from regard.checkpoint import load
 from regard.checkpoint.gguf import export_gguf
+from regard.engine.engine import Engine
+from regard.engine.request import Sampling
 from regard.find_model import locate
 from regard.text.tokenizer import Tokenizer
 from regard.text.train import bpe
@@ -72,6 +74,18 @@ def test_logprobs_equal_those_of_llama_cpp(name: str, format: str, tmp_path: Pat
         # llama.cpp computes GELU with a float16 table, and with all but f32 it also rounds the activations
         limit = {"f32": 5e-3 if "gpt2" in name else 5e-5, "f16": 2e-2, "bf16": 0.2}.get(format, 0.6)
         assert len(theirs) > 200 and largest_error < limit
+
+
+def test_packed_blocks_of_a_published_model_give_the_tokens_of_llama_cpp(tmp_path: Path) -> None:
+    """SmolLM2 in q4_k_m: Q5_0, Q8_0, Q4_K and Q6_K."""
+    file, tokenizer = tmp_path / "model.gguf", Tokenizer.load("smollm2")
+    export_gguf(load("smollm2"), file, "llama", "q4_k_m", gguf_metadata(tokenizer, 49152))
+    prompt = tokenizer.encode("The capital of France is Paris. The sea is")
+    body = {"prompt": prompt, "n_predict": 16, "temperature": 0, "cache_prompt": False}
+    theirs = serve(file).handle_completions(body)["choices"][0]["text"]
+    engine = Engine(load(file, packed=True), rows=1, capacity=64)  # ty: ignore
+    ours = [token.id for token in engine.generate(prompt, Sampling(max_new=16, temperature=0))]
+    assert tokenizer.decode(ours) == theirs
 
 
 @pytest.mark.parametrize("name", ["smollm2", *TOKENIZERS])

@@ -46,14 +46,14 @@ class DraftModel:
         self.capacity = 0
 
     def open(self, target: DecoderModule, rows: int, capacity: int) -> None:
-        spec, weight = self.model.spec, self.model.embedding.weight
+        spec, weight, device = self.model.spec, next(self.model.parameters()), next(target.parameters()).device
         if spec.vocab != target.spec.vocab:
             raise ValueError(
                 f"the draft model has {spec.vocab} ids, the model {target.spec.vocab}; "
                 "choose a draft model with the same tokenizer"
             )
-        if weight.device != target.embedding.weight.device:
-            raise ValueError(f"the draft model is on {weight.device}, not on {target.embedding.weight.device}")
+        if weight.device != device:
+            raise ValueError(f"the draft model is on {weight.device}, not on {device}")
         self.capacity = min(capacity, checked_capacity(spec, None))
         self.store = open_store(Paged, spec.memory(), rows, self.capacity, weight.dtype, weight.device, 0, self.memory)
         self.model.eval()
