@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from regard.adapt.quantized import pack_weights
 from regard.checkpoint import model_folder
 from regard.checkpoint.image_processor import has_image_processor, load_image_processor
 from regard.compat import resolve_device, resolve_dtype
@@ -53,6 +54,7 @@ def load(
     else:
         checked = folder != Path(name)
         model = model_folder.load(folder, resolve_device(device), dtype, checked, progress, packed=packed)
+        pack_weights(model)  # if it is quantized
         llm = with_tokenizer(model, folder, context)
     llm.folder = folder
     return llm

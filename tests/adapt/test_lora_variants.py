@@ -16,7 +16,7 @@ from regard.adapt import (
     disable_adapters,
     load_adapter,
     merge_lora,
-    quantize_int8,
+    quantize_linears,
     save_adapter,
     unmerge_lora,
 )
@@ -26,6 +26,7 @@ from regard.adapt.lora_weights import lora_weights
 from regard.adapt.many_lora import AdaptedModel, AdapterRows
 from regard.checkpoint import load
 from regard.families import family
+from regard.formats.integers import Integer
 from regard.spec import SpecError
 from tests.families.pairs import LIMIT, make_pair
 
@@ -204,12 +205,20 @@ def test_stacked_weights_take_pissa_and_refuse_dora(make_stacked, ids, tmp_path)
     assert (model(ids) - expected).abs().max() <= 1e-12
 
 
-def test_wrong_initializations_and_quantized_dora_are_refused() -> None:
+def test_wrong_initializations_are_refused() -> None:
     for init in ("pisa", "pissa_niter_", "pissa_niter_0"):
         with pytest.raises(SpecError, match="is none of 'uniform', 'pissa' and 'pissa_niter_N'"):
             LoRA(init=init)
-    with pytest.raises(AdapterError, match=r"first has a DoRA adapter, .*; merge it first"):
-        quantize_int8(trained("dora", torch.float32))
+
+
+@torch.no_grad()
+def test_the_base_of_dora_can_be_quantized() -> None:
+    """Its norms are those of the rounded weight: the output equals that of an adapter on the rounded layer."""
+    model, rounded = (trained("dora", torch.float64) for _ in range(2))
+    assert quantize_linears(model, Integer(8)) == ["first.base", "second.base"]
+    for layer, other in ((rounded.first, model.first), (rounded.second, model.second)):
+        layer.base.weight.copy_(other.base.weight)
+    assert (model(inputs()) - rounded(inputs())).abs().max() <= 1e-12
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

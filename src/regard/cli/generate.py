@@ -136,7 +136,7 @@ def check_combination(options: EngineOptions) -> None:
 
 
 def open_model_with_engine(model: Path, options: EngineOptions) -> "LanguageModel":
-    from regard.adapt import quantize_int8
+    from regard.cli.open_engine import quantize_weights
     from regard.engine.engine import Engine
     from regard.load_model import load
 
@@ -144,8 +144,8 @@ def open_model_with_engine(model: Path, options: EngineOptions) -> "LanguageMode
     packed = options.quantize == "stored"
     llm = load(model, options.device, context=context, adapter=options.adapter, packed=packed)
     llm.rows = rows  # the engine reserves memory for these
-    if options.quantize == "int8":
-        quantize_int8(llm.model)
+    if options.quantize and not packed:
+        quantize_weights(llm.model, options.quantize)
     if ranks > 1:
         from regard.cli.tensor_parallel import end_later, open_parallel_engine
 

@@ -35,10 +35,10 @@ CompileOption = Annotated[
     ),
 ]
 QuantizeOption = Annotated[
-    Literal["int8", "stored"] | None,
+    str | None,
     typer.Option(
-        help="Keep weights in fewer bits. int8: those of linear layers in eight bits, faster on a CPU; stored: all "
-        "matrices of a GGUF file as they are in the file, such as in Q4_K."
+        help="Keep the weights of linear layers in few bits, rounded to nearest: int8, int4, nf4, fp8, q8_0, q4_0, "
+        "q4_1, q4_k …; `regard quantize` rounds better. stored: all matrices of a GGUF file as they are in the file."
     ),
 ]
 CacheOption = Annotated[
@@ -98,6 +98,19 @@ def check_cache(options: EngineOptions) -> None:
     parse_cache(options.cache)
     if options.batch_invariant or options.tensor_parallel > 1:
         raise ValueError("--cache does not support --batch-invariant and --tensor-parallel; leave one of them out")
+
+
+def quantize_weights(model: "torch.nn.Module", name: str) -> None:
+    """Round the linear layers of a model to a format, in place; SpecError if none has a shape that it allows."""
+    from regard.adapt import pack_weights, quantize_linears
+    from regard.formats.names import format_named
+    from regard.spec import require
+
+    require(
+        bool(quantize_linears(model, format_named(name))),
+        f"--quantize {name}: no linear layer has inputs that are a multiple of its blocks; choose int8",
+    )
+    pack_weights(model)
 
 
 def open_engine(

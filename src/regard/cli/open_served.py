@@ -103,15 +103,16 @@ def named_errors(name: str | None) -> Generator[None]:
 def load_weights(path: Path, options: "EngineOptions", several: bool) -> "tuple[LanguageModel, TextEncoder | None]":
     """A model, and its functions if it is an encoder. several: --context is for those that generate text, and an
     encoder reads its own context."""
-    from regard.adapt import quantize_int8
     from regard.cli.open_encoder import open_text_encoder
+    from regard.cli.open_engine import quantize_weights
     from regard.cli.open_model import open_model
 
     adapter, device, context, dtype = options.adapter, options.device, options.context, options.dtype
     encoder = open_text_encoder(path, device, None if several else context, adapter, dtype)
-    loaded = encoder or (open_model(path, device, context, adapter, dtype, options.quantize == "stored"), None)
-    if options.quantize == "int8":
-        quantize_int8(loaded[0].model)
+    stored = options.quantize == "stored"
+    loaded = encoder or (open_model(path, device, context, adapter, dtype, stored), None)
+    if options.quantize and not stored:
+        quantize_weights(loaded[0].model, options.quantize)
     return loaded
 
 

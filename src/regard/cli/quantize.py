@@ -95,11 +95,12 @@ def quantize(
 
     from regard.checkpoint.model_folder import save
     from regard.cli.open_model import open_model, require_decoder
+    from regard.formats.names import format_named
     from regard.quantization.quantize_model import quantize_model
-    from regard.quantization.select_layers import format_of, select_layers
+    from regard.quantization.select_layers import select_layers
 
     trained = trained_settings(model) if (format, group, symmetric) == (None, None, None) else None
-    chosen = trained.format if trained else format_of(format or "int4", group, symmetric)
+    chosen = trained.format if trained else format_named(format or "int4", group, symmetric)
     method = method or ("nearest" if trained else "gptq")
     if trained:
         skip, head = [*(skip or ()), *trained.skip], head or trained.head

@@ -14,7 +14,7 @@ from regard.formats.base import NumberFormat
 from regard.formats.integers import Integer
 from regard.models.decoder import DecoderModule
 from regard.parts.experts import GroupedLinear
-from regard.spec import SpecError, require
+from regard.spec import SpecError
 
 BLOCKS = "stack.blocks."
 
@@ -111,33 +111,3 @@ def with_wide_scales(format: NumberFormat, weight: Tensor) -> NumberFormat:
     sizes = format.grouped(weight.detach()).abs().amax(-1) / format.levels
     small = (sizes > 0) & (sizes < 4 * torch.finfo(torch.float16).tiny)
     return replace(format, scale_dtype="float32") if bool(small.any()) else format
-
-
-FORMAT_NAMES = "int8, int6, int5, int4, int3, int2, nf4, fp8 (e4m3), fp8_e5m2, bf16, fp16"
-
-
-def format_of(name: str, group: str | None = None, symmetric: bool | None = None) -> NumberFormat:
-    """The format of a name such as int4. group, symmetric: of integers; by default groups of 64 with zero points below
-    eight bits, and one scale per output without them for eight."""
-    from regard.formats.floats import Float
-    from regard.formats.nf4 import NF4
-
-    floats = {"fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
-    floats |= {"bf16": "bfloat16", "fp16": "float16"}
-    if name[:3] == "int" and name[3:] in tuple("2345678"):
-        bits = int(name[3:])
-        chosen = ("channel" if bits == 8 else "64") if group is None else group
-        require(
-            chosen in ("channel", "tensor") or chosen.isdecimal() and int(chosen) > 0,
-            f"group={chosen!r} is neither a positive number of inputs nor 'channel' or 'tensor'",
-        )
-        scales = "float16" if chosen.isdecimal() else "float32"
-        group_of = int(chosen) if chosen.isdecimal() else "tensor" if chosen == "tensor" else "channel"
-        return Integer(bits, bits == 8 if symmetric is None else symmetric, group_of, scales)
-    require(name in floats or name == "nf4", f"format={name!r} is unknown; choose one of {FORMAT_NAMES}")
-    require(symmetric is None, f"format={name} has no zero points; leave out --symmetric and --asymmetric")
-    if name == "nf4":
-        require(group is None or group.isdecimal(), f"group={group!r} of nf4 is a number of weights; 64 by default")
-        return NF4(64 if group is None else int(group))
-    require(group is None, f"format={name} has no groups; leave out --group")
-    return Float(floats[name])  # ty: ignore[invalid-argument-type]

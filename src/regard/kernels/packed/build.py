@@ -1,0 +1,67 @@
+"""Compile packed_linear.cpp for this machine on first use. The library is kept in a folder of the user's cache."""
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import torch
+
+SOURCE = Path(__file__).with_name("packed_linear.cpp")
+# Vectors for this CPU. No errno and no traps: else loops with nearbyint are not vectorized.
+FLAGS = ["-std=c++20", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-fPIC", "-w"]
+
+
+def cache_folder() -> Path:
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root) / "regard" / "kernels"
+
+
+@cache
+def load_library() -> str | None:
+    """Load the operator `torch.ops.regard.packed_linear`, compiled if it is not yet; returns why it cannot be."""
+    compiler = os.environ.get("CXX") or next(filter(shutil.which, ("g++", "c++", "clang++")), None)
+    if compiler is None:
+        return "there is no C++ compiler (g++ or clang++)"
+    try:
+        torch.ops.load_library(compiled(compiler))
+    except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
+        output = getattr(error, "stderr", "") or str(error)
+        return f"{compiler} cannot compile {SOURCE.name}: {output.strip().splitlines()[0] if output.strip() else error}"
+    return None
+
+
+def compiled(compiler: str) -> Path:
+    """The library for this source, compiler, CPU and torch."""
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
+    parts = [SOURCE.read_text(), *FLAGS, version, torch.__version__, platform.machine(), cpu_features()]
+    folder = cache_folder()
+    library = folder / f"packed_linear_{hashlib.sha256('|'.join(parts).encode()).hexdigest()[:16]}.so"
+    if library.exists():
+        return library
+    print("compiling the kernel for weights of few bits, once …", file=sys.stderr, flush=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    root = Path(torch.__file__).parent
+    with tempfile.TemporaryDirectory(dir=folder) as temporary:
+        built, object_file = Path(temporary) / library.name, Path(temporary) / "packed_linear.o"
+        command = [compiler, *FLAGS, f"-I{root / 'include'}", "-c", str(SOURCE), "-o", str(object_file)]
+        subprocess.run(command, capture_output=True, text=True, check=True)
+        # Without -fopenmp: the threads are those of torch, whose OpenMP library is loaded already.
+        link = [compiler, "-shared", str(object_file), f"-L{root / 'lib'}", "-ltorch_cpu", "-lc10", "-o", str(built)]
+        subprocess.run(link, capture_output=True, text=True, check=True)
+        built.rename(library)  # whole or not at all
+    return library
+
+
+def cpu_features() -> str:
+    """The instructions of this CPU: a library compiled for another one may not run here."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
