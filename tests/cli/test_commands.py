@@ -102,6 +102,24 @@ def test_generate_with_a_smaller_cache(demo_run: Path) -> None:
     assert "--cache does not support --batch-invariant" in str(refused)
 
 
+def test_generate_with_drafts_prints_the_same_text_and_statistics(demo_run: Path) -> None:
+    arguments = ("generate", demo_run, "--prompt", "Anna is in the barn. Anna is", "--max-new", 30, "--temperature", 0)
+    plain = regard(*arguments, "--json").stdout
+    for method in ("ngram", "lookahead", f"draft:{demo_run}"):
+        assert json.loads(regard(*arguments, "--json", "--speculate", method).stdout)["ids"] == json.loads(plain)["ids"]
+    printed = regard(*arguments, "--speculate", f"draft:{demo_run}", "--draft-tokens", 3, "--stats").stderr
+    assert "tokens/s" in printed and "by position in the draft" in printed and "per forward with a draft" in printed
+    errors = {
+        "eagles": "there is no method 'eagles'",
+        "draft": "name the smaller model: --speculate draft:MODEL",
+        "ngram:3": "use --speculate ngram",
+    }
+    for method, message in errors.items():
+        assert message in str(regard(*arguments, "--speculate", method).exception)
+    refused = regard(*arguments, "--speculate", "ngram", "--cache", "window:8").exception
+    assert "--speculate does not support --batch-invariant, --cache" in str(refused)
+
+
 def test_generate_ends_before_a_stop_string(demo_run: Path) -> None:
     arguments = ("generate", demo_run, "--prompt", "Anna is in", "--max-new", 20, "--temperature", 0, "--json")
     text = json.loads(regard(*arguments).stdout)["text"]
@@ -246,7 +264,11 @@ def test_flags_are_frozen() -> None:
         "--batch-invariant",
         "--quantize",
         "--cache",
+        "--speculate",
+        "--draft-tokens",
+        "--stats",
     }
+    assert {"--speculate", "--draft-tokens"} <= flags["serve"] & flags["chat"]
     assert flags["serve"] >= {"--host", "--port", "--key", "--name", "--rows", "--context", "--device"}
     assert flags["serve"] >= {"--memory", "--queue", "--max-body", "--dtype", "--compile", "--no-compile", "--adapter"}
     assert flags["serve"] >= {"--allow-host", "--allow-origin", "--access-log", "--replicas", "--tensor-parallel"}

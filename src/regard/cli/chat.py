@@ -6,6 +6,7 @@ import typer
 
 from regard.cli.open_engine import CacheOption, EngineOptions, check_cache
 from regard.cli.open_model import AdapterOption, ContextOption, DeviceOption, ModelArgument
+from regard.cli.speculation_options import DraftTokensOption, SpeculateOption, check_speculation, open_drafter
 
 
 def chat(
@@ -19,6 +20,8 @@ def chat(
     adapter: AdapterOption = None,
     device: DeviceOption = "auto",
     cache: CacheOption = None,
+    speculate: SpeculateOption = None,
+    draft_tokens: DraftTokensOption = 5,
 ) -> None:
     """Chat with a model in the terminal.
 
@@ -30,21 +33,27 @@ def chat(
     Examples:
       regard chat runs/demo --temperature 0
       regard chat smollm2 --system "Answer in one sentence."
+      regard chat smollm2 --speculate ngram
       echo "Where is Anna?" | regard chat runs/demo
     """
     from regard.cli.chat_terminal import open_terminal
     from regard.cli.conversation import Conversation
     from regard.cli.open_model import open_model
 
-    check_cache(EngineOptions(cache=cache))
+    options = EngineOptions(device, cache=cache, speculate=speculate)
+    check_cache(options)
+    check_speculation(options)
     llm = open_model(model, device, context, adapter)
     if llm.tokenizer.chat_template is None:
         raise ValueError(f"{model} has no chat template, so it cannot chat; use `regard generate`")
     llm.rows = 1  # the engine reserves memory for one request
-    if cache is not None:
+    if cache is not None or speculate is not None:
         from regard.engine.engine import Engine
 
-        llm.engine = Engine(llm.model, rows=1, capacity=context, cache=cache)
+        llm.engine = Engine(
+            llm.model, rows=1, capacity=context, cache=cache, speculation=open_drafter(options),
+            draft_tokens=draft_tokens,
+        )  # fmt: skip
     terminal = open_terminal()
     conversation = Conversation(
         llm, terminal, system, max_new=max_new, temperature=temperature, top_p=top_p, seed=seed

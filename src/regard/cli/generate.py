@@ -3,6 +3,7 @@
 import json
 import sys
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
@@ -16,6 +17,14 @@ from regard.cli.open_engine import (
     check_cache,
 )
 from regard.cli.open_model import AdapterOption, ContextOption, DeviceOption, ModelArgument
+from regard.cli.speculation_options import (
+    DraftTokensOption,
+    SpeculateOption,
+    StatsOption,
+    check_speculation,
+    open_drafter,
+    print_statistics,
+)
 from regard.cli.tensor_parallel import TensorParallelOption
 from regard.find_model import find_model
 
@@ -65,6 +74,9 @@ def generate(
     batch_invariant: BatchInvariantOption = False,
     quantize: QuantizeOption = None,
     cache: CacheOption = None,
+    speculate: SpeculateOption = None,
+    draft_tokens: DraftTokensOption = 5,
+    stats: StatsOption = False,
     logprobs: Annotated[
         int, typer.Option(min=0, help="With --json: also the most likely tokens at each place, this many.")
     ] = 0,
@@ -83,6 +95,8 @@ def generate(
       regard generate runs/demo --prompt "Anna went to the" --temperature 0 --json
       regard generate smollm2 --prompt "Two and two is " --regex "[0-9]+" --n 3
       regard generate smollm2 --prompt "Once upon a time" --max-new 20000 --cache sinks:4+1020
+      regard generate smollm2 --prompt "Copy: 1 one, 2 two, 3 three. 1 one," --speculate ngram --stats
+      regard generate models/llama-8b --prompt "Once upon a time" --speculate draft:models/llama-1b
       regard generate models/llama-8b --prompt "Once upon a time" --tensor-parallel 2
       regard generate models/llama-8b --prompt "Once upon a time" --temperature 0 --batch-invariant
       regard generate models/t5 --prompt "translate English to German: a cat" --temperature 0
@@ -91,7 +105,7 @@ def generate(
     find_model(model)  # before torch is imported: a mistyped name is refused at once
     engine = EngineOptions(
         device, context, adapter, rows=n, tensor_parallel=tensor_parallel, batch_invariant=batch_invariant,
-        quantize=quantize, cache=cache,
+        quantize=quantize, cache=cache, speculate=speculate, draft_tokens=draft_tokens,
     )  # fmt: skip
     check_combination(engine)
     check_output_options(logprobs, as_json, schema, regex, choice)
@@ -104,7 +118,7 @@ def generate(
         "repetition_penalty": repetition_penalty, "top_logprobs": logprobs,
         "grammar": grammar(llm, schema, regex, choice),
     }  # fmt: skip
-    ids = llm.encode(text, special)
+    ids, start = llm.encode(text, special), perf_counter()
     outputs = [  # all are submitted before the first is printed, so that they are decoded in one batch
         llm.submit(ids, stop or (), True, cast("Any", options | {"seed": derived_seed(seed, i)}), image or ())
         for i in range(n)
@@ -115,6 +129,11 @@ def generate(
         else:
             print("\n" if index else "", end="")
             print_text(text if llm.continues_prompt else "", output)
+    if stats:
+        from rich.console import Console
+
+        tokens, seconds = int(llm.engine.metrics()["new_tokens"]), perf_counter() - start
+        print_statistics(llm.engine, tokens, seconds, Console(stderr=True))
 
 
 def check_output_options(
@@ -133,6 +152,7 @@ def check_combination(options: EngineOptions) -> None:
     if (options.batch_invariant or options.quantize) and options.tensor_parallel > 1:
         raise ValueError("--batch-invariant and --quantize do not support --tensor-parallel; leave it out")
     check_cache(options)
+    check_speculation(options)
 
 
 def open_model_with_engine(model: Path, options: EngineOptions) -> "LanguageModel":
@@ -150,10 +170,10 @@ def open_model_with_engine(model: Path, options: EngineOptions) -> "LanguageMode
         from regard.cli.tensor_parallel import end_later, open_parallel_engine
 
         open_parallel_engine(model, llm, ranks, options.adapter, "auto", end_later, rows=rows, capacity=context)
-    elif options.batch_invariant or options.cache:
+    elif options.batch_invariant or options.cache or options.speculate:
         llm.engine = Engine(
             llm.model, rows=rows, capacity=context, source_capacity=context, batch_invariant=options.batch_invariant,
-            cache=options.cache,
+            cache=options.cache, speculation=open_drafter(options), draft_tokens=options.draft_tokens,
         )  # fmt: skip
     return llm
 

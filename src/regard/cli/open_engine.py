@@ -87,6 +87,8 @@ class EngineOptions(NamedTuple):
     batch_invariant: bool = False
     quantize: str | None = None
     cache: str | None = None
+    speculate: str | None = None
+    draft_tokens: int = 5
 
 
 def check_cache(options: EngineOptions) -> None:
@@ -125,6 +127,7 @@ def open_engine(
 
     path: of the model, for the other processes of a tensor parallel engine.
     """
+    from regard.cli.speculation_options import open_drafter
     from regard.engine.engine import Engine
     from regard.engine.inputs import decoder_of
     from regard.engine.memory import divided_share
@@ -148,6 +151,7 @@ def open_engine(
             llm.model, rows=options.rows, capacity=options.context, source_capacity=options.context, memory=memory,
             queue=options.queue, compile=compiles.value == "on", max_cpu_loras=options.max_cpu_loras,
             max_loras=options.max_loras, batch_invariant=options.batch_invariant, cache=options.cache,
+            speculation=open_drafter(options), draft_tokens=options.draft_tokens,
         )  # fmt: skip
         llm.rows = llm.engine.store.rows
     warm_up(llm.engine, console)
@@ -177,6 +181,7 @@ def engine_choices(
         dtype_choice(weight.dtype, options),
         *([EngineChoice("weights", options.quantize, "--quantize")] if options.quantize else []),
         *([EngineChoice("cache", options.cache, "--cache")] if options.cache else []),
+        *([EngineChoice("drafts", options.speculate, "--speculate")] if options.speculate else []),
         EngineChoice("context", f"{engine.capacity} tokens", context),
         EngineChoice("rows", str(engine.store.rows), rows),
         EngineChoice("store", size, memory_rule(options.memory, weight.device, engines)),

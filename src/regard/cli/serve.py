@@ -37,6 +37,7 @@ from regard.cli.serve_options import (
     ServedModelsArgument,
     split_keys,
 )
+from regard.cli.speculation_options import DraftTokensOption, SpeculateOption, check_speculation
 from regard.cli.tensor_parallel import TensorParallelOption
 
 if TYPE_CHECKING:
@@ -70,6 +71,8 @@ def serve(
     dtype: DtypeOption = "auto",
     quantize: QuantizeOption = None,
     cache: CacheOption = None,
+    speculate: SpeculateOption = None,
+    draft_tokens: DraftTokensOption = 5,
     compile: CompileOption = None,
     batch_invariant: BatchInvariantOption = False,
     device: DeviceOption = "auto",
@@ -99,6 +102,7 @@ def serve(
       regard serve smollm2 --rows 32 --context 2048 --compile
       regard serve smollm2 --quantize int8
       regard serve smollm2 --cache int8
+      regard serve smollm2 --speculate ngram
       regard serve chat=smollm2 minilm
       regard serve smollm2 --lora-modules pirate=runs/pirate --lora-modules legal=adapters/legal
       regard serve smollm2 --replicas 4
@@ -114,6 +118,7 @@ def serve(
         device=device, context=context, adapter=adapter, dtype=dtype, rows=rows, memory=memory, queue=queue,
         compile=compile, max_cpu_loras=max_cpu_loras, max_loras=max_loras, tensor_parallel=tensor_parallel,
         batch_invariant=batch_invariant, quantize=quantize, cache=cache,
+        speculate=speculate, draft_tokens=draft_tokens,
     )  # fmt: skip
     check_combination(named, options, loras, lora_folder, replicas)
     require_server()
@@ -190,5 +195,6 @@ def check_combination(
     if options.quantize and (options.tensor_parallel > 1 or loras or lora_folder is not None):
         raise ValueError("--quantize does not support --tensor-parallel, --lora-modules and --lora-folder")
     check_cache(options)
+    check_speculation(options)
     if replicas is not None and lora_folder is not None:
         raise ValueError("--lora-folder loads adapters into one replica only; give them to all with --lora-modules")

@@ -27,8 +27,15 @@ COUNTERS = {  # of Engine.metrics(): what they count
     "evicted_blocks": "Blocks of cached prefixes that were evicted.",
     "prefix_query_tokens": "Prompt tokens that were looked up in the prefix cache.",
     "prefix_hit_tokens": "Prompt tokens that were found in the prefix cache.",
+    "drafts": "Drafts that were verified.",
+    "draft_tokens": "Tokens of drafts.",
+    "accepted_draft_tokens": "Tokens of drafts that were accepted.",
+    "draft_seconds": "Time to propose drafts.",
+    "verify_seconds": "Time to verify drafts.",
 }
 GAUGES = {
+    "tokens_per_draft": "New tokens of a request per forward with a draft.",
+    "speculation_speedup": "Decoded tokens per second, relative to the steps without drafts.",
     "rows": "Requests that can be decoded at once.",
     "running": "Requests that are being decoded.",
     "waiting": "Requests in the queue.",
