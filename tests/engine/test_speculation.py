@@ -13,6 +13,7 @@ from torch import Tensor
 from regard.engine.engine import Engine
 from regard.engine.request import Draft, Request, Sampling
 from regard.engine.sampling import verify_drawn
+from regard.engine.speculation.draft_length import COSTS, RETRY, DraftCosts, DraftLength
 from regard.engine.speculation.draft_model import DraftModel
 from regard.engine.speculation.lookahead import Lookahead
 from regard.engine.speculation.prompt_lookup import PromptLookup
@@ -60,6 +61,12 @@ def run(engine: Engine, prompts: Sequence[Sequence[int]], sampling: Sampling) ->
 
 def ids_of(requests: Sequence[Request]) -> list[list[int]]:
     return [[token.id for token in request.new] for request in requests]
+
+
+@pytest.fixture(autouse=True)
+def free_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafts are always as long as possible, however many are rejected."""
+    monkeypatch.setattr("regard.engine.speculation.speculation.COSTS", {"cpu": DraftCosts(0.0, 0.0)})
 
 
 @pytest.fixture(scope="module")
@@ -283,21 +290,24 @@ def test_statistics_count_positions_and_speed() -> None:
     assert statistics.speedup == pytest.approx(9 / 6)  # 9 tokens in 6 seconds; without drafts one per second
 
 
-def test_the_draft_follows_the_acceptance(tiny) -> None:
-    """Twice as long after a draft that was accepted, else one longer than its accepted part."""
-    model, lengths = tiny(), []
-    (plain,) = run(Engine(model, rows=1, capacity=64), [[1, 2]], replace(GREEDY, max_new=40))
-
-    class Recorded(Scripted):
-        def draft(self, request: Request, length: int) -> list[int]:
-            lengths.append(length)
-            known = list(plain.tokens[len(request.tokens) :][:length])
-            return known if len(lengths) > 1 else [known[0], (known[1] + 1) % 61]
-
-    engine = Engine(model, rows=1, capacity=64, speculation=Recorded([]), draft_tokens=7)
-    (found,) = run(engine, [[1, 2]], replace(GREEDY, max_new=40))
-    assert found.tokens == plain.tokens
-    assert lengths[:5] == [7, 2, 4, 7, 7]
+def test_the_draft_follows_the_acceptance() -> None:
+    """Against all lengths by the formula; a request whose drafts are rejected is retried every few steps."""
+    for costs, drafted in ((COSTS["cpu"], 15), (COSTS["cuda"], 15), (DraftCosts(0.0, 0.5), 4)):
+        length = DraftLength(drafted, costs)
+        for accepted in (drafted, drafted, 2, 0, 0, 0, drafted, 1):
+            length.update(drafted, accepted)
+            alpha = length.accepted / length.verified
+            gains = [
+                sum(alpha**i for i in range(k + 1)) / (1 + costs.start + k * costs.per_token if k else 1)
+                for k in range(drafted + 1)
+            ]
+            assert math.isclose(length.gain(length.next()), max(gains))
+    assert DraftLength(15, COSTS["cpu"]).next() > 0
+    rejected = DraftLength(15, COSTS["cpu"])
+    for _ in range(9):
+        rejected.update(15, 0)
+    lengths = [rejected.next() for _ in range(10)]
+    assert lengths[:RETRY] == [0] * RETRY and lengths[RETRY] > 0
 
 
 def test_a_stop_token_inside_a_draft_ends_the_request(tiny) -> None:

@@ -25,6 +25,7 @@ from regard.engine.request import Draft, Request, Token
 from regard.engine.runner import Runner
 from regard.engine.sampling import sample
 from regard.engine.scheduler import ScheduledBatch, Scheduler
+from regard.engine.speculation.draft_length import COSTS, DraftLength
 from regard.engine.speculation.statistics import SpeculationStatistics
 from regard.engine.stores.base import SLACK, Snapshot
 from regard.models.decoder import DecoderModule
@@ -57,7 +58,8 @@ class Speculation:
             raise ValueError(f"draft_tokens={draft_tokens!r} must be an integer from 1 to {MAX_DRAFT}")
         self.drafter, self.draft_tokens, self.scheduler, self.store = drafter, draft_tokens, scheduler, runner.store
         self.recurrent = has_recurrent_state(runner.model.spec.memory())
-        self.lengths: WeakKeyDictionary[Request, int] = WeakKeyDictionary()  # of the next draft
+        self.lengths: WeakKeyDictionary[Request, DraftLength] = WeakKeyDictionary()
+        self.costs = COSTS.get(runner.device.type, COSTS["cpu"])
         self.snapshots: dict[Request, Snapshot] = {}
         self.statistics = SpeculationStatistics(draft_tokens)
         drafter.open(runner.model, self.store.rows, self.store.max_tokens)
@@ -106,7 +108,9 @@ class Speculation:
         """How many tokens are drafted: none for the last token, after a failure, and if accepted tokens are pending."""
         if request.pending != 1 or request.isolated:
             return 0
-        return min(self.lengths.get(request, self.draft_tokens), request.limit - len(request.new) - 1)
+        if request not in self.lengths:
+            self.lengths[request] = DraftLength(self.draft_tokens, self.costs)
+        return min(self.lengths[request].next(), request.limit - len(request.new) - 1)
 
     def verify(self, requests: Sequence[Request], logits: Tensor, add: AddToken) -> int:
         """Sample the next tokens of requests, as many as their drafts allow. Returns how many.
@@ -142,9 +146,9 @@ class Speculation:
         return True
 
     def finish_round(self, request: Request, drafted: int, accepted: int) -> None:
-        """Drop the rejected tokens of a draft, and choose the length of the next draft."""
+        """Drop the rejected tokens of a draft."""
         self.statistics.count_draft(drafted, accepted)
-        self.lengths[request] = min(self.draft_tokens, 2 * drafted if accepted == drafted else accepted + 1)
+        self.lengths[request].update(drafted, accepted)
         if accepted == drafted or request.row is None:
             return
         if self.recurrent:

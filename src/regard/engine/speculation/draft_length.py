@@ -1,0 +1,54 @@
+"""How many tokens to draft for a request, from the acceptance of its recent drafts.
+
+    maximize over k    expected(α, k) / cost(k),    cost(k) = 1 + start + k · per_token    with cost(0) = 1
+
+expected(α, k) is the number of tokens that a forward yields (statistics.py), cost(k) that of drafting and verifying k
+tokens, in plain decode steps. The costs are fixed numbers per kind of device: if they were measured while decoding, a
+sampled request could get other tokens in a slower run. On a CPU the step from one token to two is the expensive one: a
+product of a matrix with a vector becomes one of two matrices, which takes three times as long, for 2 tokens as for 8.
+So long drafts pay there, short ones do not, and where acceptance is low, decoding without drafts is faster.
+"""
+
+from typing import NamedTuple
+
+from regard.engine.speculation.statistics import expected_tokens
+
+RETRY = 8  # steps without a draft, after which one is tried again
+MEMORY = 0.75  # weight of the earlier drafts in the next estimate
+PRIOR = (2.7, 3.0)  # accepted and verified tokens that a new request is credited with
+
+
+class DraftCosts(NamedTuple):
+    start: float  # of verifying any draft, beyond a decode step
+    per_token: float  # of each token of the draft
+
+
+COSTS = {"cpu": DraftCosts(1.5, 0.06), "cuda": DraftCosts(0.05, 0.03)}
+
+
+class DraftLength:
+    """The length of the next draft of one request."""
+
+    def __init__(self, most: int, costs: DraftCosts):
+        self.most, self.costs = most, costs
+        self.accepted, self.verified = PRIOR
+        self.skipped = 0  # steps since the last draft
+
+    def next(self) -> int:
+        """How many tokens to draft; 0: none, because drafts would cost more than they yield."""
+        best = max(range(self.most + 1), key=self.gain)
+        if best == 0 and self.skipped >= RETRY:
+            best = max(range(1, self.most + 1), key=self.gain)
+        self.skipped += 1
+        return best
+
+    def gain(self, length: int) -> float:
+        """The expected speed-up of drafts of this length."""
+        cost = 1 + self.costs.start + length * self.costs.per_token if length else 1
+        return expected_tokens(self.accepted / self.verified, length) / cost
+
+    def update(self, drafted: int, accepted: int) -> None:
+        """After a verification; only the first rejected token was verified."""
+        self.skipped = 0
+        self.accepted = MEMORY * self.accepted + accepted
+        self.verified = MEMORY * self.verified + accepted + (accepted < drafted)
