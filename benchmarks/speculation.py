@@ -51,7 +51,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     llm = load(find_model(Path(options.model)))
-    ids = llm.encode(PASSAGE if options.no_repeat else PASSAGE * 2 + PASSAGE[:44], True)
+    ids = llm.encode(PASSAGE if options.no_repeat else PASSAGE * 2 + PASSAGE[:120], True)
     sampling = Sampling(max_new=options.max_new, temperature=0)
     plain = Engine(llm.model, rows=1, capacity=1024)
     drafting = Engine(

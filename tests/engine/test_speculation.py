@@ -66,7 +66,7 @@ def ids_of(requests: Sequence[Request]) -> list[list[int]]:
 @pytest.fixture(autouse=True)
 def free_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drafts are always as long as possible, however many are rejected."""
-    monkeypatch.setattr("regard.engine.speculation.speculation.COSTS", {"cpu": DraftCosts(0.0, 0.0)})
+    monkeypatch.setattr("regard.engine.speculation.speculation.COSTS", {"cpu": DraftCosts(1.0, 0.0)})
 
 
 @pytest.fixture(scope="module")
@@ -292,13 +292,14 @@ def test_statistics_count_positions_and_speed() -> None:
 
 def test_the_draft_follows_the_acceptance() -> None:
     """Against all lengths by the formula; a request whose drafts are rejected is retried every few steps."""
-    for costs, drafted in ((COSTS["cpu"], 15), (COSTS["cuda"], 15), (DraftCosts(0.0, 0.5), 4)):
+    for costs, drafted in ((COSTS["cpu"], 15), (COSTS["cuda"], 15), (DraftCosts(0.5, 0.5), 4)):
         length = DraftLength(drafted, costs)
         for accepted in (drafted, drafted, 2, 0, 0, 0, drafted, 1):
             length.update(drafted, accepted)
             alpha = length.accepted / length.verified
             gains = [
-                sum(alpha**i for i in range(k + 1)) / (1 + costs.start + k * costs.per_token if k else 1)
+                sum(alpha**i for i in range(k + 1))
+                / (costs.start + math.ceil((k + 1) / costs.tile) * costs.per_tile if k else 1)
                 for k in range(drafted + 1)
             ]
             assert math.isclose(length.gain(length.next()), max(gains))

@@ -39,7 +39,7 @@ class NgramIndex:
 
 
 class PromptLookup:
-    def __init__(self, smallest: int = 2, largest: int = 4):
+    def __init__(self, smallest: int = 3, largest: int = 5):
         """smallest, largest: tokens of the n-grams that are looked up, the largest first."""
         if not 1 <= smallest <= largest:
             raise ValueError(f"smallest={smallest} and largest={largest} must be sizes of n-grams, 1 or more, in order")
