@@ -1,8 +1,8 @@
 """Speculative decoding beside plain decoding, at batch 1: `python -m benchmarks.speculation [MODEL]`.
 
 Runs alternate between the two engines. A ratio is of the same round, in wall time and in the CPU time of the process,
-which other programs on the machine disturb less. The prompt has a passage twice and its beginning a third time, so
-that the model quotes it: the best case of prompt lookup. `--no-repeat` shows the passage once, as an ordinary prompt.
+which other programs on the machine disturb less. The prompt has copies of a passage and its beginning once more, so
+that the model quotes it: the best case of prompt lookup.
 """
 
 import argparse
@@ -47,11 +47,13 @@ def main() -> None:
     parser.add_argument("--max-new", type=int, default=80)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--no-repeat", action="store_true")
+    parser.add_argument("--copies", type=int, default=2, help="of the passage in the prompt, before its beginning")
+    parser.add_argument("--sentences", type=int, default=5, help="of the passage")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     llm = load(find_model(Path(options.model)))
-    ids = llm.encode(PASSAGE if options.no_repeat else PASSAGE * 2 + PASSAGE[:120], True)
+    passage = ". ".join(PASSAGE.split(". ")[: options.sentences]).strip() + "\n\n"
+    ids = llm.encode(passage * options.copies + passage[: len(passage) // 4], True)
     sampling = Sampling(max_new=options.max_new, temperature=0)
     plain = Engine(llm.model, rows=1, capacity=1024)
     drafting = Engine(

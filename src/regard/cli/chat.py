@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from regard.cli.open_engine import CacheOption, EngineOptions, check_cache
+from regard.cli.open_engine import CacheOption, EngineOptions, check_cache, excludes_drafts
 from regard.cli.open_model import AdapterOption, ContextOption, DeviceOption, ModelArgument
 from regard.cli.speculation_options import DraftTokensOption, SpeculateOption, check_speculation, open_drafter
 
@@ -42,7 +42,7 @@ def chat(
 
     options = EngineOptions(device, cache=cache, speculate=speculate)
     check_cache(options)
-    check_speculation(options)
+    check_speculation(options.speculate, excludes_drafts(options))
     llm = open_model(model, device, context, adapter)
     if llm.tokenizer.chat_template is None:
         raise ValueError(f"{model} has no chat template, so it cannot chat; use `regard generate`")
@@ -51,8 +51,8 @@ def chat(
         from regard.engine.engine import Engine
 
         llm.engine = Engine(
-            llm.model, rows=1, capacity=context, cache=cache, speculation=open_drafter(options),
-            draft_tokens=draft_tokens,
+            llm.model, rows=1, capacity=context, cache=cache,
+            speculation=open_drafter(options.speculate, options.device), draft_tokens=draft_tokens,
         )  # fmt: skip
     terminal = open_terminal()
     conversation = Conversation(

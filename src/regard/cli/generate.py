@@ -15,6 +15,7 @@ from regard.cli.open_engine import (
     EngineOptions,
     QuantizeOption,
     check_cache,
+    excludes_drafts,
 )
 from regard.cli.open_model import AdapterOption, ContextOption, DeviceOption, ModelArgument
 from regard.cli.speculation_options import (
@@ -152,7 +153,7 @@ def check_combination(options: EngineOptions) -> None:
     if (options.batch_invariant or options.quantize) and options.tensor_parallel > 1:
         raise ValueError("--batch-invariant and --quantize do not support --tensor-parallel; leave it out")
     check_cache(options)
-    check_speculation(options)
+    check_speculation(options.speculate, excludes_drafts(options))
 
 
 def open_model_with_engine(model: Path, options: EngineOptions) -> "LanguageModel":
@@ -173,7 +174,8 @@ def open_model_with_engine(model: Path, options: EngineOptions) -> "LanguageMode
     elif options.batch_invariant or options.cache or options.speculate:
         llm.engine = Engine(
             llm.model, rows=rows, capacity=context, source_capacity=context, batch_invariant=options.batch_invariant,
-            cache=options.cache, speculation=open_drafter(options), draft_tokens=options.draft_tokens,
+            cache=options.cache, speculation=open_drafter(options.speculate, options.device),
+            draft_tokens=options.draft_tokens,
         )  # fmt: skip
     return llm
 

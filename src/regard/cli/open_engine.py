@@ -91,6 +91,11 @@ class EngineOptions(NamedTuple):
     draft_tokens: int = 5
 
 
+def excludes_drafts(options: EngineOptions) -> bool:
+    """Whether an option is given that does not support --speculate."""
+    return bool(options.batch_invariant or options.cache or options.tensor_parallel > 1)
+
+
 def check_cache(options: EngineOptions) -> None:
     """Raise ValueError for options that exclude --cache, and for a description of no cache."""
     if options.cache is None:
@@ -151,7 +156,8 @@ def open_engine(
             llm.model, rows=options.rows, capacity=options.context, source_capacity=options.context, memory=memory,
             queue=options.queue, compile=compiles.value == "on", max_cpu_loras=options.max_cpu_loras,
             max_loras=options.max_loras, batch_invariant=options.batch_invariant, cache=options.cache,
-            speculation=open_drafter(options), draft_tokens=options.draft_tokens,
+            speculation=open_drafter(options.speculate, options.device, options.dtype, options.compile),
+            draft_tokens=options.draft_tokens,
         )  # fmt: skip
         llm.rows = llm.engine.store.rows
     warm_up(llm.engine, console)

@@ -16,6 +16,7 @@ from regard.cli.open_engine import (
     QueueOption,
     RowsOption,
     check_cache,
+    excludes_drafts,
 )
 from regard.cli.open_model import AdapterOption, ContextOption, DeviceOption
 from regard.cli.open_served import NamedModel, load_adapters, named_adapters, named_models, open_served
@@ -195,6 +196,6 @@ def check_combination(
     if options.quantize and (options.tensor_parallel > 1 or loras or lora_folder is not None):
         raise ValueError("--quantize does not support --tensor-parallel, --lora-modules and --lora-folder")
     check_cache(options)
-    check_speculation(options)
+    check_speculation(options.speculate, excludes_drafts(options))
     if replicas is not None and lora_folder is not None:
         raise ValueError("--lora-folder loads adapters into one replica only; give them to all with --lora-modules")

@@ -16,7 +16,6 @@ from regard.spec import suggest_name
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from regard.cli.open_engine import EngineOptions
     from regard.engine.engine import Engine
     from regard.engine.speculation.speculation import Drafter
 
@@ -37,29 +36,29 @@ StatsOption = Annotated[
 ]
 
 
-def check_speculation(options: "EngineOptions") -> None:
-    """Raise ValueError for a method that does not exist, and for options that exclude --speculate."""
-    if options.speculate is None:
+def check_speculation(speculate: str | None, excluded: bool) -> None:
+    """Raise ValueError for a method that does not exist. excluded: an option is given that does not support drafts."""
+    if speculate is None:
         return
-    method, _, model = options.speculate.partition(":")
+    method, _, model = speculate.partition(":")
     if method not in METHODS:
-        raise ValueError(
-            f"--speculate {options.speculate}: there is no method {method!r}; {suggest_name(method, METHODS)}"
-        )
+        raise ValueError(f"--speculate {speculate}: there is no method {method!r}; {suggest_name(method, METHODS)}")
     if (method == "draft") != bool(model):
         remedy = "name the smaller model: --speculate draft:MODEL" if method == "draft" else f"use --speculate {method}"
-        raise ValueError(f"--speculate {options.speculate}: {remedy}")
+        raise ValueError(f"--speculate {speculate}: {remedy}")
     if method == "draft":
         find_model(Path(model))
-    if options.batch_invariant or options.cache or options.tensor_parallel > 1:
+    if excluded:
         raise ValueError("--speculate does not support --batch-invariant, --cache and --tensor-parallel; leave it out")
 
 
-def open_drafter(options: "EngineOptions") -> "Drafter | None":
-    """The drafter of a new engine."""
-    if options.speculate is None:
+def open_drafter(
+    speculate: str | None, device: str, dtype: str = "auto", compile: bool | None = None
+) -> "Drafter | None":
+    """The drafter of a new engine. device, dtype, compile: of a draft model."""
+    if speculate is None:
         return None
-    method, _, model = options.speculate.partition(":")
+    method, _, model = speculate.partition(":")
     if method == "ngram":
         from regard.engine.speculation.prompt_lookup import PromptLookup
 
@@ -71,8 +70,8 @@ def open_drafter(options: "EngineOptions") -> "Drafter | None":
     from regard.engine.speculation.draft_model import DraftModel
     from regard.load_model import load
 
-    llm = load(Path(model), options.device, None if options.dtype == "auto" else options.dtype)
-    return DraftModel(llm.model, compile=options.compile is True)
+    llm = load(Path(model), device, None if dtype == "auto" else dtype)
+    return DraftModel(llm.model, compile=compile is True)
 
 
 def print_statistics(engine: "Engine", tokens: int, seconds: float, console: "Console") -> None:
