@@ -26,6 +26,7 @@ from typing import Any, Unpack
 from torch import Tensor, nn
 
 from regard.adapt.lora_weights import LoraWeights
+from regard.adapt.quantized import count_stored_weights
 from regard.checkpoint.image_processor import ImageProcessor, Images, image_list, images_per_prompt
 from regard.engine.engine import Engine
 from regard.engine.grammar import GrammarCompiler
@@ -82,7 +83,7 @@ class LanguageModel:
 
     def __repr__(self) -> str:
         first = next(self.model.parameters())
-        count = sum(parameter.numel() for parameter in self.model.parameters())
+        count = sum(parameter.numel() for parameter in self.model.parameters()) + count_stored_weights(self.model)
         source = self.model.spec.kind if self.folder is None else f"{str(self.folder)!r}, {self.model.spec.kind}"
         context = self.context or context_limit(self.model)
         dtype = str(first.dtype).removeprefix("torch.")

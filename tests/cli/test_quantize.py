@@ -25,7 +25,9 @@ def quantized(demo_run: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple
 
 
 @pytest.mark.ledger("q.ptq")
-def test_the_folder_has_the_planned_size_and_the_perplexity_that_was_printed(quantized: tuple[Path, dict]) -> None:
+def test_the_folder_has_the_planned_size_and_the_perplexity_that_was_printed(
+    quantized: tuple[Path, dict], demo_run: Path
+) -> None:
     out, summary = quantized
     stored = sum(file.stat().st_size for file in out.glob("*.safetensors"))
     assert summary["bytes"] < stored < summary["bytes"] + 20_000 and summary["bytes"] < 0.4 * summary["bytes_before"]
@@ -33,6 +35,7 @@ def test_the_folder_has_the_planned_size_and_the_perplexity_that_was_printed(qua
     assert summary["left"]["head"].startswith("the output layer")
     assert 0.9 < summary["perplexity"] / summary["perplexity_before"] < 1.1
     llm = package.load(out)
+    assert repr(llm).split("parameters=")[1] == repr(package.load(demo_run)).split("parameters=")[1]
     assert sum(isinstance(module, QuantizedLinear) for module in llm.model.modules()) == len(summary["layers"])
     assert llm.tokenizer.decode(llm.encode("Anna is here.")) == "Anna is here."
 

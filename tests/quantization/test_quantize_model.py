@@ -26,7 +26,7 @@ from regard.quantization.quantize_model import METHODS, quantize_model
 from regard.quantization.select_layers import QuantizationError, select_layers, with_wide_scales
 from regard.quantization.statistics import InputStatistics, add_inputs, record_inputs
 from regard.spec import SpecError
-from tests.laws import build
+from tests.laws import broken_laws, build
 
 BLOCK = Block((Sublayer(Attention(4, 2, position=Rope())), Sublayer(SwiGLU(64))))
 SPEC = Decoder(vocab=40, width=32, layers=(Repeat((BLOCK,), 2),))
@@ -191,3 +191,10 @@ def test_smaller_groups_have_smaller_errors_and_a_group_of_a_row_is_a_channel() 
     assert all(later < 0.9 * earlier for earlier, later in zip(errors, errors[1:], strict=False))
     channel, row = (Integer(4, group=group).quantize(weight) for group in ("channel", 64))
     assert all(torch.equal(channel[name], row[name]) for name in channel)
+
+
+def test_laws_hold_for_a_quantized_model() -> None:
+    quantized = model()
+    quantize_model(quantized, select_layers(quantized, Integer(4, group=16)), "gptq", sample(1))
+    assert not broken_laws(quantized, 12, laws=("saved and loaded = original", "LoRA merged = unmerged"))
+    assert not broken_laws(quantized, 12, laws=("exported and imported = original", "batched = alone"))

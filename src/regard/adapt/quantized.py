@@ -114,6 +114,12 @@ class QuantizedLinear(nn.Module):
         return f"in_features={self.in_features}, out_features={self.out_features}, format={self.format.kind}"
 
 
+def count_stored_weights(model: nn.Module) -> int:
+    """The number of weights in quantized layers, which are no parameters."""
+    layers = [module for module in model.modules() if isinstance(module, QuantizedLinear)]
+    return sum(layer.in_features * layer.out_features for layer in layers)
+
+
 class FrozenProduct(torch.autograd.Function):
     """x W'ᵀ with the gradient of x."""
 

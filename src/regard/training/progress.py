@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import nn
 
-from regard.adapt.quantized import QuantizedLinear
+from regard.adapt.quantized import QuantizedLinear, count_stored_weights
 from regard.training.recipe import Training
 
 SHOWN = ("reward", "kl", "margin")  # metrics beside the loss, of objectives that have them
@@ -186,7 +186,7 @@ def summarize(model: nn.Module, loader: object, settings: Training, device: torc
     parameters = list(model.parameters())
     total, trained = (sum(p.numel() for p in ps) for ps in (parameters, [p for p in parameters if p.requires_grad]))
     layers = [module for module in model.modules() if isinstance(module, QuantizedLinear)]
-    quantized = sum(layer.in_features * layer.out_features for layer in layers)
+    quantized = count_stored_weights(model)
     total += quantized
     stored = f", {quantized:,} stored as {layers[0].format.kind}" if layers else ""
     share = "all trained" if trained == total else f"{trained:,} trained ({trained / total:.2%})"

@@ -10,6 +10,7 @@ from torch import nn
 
 from regard.adapt.adapters import DEFAULT, adapters, add_lora, merge_lora
 from regard.adapt.lora import LoRA
+from regard.adapt.quantized import QuantizedLinear
 from regard.adapt.targets import adaptable_weights, training_only
 from regard.checkpoint.model_folder import export, load, save
 from regard.families import FAMILIES, can_express
@@ -39,6 +40,8 @@ def exported(trial: Trial) -> Outcome:
     families = [name for name in FAMILIES if can_express(name, trial.spec)]
     if not families:
         return not_applicable("no family can represent this spec")
+    if any(isinstance(module, QuantizedLinear) for module in trial.model.modules()):
+        return not_applicable("exports do not write layers that are stored in few bits")
     before = without_value_weights(trial.model.state_dict())
     for name in families:
         with TemporaryDirectory() as folder:
@@ -79,7 +82,7 @@ def mergeable_weights(model: nn.Module) -> tuple[str, ...]:
     return tuple(
         name
         for weight in adaptable_weights(model).values()
-        if uses[id(weight.weight)] == len(weight.names)
+        if isinstance(weight.layer, QuantizedLinear) or uses[id(weight.weight)] == len(weight.names)
         for name in weight.names
         if not name.startswith(unused)
     )
