@@ -10,6 +10,7 @@ from regard.engine.caches import FORMATS, QuantizedCache, parse_cache
 from regard.engine.engine import Engine
 from regard.engine.memory import bytes_of
 from regard.engine.request import Sampling
+from regard.engine.speculation.prompt_lookup import PromptLookup
 from regard.engine.stores import STORES
 from regard.engine.stores.arrays import PlainArrays, QuantizedArrays, QuantizedTokens
 from regard.engine.stores.paged import Paged
@@ -216,3 +217,19 @@ def test_what_cannot_be_quantized_is_refused() -> None:
 def test_parts_of_other_layers_stay_as_they_are() -> None:
     assert isinstance(QuantizedCache("int8").quantize(PerToken({"k": (1, 4)}, rotated=())), QuantizedTokens)
     assert PlainArrays(torch.float32).encode("k", torch.ones(1))["k"].item() == 1
+
+
+@pytest.mark.parametrize("cache", ["int8", "int4:5", "sinks:2+6", "window:5"])
+def test_speculation_equals_plain_decoding_with_the_same_cache(cache: str) -> None:
+    """Rejected drafts are rewound; rings have the slack for them."""
+    model, greedy = build(decoder(block(MIXERS["rope"]))), Sampling(max_new=40, temperature=0)
+    prompts = [random_ids(4, seed=n).tolist() * (n + 1) for n in range(4)]
+    outputs, rejected = [], 0
+    for speculation in (None, PromptLookup(1, 3)):
+        engine = Engine(model, rows=3, capacity=80, cache=cache, chunk=7, speculation=speculation)
+        requests = [engine.submit(ids, greedy) for ids in prompts]
+        while not engine.idle:
+            engine.step()
+        outputs.append([[token.id for token in request.new] for request in requests])
+        rejected = engine.metrics().get("draft_tokens", 0) - engine.metrics().get("accepted_draft_tokens", 0)
+    assert outputs[0] == outputs[1] and rejected > 0

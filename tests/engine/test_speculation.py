@@ -356,8 +356,6 @@ def test_what_does_not_fit_is_refused(tiny) -> None:
     for tokens in (0, MAX_DRAFT + 1, 2.5, True):
         with pytest.raises(ValueError, match="draft_tokens"):
             Engine(tiny(), rows=1, speculation=PromptLookup(), draft_tokens=tokens)
-    with pytest.raises(ValueError, match="cache='window:8' does not support speculation"):
-        Engine(tiny(), rows=1, speculation=PromptLookup(), cache="window:8")
     other = Decoder(vocab=7, width=32, layers=(Repeat((ATTENTION,)),), context=64).build(seed=1).double()
     with pytest.raises(ValueError, match="the draft model has 7 ids, the model 61"):
         Engine(tiny(), rows=1, speculation=DraftModel(other))

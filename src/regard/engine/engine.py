@@ -108,7 +108,7 @@ class Engine:
         self.requests = RequestBuilder(decoder, self.encoder_decoder, self.capacity, self.source_capacity, self.loras)
         namespace, chunk = self.namespace if prefix_cache else None, min(chunk, self.cache.max_chunk)
         self.scheduler = Scheduler(self.store, chunk, namespace, self.read_tokens, self.loras.can_run)
-        self.speculation = open_speculation(speculation, draft_tokens, self.scheduler, self.runner, cache)
+        self.speculation = open_speculation(speculation, draft_tokens, self.scheduler, self.runner)
         # Steps whose tokens are not read yet when the next starts; a draft depends on all tokens.
         self.lag = 1 if self.device.type == "cuda" and speculation is None else 0
         self.unread: deque[tuple[int, list[Request], Sampled]] = deque()  # by step

@@ -160,13 +160,11 @@ class Speculation:
 
 
 def open_speculation(
-    drafter: Drafter | None, draft_tokens: int, scheduler: Scheduler, runner: Runner, cache: object
+    drafter: Drafter | None, draft_tokens: int, scheduler: Scheduler, runner: Runner
 ) -> Speculation | None:
     """The speculation of an engine; None without a drafter. ValueError for settings that exclude it."""
     if drafter is None:
         return None
     if runner.batch_invariant:
         raise ValueError("batch_invariant does not support speculation; leave one of them out")
-    if cache is not None:  # what it drops with rejected tokens cannot be restored
-        raise ValueError(f"cache={str(cache)!r} does not support speculation; leave one of them out")
     return Speculation(drafter, draft_tokens, scheduler, runner)
