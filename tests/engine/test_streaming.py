@@ -9,9 +9,11 @@ from torch import Tensor
 
 from regard.engine.caches import Streaming, parse_cache
 from regard.engine.engine import Engine
+from regard.engine.memory import bytes_of
 from regard.engine.request import Sampling
 from regard.engine.stores import STORES
 from regard.engine.stores.base import CannotRewind
+from regard.evals.cached_loss import cached_losses
 from regard.layout import TokenLayout
 from regard.models.decoder import Decoder
 from regard.parts.attention import Attention, AttentionModule
@@ -208,3 +210,15 @@ def test_models_that_cannot_stream_are_refused(spec: Decoder, message: str) -> N
 def test_descriptions_are_read_and_written() -> None:
     for text in ("sinks:4+1020", "window:1024"):
         assert str(parse_cache(text)) == text
+
+
+@pytest.mark.slow
+@pytest.mark.ledger("kv.sinks")
+def test_a_hundred_thousand_tokens_are_read_in_constant_memory() -> None:
+    model, ids = build(with_context(128), torch.float32), random_ids(1, 100_001)
+    losses = list(cached_losses(model, ids, "sinks:4+60", chunk=250))
+    assert sum(loss.numel() for loss in losses) == 100_000 and all(loss.isfinite().all() for loss in losses)
+    early, late = (torch.cat(part, 1).mean().item() for part in (losses[2:40], losses[-40:]))
+    assert abs(early - late) < 0.2, "random tokens stay equally unlikely, however far from the start"
+    store = STORES["contiguous"](Streaming(60, 4).declare(model.spec.memory()), 1, 10**9, torch.float32)
+    assert bytes_of(store) == 81 * 4 * sum(heads * dim * 2 for heads, dim in [(2, 6)] * 2)  # 4 + 60, slack 16, one more
