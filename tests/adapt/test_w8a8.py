@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from regard.adapt.quantized import QuantizedLinear
+from regard.adapt.quantized import QuantizedLinear, pack_weights
 from regard.adapt.w8a8 import W8A8Linear, check_w8a8, integer_product, quantize_rows
 from regard.formats.integers import Integer
 from regard.spec import SpecError
@@ -53,3 +53,11 @@ def test_zero_rows_and_other_formats() -> None:
     for format in (Integer(4), Integer(8, symmetric=False), Integer(8, group=8)):
         with pytest.raises(SpecError, match="inputs of eight bits need weights in int8"):
             check_w8a8(format)
+
+
+def test_weights_are_not_packed_for_the_kernel_that_rounds_inputs_in_another_way() -> None:
+    weights_only, x = QuantizedLinear.of(nn.Linear(64, 8), Integer(8)), torch.randn(3, 64)
+    layer = W8A8Linear(weights_only.format, weights_only.stored, (8, 64), weights_only.bias)
+    expected = layer(x)
+    pack_weights(layer)
+    assert layer.packing is None and torch.equal(layer(x), expected)

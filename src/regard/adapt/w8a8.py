@@ -22,6 +22,8 @@ CUDA_ROWS, CUDA_MULTIPLE = 32, 8  # what CUDA's product of integers needs
 
 
 class W8A8Linear(QuantizedLinear):
+    can_pack = False  # the kernel for packed weights rounds inputs in another way
+
     def forward(self, x: Tensor) -> Tensor:
         y = IntegerProduct.apply(x, self)
         return y if self.bias is None else y + self.bias.to(y.dtype)
