@@ -9,6 +9,8 @@ For inference on a CPU, `pack_weights` reorders the stored numbers for a kernel 
 (kernels/packed). It rounds x to eight bits, with a scale for 32 inputs:
 
     |y - W' x| ≤ Σ |W'| d / 2        d = max |x| / 127 of the 32 inputs
+
+On a GPU, integers of 8 and 4 bits and FP8 are expanded in the registers of a kernel (gpu_quantized.py).
 """
 
 import warnings
@@ -19,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.adapt.gpu_quantized import gpu_product, reads_on_gpu
 from regard.adapt.packing import Packing, find_packing, pack_stored, unpack_stored
 from regard.adapt.replace_modules import replace_modules
 from regard.formats.base import NumberFormat
@@ -65,11 +68,15 @@ class QuantizedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         exact = x.dtype == torch.float64 or x.requires_grad and torch.is_grad_enabled()
-        if self.packing is None or exact or x.device.type != "cpu":
+        if exact:
             y = FrozenProduct.apply(x, self)
-        else:
+        elif self.packing is not None and x.device.type == "cpu":
             index, per_header = self.packing.index, self.packing.per_header
             y = packed_linear(x.float(), self.get_buffer("packed"), self.out_features, index, per_header).to(x.dtype)
+        elif x.is_cuda and reads_on_gpu(self.format, self.in_features) and self.packing is None:
+            y = gpu_product(x, self.format, self.stored)
+        else:
+            y = FrozenProduct.apply(x, self)
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
     @property

@@ -246,11 +246,15 @@ def multiply_many(
     """(tokens, outputs) by cuBLAS"""
     if residual is not None and bias is None and activation is None:
         return torch.addmm(residual, x, weight.T)
-    y = torch.nn.functional.linear(x, weight, bias)
+    return add_parts(torch.nn.functional.linear(x, weight, bias), residual, activation)
+
+
+def add_parts(y: Tensor, residual: Tensor | None, activation: str | None) -> Tensor:
+    """The gated unit of products, and the residual."""
     if activation is not None:
-        pairs, outputs = y, len(weight) // 2
-        y, block = x.new_empty(len(x), outputs), min(1024, next_power_of_2(outputs))
-        gate[len(x), -(-outputs // block)](pairs, y, outputs, ACTIVATION=activation, BLOCK=block, num_warps=4)
+        pairs, outputs = y, y.shape[1] // 2
+        y, block = y.new_empty(len(y), outputs), min(1024, next_power_of_2(outputs))
+        gate[len(y), -(-outputs // block)](pairs, y, outputs, ACTIVATION=activation, BLOCK=block, num_warps=4)
     return y if residual is None else y + residual
 
 
