@@ -17,7 +17,7 @@ from tests.training.tiny import TOKENIZER
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = str(ROOT / "src" / "regard") + "/"
-MAX_FILES = 31
+MAX_FILES = 32
 
 
 @contextmanager
