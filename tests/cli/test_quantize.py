@@ -123,3 +123,15 @@ def test_invalid_options_are_refused(options: list[str], expected: str, demo_run
     assert not (tmp_path / "out").exists()
     (tmp_path / "out").mkdir()
     assert "exists; choose another name" in str(regard("quantize", demo_run, tmp_path / "out").exception)
+
+
+def test_layers_that_a_format_does_not_fit_are_named(capsys) -> None:
+    from torch import nn
+
+    from regard.cli.open_engine import quantize_weights
+
+    model = nn.Sequential(nn.Linear(256, 8), nn.Linear(32, 8))
+    quantize_weights(model, "q4_k")
+    assert "--quantize q4_k: 1 linear layers stay as they are" in capsys.readouterr().err
+    quantize_weights(model, "int8")
+    assert capsys.readouterr().err == ""

@@ -109,6 +109,8 @@ def check_cache(options: EngineOptions) -> None:
 
 def quantize_weights(model: "torch.nn.Module", name: str) -> None:
     """Round the linear layers of a model to a format, in place; SpecError if none has a shape that it allows."""
+    from torch import nn
+
     from regard.adapt import pack_weights, quantize_linears
     from regard.formats.names import format_named
     from regard.spec import require
@@ -117,6 +119,12 @@ def quantize_weights(model: "torch.nn.Module", name: str) -> None:
         bool(quantize_linears(model, format_named(name))),
         f"--quantize {name}: no linear layer has inputs that are a multiple of its blocks; choose int8",
     )
+    linear = [path for path, module in model.named_modules() if type(module) is nn.Linear and ".lora_" not in path]
+    if linear:
+        reason = "because their inputs are no multiple of its blocks"
+        typer.echo(
+            f"--quantize {name}: {len(linear)} linear layers stay as they are, {reason}: {linear[0]} …", err=True
+        )
     pack_weights(model)
 
 
