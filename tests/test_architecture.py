@@ -47,7 +47,7 @@ PACKAGES = {  # package: the packages that it may import, beside itself
     "lens": MODELS,
     "objectives": MODELS | {"data", "text"},
     "training": STORED | FILE_LOOKUP | {"text", "data", "objectives", "adapt", "lens"},
-    "engine": STORED | {"adapt", "formats"},
+    "engine": STORED | {"adapt", "formats", "planning"},
     "server": BASE | {"engine", "text", "lens", "image_file"},
     "retrieval": STORED | {"engine", "text"},
     "planning": MODELS | {"adapt", "formats"},
@@ -56,7 +56,7 @@ PACKAGES = {  # package: the packages that it may import, beside itself
     "labs": STORED
     | {"lens", "planning", "evals", "text", "data", "formats", "adapt", "objectives", "training", "engine", "report"},
 }
-PACKAGES["instruments"] = MODELS | {"lens", "planning", "text", "data", "adapt", "objectives", "engine"}
+PACKAGES["instruments"] = MODELS | {"lens", "planning", "text", "data", "adapt", "formats", "objectives", "engine"}
 PACKAGES["server"] |= {"instruments"}
 PACKAGES["predictions"] = STORED | {"text", "data", "objectives"}
 PACKAGES["text_generation"] = PACKAGES["text_embedding"] = STORED | {"engine", "text"}
@@ -71,10 +71,12 @@ PACKAGES["load_model"] = PACKAGES["language_model"] | {"language_model", "object
 PACKAGES["verification"] = PACKAGES["language_model"] | {"language_model", "adapt"}
 PACKAGES["reinforcement_run"] = PACKAGES["training"] | {"training", "engine"}
 PACKAGES["feedback"] = PACKAGES["language_model"] | {"language_model", "data", "objectives"}
-PACKAGES["labs"] |= {"feedback", "language_model"}
+PACKAGES["labs"] |= {"feedback", "language_model", "quantization"}
 PACKAGES["training_run"] = PACKAGES["language_model"] | {
     *("language_model", "data", "objectives", "adapt", "planning", "reinforcement_run"),
 }
+PACKAGES["drafter_folder"] = STORED | {"engine"}
+PACKAGES["draft_training"] = PACKAGES["training_run"] | {"training_run", "drafter_folder"}
 PACKAGES["pipeline"] = PACKAGES["training_run"] | {"training_run"}
 PACKAGES["pipeline_results"] = PACKAGES["pipeline"] | {"evals", "feedback", "load_model"}
 PACKAGES["labs"] |= {"pipeline", "pipeline_results"}

@@ -41,13 +41,19 @@ def test_commands_run(tmp_path: Path, demo_run: Path) -> None:
     from tests.cli.conftest import regard
 
     folder_names = {"runs/mine": "mine", "exported": "exported", "models/mine": "imported", "lens.html": "lens.html"}
+    folder_names |= {"models/int4": "int4", "my.txt": "my.txt", "held_out.txt": "held_out.txt"}
+    for text in ("my.txt", "held_out.txt"):
+        (tmp_path / text).write_text("Anna goes to the kitchen. Ben is in the barn.\n" * 100, encoding="utf-8")
     folders = {
         "runs/demo": str(demo_run),
+        "smollm2": str(demo_run),
         **{argument: str(tmp_path / name) for argument, name in folder_names.items()},
     }
     smaller = {
         "train": ("--train.steps=2", "--data.rows=2", "--data.length=64", "--tokenizer.documents=50"),
         "verify": ("--model.width=48", "--tokenizer.by=byte", "--length=24"),
+        "compare": ("--tokens=64", "--no-speed"),
+        "quantize": ("--tokens=256", "--test-tokens=256", "--length=64"),
     }
     for arguments in map(shlex.split, COMMANDS):
         if arguments[1] in ("serve", "chat"):

@@ -12,6 +12,8 @@ KINDS = {
     "seq2seq": "regard.models.seq2seq:Seq2Seq",
     "dual_encoder": "regard.models.dual_encoder:DualEncoder",
     "interleaved": "regard.models.interleaved:Interleaved",
+    "medusa": "regard.models.medusa:MedusaHeads",
+    "eagle": "regard.models.eagle:EagleLayer",
     "projector": "regard.models.interleaved:Projector",
     "dense": "regard.models.heads:Dense",
     "masked_lm": "regard.models.heads:MaskedLM",

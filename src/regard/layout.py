@@ -16,6 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+# Scores (B, H, L, S) before the mask, the keys that the mask allows (B, 1, L, S) or None for all, learned sinks (H,) or
+# None -> the keys that each query attends to (B, H, L, S). Attention calls it once per forward.
+SelectKeys = Callable[[Tensor, Tensor | None, Tensor | None], Tensor]
+
 
 @dataclass(frozen=True, eq=False)
 class TokenLayout:
@@ -25,6 +29,7 @@ class TokenLayout:
     rows: Tensor | None = None  # (B,) row of the store for each batch row; None: batch row b is row b of the store
     keys: "TokenLayout | None" = None  # (B, S) layout of the keys; None: the keys are the queries' own tokens
     visible: tuple[Tensor, Tensor] | None = None  # (B, S) each, of keys: only queries at start ≤ i < end attend to them
+    select: "SelectKeys | None" = None  # of keys: chooses among them per head, by their scores
     ordered: bool = False  # keys are the queries, positions 0 … L-1, one document, no padding
     consecutive: bool = False  # keys are the queries; valid tokens of a document are adjacent and in order
     inputs: "StackInputs" = field(default_factory=lambda: NO_INPUTS)
@@ -65,9 +70,10 @@ class TokenLayout:
         valid: Tensor | None = None,
         segments: Tensor | None = None,
         visible: tuple[Tensor, Tensor] | None = None,
+        select: "SelectKeys | None" = None,
     ) -> "TokenLayout":
         """The same queries with other keys, (B, S) each."""
-        return set_keys(self, TokenLayout(positions, segments, valid, visible=visible))
+        return set_keys(self, TokenLayout(positions, segments, valid, visible=visible, select=select))
 
     def cross(self, source: "TokenLayout") -> "TokenLayout":
         """The same queries with the tokens of a source as keys; the stack's inputs do not apply to it."""
@@ -131,6 +137,10 @@ class TokenLayout:
     @property
     def key_visible(self) -> tuple[Tensor, Tensor] | None:
         return None if self.keys is None else self.keys.visible
+
+    @property
+    def key_select(self) -> "SelectKeys | None":
+        return None if self.keys is None else self.keys.select
 
 
 @dataclass(frozen=True, eq=False)

@@ -215,6 +215,8 @@ def resume_run(
         run.check_files()
         config, changes = resumed_config(run, overrides or {}, extend, listener.note)
         recipe = Recipe.from_dict(config)
+        if recipe.model.kind in ("medusa", "eagle"):
+            raise ValueError(f"{path} trains a drafter; resume it with the same command: regard speculate train")
         recipe.train.check_rows(recipe.data.least_rows)  # before the change is recorded
         check_recipe(recipe, str(own_device))
         tokenizer, splits = Tokenizer.load(path / TOKENIZER), recipe.data.open()

@@ -35,6 +35,7 @@ def test_parameters_and_evaluation_stay() -> None:
     assert not torch.equal(model.train()(tokens), plain.train()(tokens))
 
 
+@pytest.mark.ledger("q.fp8")
 def test_training_uses_the_fp8_product() -> None:
     linear = Float8Linear(torch.nn.Linear(16, 32))
     x = torch.randn(16, 16, generator=torch.Generator().manual_seed(0))

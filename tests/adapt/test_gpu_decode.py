@@ -13,8 +13,11 @@ from regard.adapt.gpu_decode import (
     DecodeLinear,
     optimize_for_gpu_decode,
 )
+from regard.adapt.quantized import QuantizedLinear, quantize_linears
 from regard.engine.stores.contiguous import Contiguous
 from regard.engine.stores.paged import Paged
+from regard.formats.base import NumberFormat
+from regard.formats.integers import Integer
 from regard.kernels.attention.patterns.window import Window
 from regard.layout import TokenLayout
 from regard.models.decoder import Decoder, DecoderModule
@@ -53,9 +56,9 @@ BLOCKS = {
 }
 
 
-def build(block: Block, tied: bool = False) -> DecoderModule:
+def build(block: Block, tied: bool = False, width: int = 48) -> DecoderModule:
     with torch.device(DEVICE):
-        model = Decoder(64, 48, (Repeat((block,), 2, tied=tied),)).build(seed=0)
+        model = Decoder(64, width, (Repeat((block,), 2, tied=tied),)).build(seed=0)
     for parameter in model.parameters():
         parameter.data += 0.1 * torch.randn_like(parameter)  # weights of norms and biases too
     return model.eval().requires_grad_(False)
@@ -64,13 +67,17 @@ def build(block: Block, tied: bool = False) -> DecoderModule:
 @pytest.fixture
 def large_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter takes milliseconds per operation of a program, so it gets few programs."""
-    from regard.kernels import triton_decode_linear
+    from regard.kernels import triton_decode_linear, triton_quantized_linear
 
     def choose(tokens: int, *sizes: object) -> triton_decode_linear.Tiles:
         tiles = triton_decode_linear.Tiles
         return tiles(128, 128, 4, programs=2) if tokens == 1 else tiles(128, 64, 4, 2)
 
+    def choose_quantized(tokens: int, outputs: int, width: int, *sizes: object) -> triton_decode_linear.Tiles:
+        return triton_decode_linear.Tiles(128, width if tokens == 1 else 64, 4, 2, programs=2)
+
     monkeypatch.setattr(triton_decode_linear, "choose_tiles", choose)
+    monkeypatch.setattr(triton_quantized_linear, "choose_quantized_tiles", choose_quantized)
 
 
 @pytest.fixture
@@ -105,6 +112,48 @@ def test_decode_steps_equal_those_of_the_model(
             logits.append(step.masked_fill(~valid, 0))
         results.append(torch.stack(logits))
     assert (results[0] - results[1]).abs().max() <= 1e-5
+
+
+@pytest.mark.parametrize("name, format", [("llama", Integer(4, False, 32, "float16")), ("qwen", Integer(8))], ids=str)
+@torch.inference_mode()
+def test_quantized_sublayers_equal_those_of_the_model(name: str, format: NumberFormat, large_tiles: None) -> None:
+    torch.manual_seed(0)
+    model = build(BLOCKS[name], width=64)
+    quantize_linears(model.stack, format)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    copy, results, lengths = optimize_for_gpu_decode(model), [], [5, 3]
+    assert kinds(copy) == [DecodeAttention, DecodeGated] * 2 + [DecodeLinear]
+    prompts, step = torch.randint(64, (2, 5), device=DEVICE), torch.randint(64, (2, 1), device=DEVICE)
+    for network in (model, copy):
+        for rows in (2, 1):
+            store = Paged(model.spec.memory(), rows, 16, torch.float32, DEVICE)
+            for row in range(rows):
+                store.reserve(row, 16)
+            layout = TokenLayout.padded(lengths[:rows], DEVICE)
+            results.append(network(prompts[:rows], layout, store.begin_forward(layout))[:, 0])
+            layout = TokenLayout(torch.tensor([[n] for n in lengths[:rows]], device=DEVICE))
+            results.append(network(step[:rows], layout, store.begin_forward(layout))[:, 0])
+    for expected, found in zip(results[:4], results[4:], strict=True):
+        assert (expected - found).abs().max() <= (2e-2 if found.is_cuda else 1e-5)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, before[name]), f"{name} changed"
+    attention = copy.stack.blocks[0].sublayers[0]
+    body = model.stack.blocks[0].sublayers[0].body
+    assert attention.qkv.codes.untyped_storage().data_ptr() == body.k_proj.codes.untyped_storage().data_ptr()
+
+
+def test_sublayers_of_several_formats_are_not_fused() -> None:
+    model = build(LLAMA, width=64)
+    body = model.stack.blocks[0].sublayers[0].body
+    body.k_proj = QuantizedLinear.of(body.k_proj, Integer(8))
+    body = model.stack.blocks[1].sublayers[1].body
+    body.gate_proj, body.up_proj = (
+        QuantizedLinear.of(layer, Integer(bits)) for layer, bits in ((body.gate_proj, 4), (body.up_proj, 8))
+    )
+    found = kinds(optimize_for_gpu_decode(model))
+    assert [kind for kind in found if kind is not DecodeLinear] == [
+        CompiledModule, DecodeGated, DecodeAttention, CompiledModule,
+    ]  # fmt: skip
 
 
 def test_the_model_keeps_its_tensors_and_shares_them_with_the_copy() -> None:

@@ -36,6 +36,7 @@ def test_adapter_files_round_trip(saved, make_model, ids):
     other = make_model().eval()
     names = load_adapter(other, folder)
     assert_equal_weights(other, model)
+    assert len({path.stat().st_mode for path in folder.iterdir()}) == 1
     assert (other(ids) - model(ids)).abs().max() <= 1e-12
     assert other.head.loras == {"default": LORA} and json.loads((folder / CONFIG).read_text())["lora_alpha"] == 6.5
     assert {name for name, p in other.named_parameters() if p.requires_grad} == {

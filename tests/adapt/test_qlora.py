@@ -121,7 +121,7 @@ def test_another_dtype_changes_the_weight_and_not_what_is_stored() -> None:
 
 def test_what_cannot_be_quantized_is_refused_and_the_model_is_not_changed() -> None:
     for spec, base, error in (
-        (MODELS["experts"], Integer(4, group=4), "is a stacked weight"),
+        (MODELS["latent"], Integer(4, group=2), "is a stacked weight"),
         (WIDE, NF4(1 << 20), "q_proj: nf4: .* no whole blocks"),
     ):
         model = build(spec)

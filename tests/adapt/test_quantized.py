@@ -85,13 +85,38 @@ def test_packed_weights_are_the_same_and_products_are_within_the_bound(format: N
     expected = F.linear(x.double(), weight, linear.bias.double() if bias else None)
     scale = x.double().unflatten(-1, (-1, 32)).abs().amax(-1) / 127
     bound = F.linear(scale / 2, weight.abs().unflatten(-1, (-1, 32)).sum(-1))
-    error = (layer(x).double() - expected).abs()
+    with torch.no_grad():
+        error = (layer(x).double() - expected).abs()
     assert (error <= bound + 1e-4).all() and error.max() > 0
     packed = sum(buffer.nbytes for buffer in layer.buffers())
     more = 1.2 if format == GGUFBlocks("q2_k") else 1.06  # scales of 4 and 6 bits become 8
     assert packed <= more * format.bytes((32, 256))  # 27 outputs fill four tiles
-    x.requires_grad_(True)  # then the weight is read, as before
-    assert torch.equal(layer(x), QuantizedLinear.of(linear, format)(x))
+    assert torch.equal(layer(x), QuantizedLinear.of(linear, format)(x))  # gradients are enabled
+
+
+@needs_kernel
+def test_no_packed_layer_rounds_its_inputs_where_gradients_are_enabled() -> None:
+    """Neither those before the first trained weight, whose inputs need no gradient, nor those after it."""
+    model, ids = build(), torch.arange(12).view(2, 6)
+    quantize_linears(model, Integer(8))
+    model.get_submodule("stack.blocks.1.sublayers.0.norm").requires_grad_(True)
+    expected = model(ids)
+    pack_weights(model)
+    assert torch.equal(model(ids), expected) and expected.requires_grad
+    with torch.no_grad():
+        assert not torch.equal(model(ids), expected)
+
+
+@needs_kernel
+def test_a_packed_layer_is_unpacked_once_when_it_moves_to_another_device() -> None:
+    layer = QuantizedLinear.of(nn.Linear(64, 8), Integer(4, group=32))
+    stored = {name: (tensor.shape, tensor.dtype) for name, tensor in layer.stored.items()}
+    pack_weights(layer)
+    layer.double().float()
+    assert layer.packing is not None
+    layer.to("meta")
+    assert layer.packing is None and "packed" not in dict(layer.named_buffers())
+    assert {name: (tensor.shape, tensor.dtype) for name, tensor in layer.stored.items()} == stored
 
 
 @needs_kernel

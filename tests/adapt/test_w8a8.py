@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from regard.adapt import AdapterError, LoRA, add_lora, merge_lora
 from regard.adapt.quantized import QuantizedLinear, pack_weights
 from regard.adapt.w8a8 import W8A8Linear, check_w8a8, integer_product, quantize_rows
 from regard.formats.integers import Integer
@@ -61,3 +62,12 @@ def test_weights_are_not_packed_for_the_kernel_that_rounds_inputs_in_another_way
     expected = layer(x)
     pack_weights(layer)
     assert layer.packing is None and torch.equal(layer(x), expected)
+
+
+def test_adapters_of_layers_that_round_their_inputs_are_not_merged() -> None:
+    """The merged layers would not round them, so their outputs would differ."""
+    model = nn.Sequential(nn.Linear(16, 8))
+    model[0] = W8A8Linear.of(model[0], Integer(8))
+    add_lora(model, LoRA(2))
+    with pytest.raises(AdapterError, match=r"rounds its inputs to int8 \(W8A8\).*keep the adapter apart"):
+        merge_lora(model)

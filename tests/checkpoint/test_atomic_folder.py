@@ -2,10 +2,14 @@
 
 import errno
 import json
+import os
 import random
+import stat
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from regard.checkpoint.atomic_folder import MANIFEST, CheckpointError, check_folder, remove_folder, write_folder
 
@@ -33,6 +37,20 @@ def test_only_the_written_files_exist(tmp_path: Path) -> None:
         "weights.bin",
         "inner/notes.txt",
     }
+
+
+def test_files_have_the_mode_of_the_umask(tmp_path: Path) -> None:
+    umask = os.umask(0o027)
+    try:
+        with write_folder(tmp_path / "model") as folder:
+            save_file({"x": torch.zeros(2)}, folder / "model.safetensors")
+            (folder / "inner").mkdir()
+            (folder / "inner" / "notes.txt").touch(0o600)
+    finally:
+        os.umask(umask)
+    files = [path for path in (tmp_path / "model").rglob("*") if path.is_file()]
+    assert len(files) == 3 and {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o640}
+    check_folder(tmp_path / "model")
 
 
 def test_an_existing_folder_is_replaced(tmp_path: Path) -> None:

@@ -11,8 +11,7 @@ from torch import nn
 from regard.adapt.quantized import QuantizedLinear
 from regard.adapt.replace_modules import replace_modules
 from regard.adapt.w8a8 import W8A8Linear
-from regard.checkpoint import CheckpointError, export, load, save
-from regard.checkpoint.gguf import export_gguf
+from regard.checkpoint import CheckpointError, load, save
 from regard.families import family
 from regard.formats.base import NumberFormat
 from regard.formats.floats import Float
@@ -83,14 +82,6 @@ def test_the_files_have_the_planned_bytes(tmp_path: Path) -> None:
     planned = sum(layer.format.bytes((layer.out_features, layer.in_features)) for layer in layers)
     planned += sum(parameter.nbytes for parameter in model.parameters())
     assert sum(tensor.nbytes for tensor in load_file(tmp_path / "model/model.safetensors").values()) == planned
-
-
-def test_exports_of_quantized_layers_are_refused(tmp_path: Path) -> None:
-    model = quantized(Integer(4))
-    with pytest.raises(CheckpointError, match="is stored as integer, which an export cannot write; use the model"):
-        export(model, tmp_path / "out", "llama")
-    with pytest.raises(CheckpointError, match="is stored as integer, which a GGUF export cannot write"):
-        export_gguf(model, tmp_path / "out.gguf", "llama")
 
 
 @pytest.mark.parametrize(

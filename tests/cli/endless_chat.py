@@ -9,7 +9,7 @@ from tests.server.fake_engine import FakeEngine
 from tests.training.tiny import TOKENIZER
 
 
-def endless_model(*_: object) -> LanguageModel:
+def endless_model(*_: object, **__: object) -> LanguageModel:
     llm = LanguageModel(nn.Identity(), TOKENIZER)
     llm.engine = FakeEngine(TOKENIZER, "again and ", repeat=True)
     llm.engine.step_seconds = 0.005

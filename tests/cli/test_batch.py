@@ -163,3 +163,11 @@ def test_an_output_of_another_input_or_of_a_running_batch_is_refused(demo_run: P
 def test_options_that_exclude_each_other_are_refused(tmp_path: Path) -> None:
     result = regard("batch", tmp_path, tmp_path / "in", tmp_path / "out", "--batch-invariant", "--quantize", "int8")
     assert "--batch-invariant does not support --quantize" in str(result.exception)
+
+
+def test_a_batch_with_few_bits_a_smaller_cache_and_drafts(demo_run: Path, tmp_path: Path) -> None:
+    source, out = write(tmp_path / "in.jsonl", [line("chat")]), tmp_path / "out.jsonl"
+    options = ("--quantize", "int8", "--cache", "int8", "--speculate", "ngram")
+    result = regard("batch", demo_run, source, out, "--rows", 2, *options)
+    assert result.exit_code == 0 and read(out)["chat"]["response"]["status_code"] == 200
+    assert all(option in result.stderr for option in options)  # the choices are printed

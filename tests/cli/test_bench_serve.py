@@ -141,3 +141,23 @@ def test_a_model_is_served_meanwhile(demo_run: Path) -> None:
     arguments = ("--requests", 3, "--prompt-tokens", 8, "--output-tokens", 4, "--json")
     result = regard("bench", "serve", demo_run, *arguments)
     assert json.loads(result.stdout)["succeeded"] == 3 and "serving" in result.stderr
+
+
+def test_a_model_is_served_with_the_given_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[list[str]] = []
+
+    def start(command: list[str], **_: object) -> None:
+        started.append(command)
+        raise OSError("not started")
+
+    monkeypatch.setattr("regard.cli.bench_serve.subprocess.Popen", start)
+    options = ("--quantize", "int8", "--cache", "int4:8", "--speculate", "ngram", "--draft-tokens", "3")
+    assert "not started" in str(regard("bench", "serve", "smollm2", *options).exception)
+    pairs = set(zip(started[0], started[0][1:], strict=False))
+    assert set(zip(options[::2], options[1::2], strict=True)) <= pairs
+
+
+def test_options_of_an_engine_are_refused_for_an_address() -> None:
+    refused = str(regard("bench", "serve", "http://127.0.0.1:9", "--cache", "int8").exception)
+    assert "--cache" in refused and "give a model instead" in refused
+    assert "there is no cache 'int'" in str(regard("bench", "serve", "smollm2", "--cache", "int").exception)

@@ -251,6 +251,13 @@ def test_piped_lines_are_messages_and_an_empty_line_is_none(demo_run: Path) -> N
     assert "did you mean '/help'?" in result.stderr and "/help lists the commands" in result.stderr
 
 
+def test_a_conversation_with_few_bits_a_smaller_cache_and_drafts(demo_run: Path) -> None:
+    options = ("--quantize", "int8", "--cache", "int8", "--speculate", "ngram")
+    result = regard("chat", demo_run, "--max-new", 4, "--temperature", 0, *options, stdin="Where is Anna?\n")
+    assert result.exit_code == 0 and result.stdout.count("model") == 1
+    assert "format='int9' is unknown" in str(regard("chat", demo_run, "--quantize", "int9", stdin="").exception)
+
+
 class Program:
     """`regard chat` in a pseudo-terminal."""
 

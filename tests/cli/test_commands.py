@@ -105,19 +105,51 @@ def test_generate_with_a_smaller_cache(demo_run: Path) -> None:
 def test_generate_with_drafts_prints_the_same_text_and_statistics(demo_run: Path) -> None:
     arguments = ("generate", demo_run, "--prompt", "Anna is in the barn. Anna is", "--max-new", 30, "--temperature", 0)
     plain = regard(*arguments, "--json").stdout
-    for method in ("ngram", "lookahead", f"draft:{demo_run}"):
+    for method in ("ngram", "lookahead", "self:1", f"draft:{demo_run}"):
         assert json.loads(regard(*arguments, "--json", "--speculate", method).stdout)["ids"] == json.loads(plain)["ids"]
     printed = regard(*arguments, "--speculate", f"draft:{demo_run}", "--draft-tokens", 3, "--stats").stderr
     assert "tokens/s" in printed and "by position in the draft" in printed and "per forward with a draft" in printed
     errors = {
         "eagles": "there is no method 'eagles'",
-        "draft": "name the smaller model: --speculate draft:MODEL",
+        "draft": "use --speculate draft:MODEL, the smaller model",
+        "medusa": "use --speculate medusa:FOLDER, written by regard speculate train",
+        "eagle:nowhere": "nowhere has no drafter; train one: regard speculate train MODEL nowhere",
+        "self:x": "'x' is not a number of layers",
+        "self:9": "choose from 1 to 2 of them",
+        "self": "the model has no blocks `ahead`",
         "ngram:3": "use --speculate ngram",
     }
     for method, message in errors.items():
         assert message in str(regard(*arguments, "--speculate", method).exception)
-    refused = regard(*arguments, "--speculate", "ngram", "--cache", "window:8").exception
-    assert "--speculate does not support --batch-invariant, --cache" in str(refused)
+    refused = regard(*arguments, "--speculate", "ngram", "--batch-invariant").exception
+    assert "--speculate does not support --batch-invariant" in str(refused)
+
+
+def test_generate_with_few_bits_a_smaller_cache_and_drafts(demo_run: Path) -> None:
+    """The tokens with drafts are those of the same weights and cache without them."""
+    arguments = ("generate", demo_run, "--prompt", "Anna is in the barn. Anna is", "--max-new", 12, "--temperature", 0)
+    for cache in ("int4:4", "sinks:2+14", "h2o:16"):
+        given = (*arguments, "--json", "--quantize", "int8", "--cache", cache)
+        plain, drafted = (json.loads(regard(*given, *more).stdout) for more in ((), ("--speculate", "ngram")))
+        assert drafted["ids"] == plain["ids"], cache
+
+
+def test_a_drafter_is_trained_and_used(demo_run: Path, tmp_path: Path) -> None:
+    steps = ("--train.steps=2", "--data.length=32", "--data.rows=1", "--data.held_out=1")
+    arguments = ("generate", demo_run, "--prompt", "Anna is in the barn. Anna is", "--max-new", 20, "--temperature", 0)
+    plain = json.loads(regard(*arguments, "--json").stdout)["ids"]
+    for method in ("medusa", "eagle"):
+        out = tmp_path / method
+        trained = regard("speculate", "train", demo_run, out, "--method", method, "--data.source=world", *steps)
+        assert "accepted on held-out text: " in trained.stdout and f"--speculate {method}:{out}" in trained.stdout
+        with_drafts = regard(*arguments, "--json", "--speculate", f"{method}:{out}").stdout
+        assert json.loads(with_drafts)["ids"] == plain
+    refused = regard(*arguments, "--speculate", f"eagle:{tmp_path / 'medusa'}").exception
+    assert "has a drafter of kind medusa; use --speculate medusa:" in str(refused)
+    refused = regard("speculate", "train", demo_run, tmp_path / "other", "--method", "eagle", "--shared").exception
+    assert "options of --method medusa" in str(refused)
+    refused = regard("speculate", "train", demo_run, tmp_path / "other").exception
+    assert "there are no examples; give a file or folder with --data" in str(refused)
 
 
 def test_generate_ends_before_a_stop_string(demo_run: Path) -> None:
@@ -268,13 +300,14 @@ def test_flags_are_frozen() -> None:
         "--draft-tokens",
         "--stats",
     }
-    assert {"--speculate", "--draft-tokens"} <= flags["serve"] & flags["chat"]
+    for name in ("chat", "serve", "batch", "bench serve"):
+        assert {"--quantize", "--cache", "--speculate", "--draft-tokens"} <= flags[name], name
+    assert "--quantize" in flags["eval"]
     assert flags["serve"] >= {"--host", "--port", "--key", "--name", "--rows", "--context", "--device"}
     assert flags["serve"] >= {"--memory", "--queue", "--max-body", "--dtype", "--compile", "--no-compile", "--adapter"}
     assert flags["serve"] >= {"--allow-host", "--allow-origin", "--access-log", "--replicas", "--tensor-parallel"}
     assert flags["serve"] >= {"--lora-modules", "--lora-folder", "--max-loras", "--max-cpu-loras", "--batch-invariant"}
     assert "--runs" in flags["serve"]
-    assert {"--quantize", "--cache"} <= flags["serve"] & flags["batch"] and "--cache" in flags["chat"]
     assert flags["batch"] >= {
         "--memory",
         "--name",
@@ -289,6 +322,7 @@ def test_flags_are_frozen() -> None:
     assert flags["bench serve"] >= {"--concurrency", "--rate", "--requests", "--duration", "--file", "--json", "--key"}
     assert flags["bench serve"] >= {"--prompt-tokens", "--output-tokens", "--shared-prefix", "--name", "--seed"}
     assert flags["train"] >= {"--out", "--resume", "--device"}
+    assert flags["speculate train"] >= {"--method", "--data", "--heads", "--shared", "--device"}
     assert flags["transcribe"] >= {"--language", "--translate", "--timestamps", "--format", "--output", "--prompt"}
     assert flags["plan"] >= {"--context", "--batch", "--dtype", "--json"}
     assert flags["lens"] >= {"--text", "--layer", "--head", "--out", "--json"}

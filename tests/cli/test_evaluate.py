@@ -48,6 +48,13 @@ def test_all_examples_of_a_file_are_graded(run: Path, tmp_path: Path) -> None:
     assert sorted(output["prompt"] for output in graded["outputs"]) == ["0 ", "1 ", "2 "] and "form" not in graded
 
 
+def test_a_model_is_graded_in_few_bits(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "a", "completion": "b"}))
+    options = ("eval", run, "--data", tmp_path / "rows.jsonl", "--max-new", 2, "--json")
+    assert len(json.loads(regard(*options, "--quantize", "int8").stdout)["outputs"]) == 1
+    assert "format='int9' is unknown" in str(regard(*options, "--quantize", "int9").exception)
+
+
 def test_a_target_may_be_messages(run: Path, tmp_path: Path) -> None:
     answer = [{"role": "assistant", "content": "b"}]
     (tmp_path / "rows.jsonl").write_text(

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -10,15 +11,19 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
+import regard as regard_package
 from regard import language_model
 from regard.cli.compare import check_targets, default_reward
 from regard.data.readers import read_examples
 from regard.data.targets import target_of
 from regard.feedback.prompts import WORLD_REWARD, read_prompts
+from regard.language_model import LanguageModel
+from regard.text.train import byte
 from regard.text_generation import checked_sampling
 from regard.training.run import newest_checkpoint
 from tests.cli.conftest import regard
 from tests.feedback.test_address_judge import MODELS, reply, stub_server
+from tests.training.tiny import SPEC
 
 SHORT = ("--max-new", 4, "--device", "cpu")
 
@@ -37,6 +42,36 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 def shorter_is_better(completions: list[Any], **columns: Any) -> list[float]:
     return [-float(len(text)) for text in completions]
+
+
+def test_two_models_are_shown_side_by_side(demo_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("regard.cli.compare_models.RUNS", 1)
+    (tmp_path / "text.txt").write_text("Anna is in the barn. Ben is in the kitchen. " * 9)
+    text = ("--text", tmp_path / "text.txt", "--tokens", 60, "--length", 40, "--device", "cpu")
+    result = regard("compare", demo_run, demo_run, "--quantize", "int8", "--cache", "int8", *text, "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    first, second = found["a"], found["b"]
+    assert first["parameters"] == second["parameters"] and first["bytes_on_disk"] == second["bytes_on_disk"]
+    assert second["bytes_in_memory"] < first["bytes_in_memory"] and first["bits_per_weight"] == 32
+    assert second["perplexity"] == pytest.approx(first["perplexity"], rel=0.05)
+    assert 0.8 < found["agreement"]["equal_tokens"] <= 1 and 0 < found["agreement"]["kl"] < 0.05
+    assert first["tokens_per_second"] > 0 < second["tokens_per_second"]
+    printed = regard("compare", demo_run, demo_run, *text, "--no-speed").stdout
+    assert "perplexity" in printed and "tokens/s" not in printed and "100.00% of the most likely tokens" in printed
+
+
+def test_models_of_other_tokenizers(demo_run: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "bytes"
+    tokenizer = byte()
+    regard_package.save(LanguageModel(replace(SPEC, vocab=tokenizer.vocab_size).build(seed=0), tokenizer), folder)
+    options = ("--tokens", 50, "--no-speed", "--device", "cpu")
+    found = json.loads(regard("compare", demo_run, folder, *options, "--json").stdout)
+    assert found["agreement"] is None and "the tokenizers differ" in found["agreement_refused"]
+    assert found["a"]["perplexity_per_byte"] < found["b"]["perplexity_per_byte"]
+    printed = regard("compare", demo_run, folder, *options).stdout
+    assert "perplexity per byte" in printed and "agreement: the tokenizers differ" in printed
+    assert "there is no such file" in str(regard("compare", demo_run, demo_run, "--text", "missing").exception)
 
 
 @pytest.fixture
@@ -193,6 +228,30 @@ def test_a_column_of_messages_may_be_empty(tmp_path: Path) -> None:
     path.write_text(json.dumps({"prompt": "Where?", "messages": None, "answer": " here"}), encoding="utf-8")
     (example,) = read_prompts(str(path))
     assert target_of(example) == "here"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("--by", "json"), ("--judge", "RUN"), ("--judge-name", "x"), ("--constitution", "x.toml"), ("--count", 3),
+        ("--max-new", 4), ("--temperature", 0.0), ("--out", "x.jsonl"),
+    ],
+)  # fmt: skip
+def test_options_of_answers_need_prompts(name: str, value: object) -> None:
+    result = regard("compare", "A", "B", name, value)
+    assert result.exit_code == 2 and f"{name} is for answers; give prompts with --prompts" in result.output
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("--text", "x.txt"), ("--tokens", 9), ("--length", 9), ("--quantize", "int8"), ("--cache", "int8"),
+     ("--speed", None), ("--no-speed", None)],
+)  # fmt: skip
+def test_options_of_the_table_exclude_prompts(name: str, value: object) -> None:
+    given = [name] if value is None else [name, value]
+    result = regard("compare", "A", "B", "--prompts", "world", *given)
+    found = " ".join(result.output.replace("│", " ").split())
+    assert result.exit_code == 2 and f"{name} is for the table of sizes and perplexities; leave --prompts out" in found
 
 
 @pytest.mark.parametrize(

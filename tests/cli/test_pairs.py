@@ -111,7 +111,8 @@ def test_every_kind_of_model_head_input_and_objective_is_in_the_table() -> None:
         return {kind for kind in KINDS if issubclass(class_of(kind, "kind"), base)}
 
     used = {part.kind for row in pairs.MODELS for part in [pairs.spec(row), *nested_specs(pairs.spec(row))]}
-    assert kinds(Model) | kinds(Head) | kinds(Input) <= used
+    drafters = {"medusa", "eagle"}  # trained by `regard speculate train`
+    assert (kinds(Model) - drafters) | kinds(Head) | kinds(Input) <= used
     assert {kind for _, kind in pairs.TRAINED} == OBJECTIVES.keys()
 
 

@@ -4,13 +4,18 @@ import json
 from pathlib import Path
 
 import pytest
+import tokenizers
 import torch
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
 
 import regard as package
 from regard.adapt.fake_quantized import FakeQuantization, FakeQuantizedLinear, fake_quantize
-from regard.adapt.quantized import QuantizedLinear
+from regard.adapt.quantized import QuantizedLinear, quantize_linears
 from regard.adapt.w8a8 import W8A8Linear
+from regard.checkpoint import load
 from regard.formats.integers import Integer
+from regard.text.tokenizer import Tokenizer
 from tests.cli.conftest import regard
 
 FEW = ("--tokens", 256, "--test-tokens", 256, "--length", 64)
@@ -103,6 +108,44 @@ def test_a_file_is_split_into_a_sample_and_held_out_text(demo_run: Path, tmp_pat
     assert torch.equal(package.load(tmp_path / "out").model.norm.weight, package.load(demo_run).model.norm.weight)
 
 
+@pytest.fixture(scope="module")
+def without_chat(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose tokenizer has none of the special tokens of conversations, and no eos."""
+    sublayers = package.Sublayer(package.Attention(2, position=package.Rope())), package.Sublayer(package.SwiGLU(64))
+    core = tokenizers.Tokenizer(BPE({token: id for id, token in enumerate(sorted(ByteLevel.alphabet()))}, []))
+    core.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    tokenizer, layers = Tokenizer(core), (package.Repeat((package.Block(sublayers),), 1),)
+    spec = package.Decoder(vocab=tokenizer.vocab_size, width=32, layers=layers, context=64)
+    folder = tmp_path_factory.mktemp("models") / "plain"
+    package.save(spec.build(seed=0), folder, tokenizer)
+    return folder
+
+
+def test_generated_stories_are_plain_text_for_other_tokenizers(without_chat: Path, tmp_path: Path) -> None:
+    assert without_chat.is_dir() and package.load(without_chat).tokenizer.core.token_to_id("<|user|>") is None
+    result = regard("quantize", without_chat, tmp_path / "out", "--format", "int8", *FEW, "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["perplexity"] > 1
+
+
+@pytest.mark.parametrize("activations", [(), ("--activations", "int8")])
+def test_rounding_to_nearest_needs_no_text(
+    activations: tuple[str, ...], demo_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The weights are those that are rounded with a sample, too."""
+    options = ("--format", "int8", "--method", "nearest", "--json", *activations)
+    result = regard("quantize", demo_run, tmp_path / "with", *options, *FEW)
+    assert result.exit_code == 0, result.output
+    monkeypatch.setattr("regard.cli.quantize.batches", None)
+    result = regard("quantize", demo_run, tmp_path / "without", *options, "--test-tokens", 0)
+    assert result.exit_code == 0, result.output
+    summary = json.loads(result.stdout)
+    assert summary["sample"] == 0 and summary["perplexity"] is None
+    assert all(0 < layer["error"] < 0.02 for layer in summary["layers"])
+    expected, found = (package.load(tmp_path / name).model.state_dict() for name in ("with", "without"))
+    assert expected.keys() == found.keys() and all(torch.equal(found[name], expected[name]) for name in found)
+
+
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
@@ -133,5 +176,37 @@ def test_layers_that_a_format_does_not_fit_are_named(capsys) -> None:
     model = nn.Sequential(nn.Linear(256, 8), nn.Linear(32, 8))
     quantize_weights(model, "q4_k")
     assert "--quantize q4_k: 1 linear layers stay as they are" in capsys.readouterr().err
-    quantize_weights(model, "int8")
+    quantize_weights(nn.Sequential(nn.Linear(256, 8), nn.Linear(32, 8)), "int8")
     assert capsys.readouterr().err == ""
+
+
+def test_a_quantized_model_is_not_quantized_again(quantized: tuple[Path, dict]) -> None:
+    result = regard("generate", quantized[0], "--prompt", "Anna", "--max-new", 2, "--quantize", "int8")
+    message = str(result.exception)
+    assert message.startswith("--quantize int8: stack.blocks.0.") and "is stored as integer already; leave" in message
+
+
+def test_exported_folders_have_the_same_logits(demo_run: Path, tmp_path: Path) -> None:
+    """In the layout of compressed-tensors, as ordinary weights, and imported again."""
+    tokenizer, ids = package.load(demo_run).tokenizer, torch.arange(40).view(2, 20)
+    sublayers = package.Sublayer(package.Attention(4, position=package.Rope())), package.Sublayer(package.SwiGLU(64))
+    layers = (package.Repeat((package.Block(sublayers),), 2),)
+    spec = package.Decoder(vocab=tokenizer.vocab_size, width=32, layers=layers, context=64)
+    model = spec.build(seed=0).eval()
+    head = model.head
+    names = set(quantize_linears(model, Integer(4, False, 32, "float16"))) - {"head"}
+    model.head = head
+    package.save(model, tmp_path / "int4", tokenizer)
+    assert regard("export", tmp_path / "int4", tmp_path / "packed").exit_code == 0
+    assert regard("export", tmp_path / "int4", tmp_path / "plain", "--dequantize").exit_code == 0
+    settings = json.loads((tmp_path / "packed/config.json").read_text())["quantization_config"]
+    assert settings["config_groups"]["group_0"]["weights"]["group_size"] == 32
+    assert "quantization_config" not in json.loads((tmp_path / "plain/config.json").read_text())
+    assert regard("import", tmp_path / "packed", tmp_path / "imported").exit_code == 0
+    for name, count in (("packed", len(names)), ("plain", 0), ("imported", len(names))):
+        found = load(tmp_path / name)  # without the kernel for packed weights, which rounds inputs
+        assert sum(isinstance(layer, QuantizedLinear) for layer in found.modules()) == count
+        with torch.no_grad():
+            assert torch.equal(found(ids), model(ids))
+    assert "with --dequantize" in str(regard("export", tmp_path / "int4", tmp_path / "x.gguf").exception)
+    assert regard("generate", tmp_path / "packed", "-p", "Anna", "--max-new", 4).exit_code == 0

@@ -54,6 +54,13 @@ def test_compilation_is_chosen_by_the_device_and_the_option(
     assert choice.value == value and reason in choice.reason
 
 
+def test_drafters_that_read_hidden_states_are_not_compiled_unless_asked() -> None:
+    for speculate in ("self", "medusa:heads", "eagle:layer"):
+        choice = choose_compile(None, torch.device("cuda"), None, speculate)
+        assert choice.value == "off" and f"--speculate {speculate} runs eagerly" in choice.reason
+    assert choose_compile(None, torch.device("cuda"), None, "self:2").value == "on"
+
+
 def test_a_model_that_cannot_be_compiled_is_said_to_be_decoded_eagerly(
     demo_run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,7 @@
 """Decoding by CUDA graphs generates what eager decoding does."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -11,6 +12,9 @@ from regard.compat import COMPILE_OPTIONS, allow_recompiles
 from regard.engine.decode_graphs import DecodeGraphs, decode_size
 from regard.engine.engine import Engine
 from regard.engine.request import Request, Sampling
+from regard.engine.runner import Runner
+from regard.engine.speculation.draft_model import DraftModel
+from regard.engine.speculation.lookahead import Lookahead
 from regard.kernels.attention.patterns.window import Window
 from regard.models.decoder import Decoder, DecoderModule
 from regard.models.stack import Repeat
@@ -21,6 +25,7 @@ from regard.parts.latent_attention import LatentAttention
 from regard.parts.norm import RMSNorm
 from regard.parts.position.rope import Rope
 from regard.parts.ssm.mamba2 import Mamba2
+from tests.engine.drafters import METHODS
 
 MIXERS: dict[str, tuple[Any, ...]] = {
     "attention": (Attention(4, kv_heads=2, head_dim=32, position=Rope(), qk_norm=RMSNorm()),),
@@ -38,13 +43,13 @@ def build(name: str, device: str, dtype: torch.dtype) -> DecoderModule:
     return model.to(dtype).eval().requires_grad_(False)
 
 
-def generate(engine: Engine) -> list[tuple[list[int], str | None]]:
+def generate(engine: Engine, greedy: bool = False) -> list[tuple[list[int], str | None]]:
     """Requests of several lengths that join and leave, so that the rows of the batches change."""
     generator = torch.Generator().manual_seed(0)
     requests: list[Request] = []
     for i in range(14):
         prompt = torch.randint(96, (1 + 5 * i % 17,), generator=generator).tolist()
-        sampling = Sampling(max_new=3 + 7 * i % 12, temperature=0.0 if i % 3 else 1.0, seed=i)
+        sampling = Sampling(max_new=3 + 7 * i % 12, temperature=0.0 if greedy or i % 3 else 1.0, seed=i)
         requests.append(engine.submit(prompt, sampling))
         for _ in range(i % 4):
             engine.step()
@@ -64,9 +69,8 @@ class RepeatedStep:
         self.logits.copy_(self.step())
 
 
-def repeat_step(graphs: DecodeGraphs, rows: int, span: int) -> tuple[Any, Tensor]:
-    graphs.inputs.zero_()
-    tokens, positions, valid = graphs.inputs[:, :rows]
+def repeat_step(graphs: DecodeGraphs, rows: int, span: int, length: int) -> tuple[Any, Tensor]:
+    tokens, positions, valid = graphs.empty_inputs(rows, length)
     repeated = RepeatedStep(lambda: graphs.step(tokens, positions, valid.bool(), span))
     return repeated, repeated.logits
 
@@ -78,7 +82,66 @@ def test_steps_with_kept_inputs_equal_eager_steps(name: str, monkeypatch: pytest
     eager, prepared = Engine(model, rows=5, capacity=64), Engine(model, rows=5, capacity=64)
     prepared.runner.graphs = DecodeGraphs(prepared.runner.decode_step, 5, torch.device("cpu"))
     assert generate(prepared) == generate(eager)
-    assert {rows for rows, _ in prepared.runner.graphs.graphs} == {1, 2, 4, 5}
+    assert {rows for rows, _, _ in prepared.runner.graphs.graphs} == {1, 2, 4, 5}
+
+
+@pytest.mark.parametrize("name", ["attention", "window", "hybrid"])
+@pytest.mark.parametrize("kind", ["lookahead", "draft model"])
+def test_drafts_are_verified_by_graphs(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DecodeGraphs, "record", repeat_step)
+    model = build(name, "cpu", torch.float64)
+    drafter = Lookahead() if kind == "lookahead" else DraftModel(perturbed(model))
+    engine = Engine(model, rows=3, capacity=64, speculation=drafter, draft_tokens=6)
+    runners = [engine.runner, *([drafter.runner] if isinstance(drafter, DraftModel) else [])]
+    for runner in runners:
+        runner.graphs = DecodeGraphs(runner.decode_step, 3, torch.device("cpu"))
+    greedy = kind == "draft model"  # drafts that are drawn give other tokens with the same distribution
+    assert generate(engine, greedy) == generate(Engine(model, rows=3, capacity=64), greedy)
+    for runner in runners:
+        assert runner.graphs is not None and any(length > 1 for _, length, _ in runner.graphs.graphs)
+    assert 0 < engine.metrics()["accepted_draft_tokens"] < engine.metrics()["draft_tokens"]
+
+
+def perturbed(model: DecoderModule) -> DecoderModule:
+    """A draft model that often agrees with this one."""
+    copy = deepcopy(model)
+    for i, parameter in enumerate(copy.parameters()):
+        noise = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(i), dtype=parameter.dtype)
+        parameter.data += 0.1 * parameter.std() * noise
+    return copy
+
+
+def test_drafts_are_verified_eagerly_if_they_cannot_be_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    def record(graphs: DecodeGraphs, rows: int, span: int, length: int) -> tuple[Any, Tensor]:
+        if length > 1:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return repeat_step(graphs, rows, span, length)
+
+    monkeypatch.setattr(DecodeGraphs, "record", record)
+    model = build("attention", "cpu", torch.float64)
+    engine = Engine(model, rows=3, capacity=64, speculation=Lookahead())
+    engine.runner.graphs = DecodeGraphs(engine.runner.decode_step, 3, torch.device("cpu"))
+    with pytest.warns(UserWarning, match=r"capturing\); drafts are verified eagerly"):
+        tokens = generate(engine)
+    assert tokens == generate(Engine(model, rows=3, capacity=64)) and engine.runner.graphs is not None
+
+
+def test_drafters_that_read_hidden_states_run_eagerly_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    def compile(runner: Runner) -> None:
+        runner.graphs = DecodeGraphs(runner.decode_step, 3, torch.device("cpu"))
+
+    monkeypatch.setattr(Runner, "compile", compile)
+    model = build("attention", "cpu", torch.float64)
+    with pytest.warns(UserWarning, match="compile has no effect with a drafter that reads hidden states"):
+        engine = Engine(model, rows=3, capacity=64, compile=True, speculation=METHODS["medusa"](model))
+    assert engine.runner.graphs is None
+    assert generate(engine, greedy=True) == generate(Engine(model, rows=3, capacity=64), greedy=True)
+
+
+def test_graphs_of_several_tokens_have_a_limit() -> None:
+    graphs = DecodeGraphs(lambda *arguments: torch.zeros(1), 64, torch.device("cpu"))
+    assert graphs.fits(64, 1) and graphs.fits(8, 8) and graphs.fits(3, 16)
+    assert not graphs.fits(9, 8) and not graphs.fits(1, 17)
 
 
 def test_prompts_in_chunks_of_one_token_are_no_decode_batches(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,7 +156,7 @@ def test_prompts_in_chunks_of_one_token_are_no_decode_batches(monkeypatch: pytes
 
 @pytest.mark.parametrize("warm", [True, False])
 def test_a_step_that_cannot_be_captured_runs_eagerly(warm: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(graphs: DecodeGraphs, rows: int, span: int) -> None:
+    def fail(graphs: DecodeGraphs, rows: int, span: int, length: int) -> None:
         raise RuntimeError("operation not permitted when stream is capturing\nand more")
 
     monkeypatch.setattr(DecodeGraphs, "record", fail)

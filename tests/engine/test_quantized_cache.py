@@ -27,7 +27,7 @@ from regard.parts.state import PerToken
 from tests.laws import block, build, decoder, error, random_ids
 
 LENGTH = 22
-CACHES = ["int8", "fp8:0", "int4:0", "int8:3", "fp8:5", "int4:4", "int4:40"]
+CACHES = ["int8", "fp8:0", "int4:0", "int8:3", "fp8:5", "int4:4", "int4:40", "int4:999999999999"]
 MIXERS = {
     "rope": Attention(4, 2, position=Rope()),
     "alibi, window": Attention(4, 2, position=Alibi(), mask=Window(6)),
@@ -57,6 +57,7 @@ def run(model, store, tokens: Tensor, cuts: list[int]) -> Tensor:
     return torch.cat(logits, 1)
 
 
+@pytest.mark.ledger("kv.quantised")
 @pytest.mark.parametrize("name", FORMATS)
 def test_each_element_is_within_the_bound_of_its_format(name: str) -> None:
     x = torch.randn(2, 3, 50, 16, dtype=torch.float64) * torch.logspace(-6, 3, 50, dtype=torch.float64).unsqueeze(-1)
@@ -69,6 +70,7 @@ def test_each_element_is_within_the_bound_of_its_format(name: str) -> None:
     assert (difference.amax(-1) <= 1.1 * 2 * spread / steps).all()
 
 
+@pytest.mark.ledger("kv.quantised")
 @pytest.mark.parametrize("name", FORMATS)
 def test_outputs_of_attention_are_within_a_bound(name: str) -> None:
     """Scores change by at most δ = scale · |q|₁ max |Δk|, so weights by a factor of at most exp(2δ).
@@ -191,6 +193,7 @@ def test_batched_preempted_and_reused_equal_alone(cache: str) -> None:
     engine.store.check()
 
 
+@pytest.mark.ledger("kv.quantised")
 def test_bytes_halve_and_quarter() -> None:
     declared = PerToken({"k": (2, 64), "v": (2, 64)}, rotated=())
     sizes = {}
@@ -200,6 +203,13 @@ def test_bytes_halve_and_quarter() -> None:
         sizes[name] = bytes_of(store)
     full = sizes[None]
     assert sizes["int8"] / full == 66 / 128 and sizes["fp8"] / full == 68 / 128 and sizes["int4"] / full == 35 / 128
+
+
+def test_no_more_newest_tokens_are_allocated_than_a_row_has() -> None:
+    spec = decoder(block(MIXERS["rope"]))
+    for kind in STORES:
+        whole, more = (bytes_of(open_store(kind, spec, f"int8:{recent}")) for recent in (64, 10**6))
+        assert more == whole, kind
 
 
 def test_what_cannot_be_quantized_is_refused() -> None:
@@ -219,7 +229,7 @@ def test_parts_of_other_layers_stay_as_they_are() -> None:
     assert PlainArrays(torch.float32).encode("k", torch.ones(1))["k"].item() == 1
 
 
-@pytest.mark.parametrize("cache", ["int8", "int4:5", "sinks:2+6", "window:5"])
+@pytest.mark.parametrize("cache", ["int8", "int4:5", "sinks:2+6", "window:5", "h2o:8", "snapkv:8"])
 def test_speculation_equals_plain_decoding_with_the_same_cache(cache: str) -> None:
     """Rejected drafts are rewound; rings have the slack for them."""
     model, greedy = build(decoder(block(MIXERS["rope"]))), Sampling(max_new=40, temperature=0)

@@ -105,7 +105,7 @@ MIXERS = {
 }
 
 
-@pytest.mark.ledger("kv.sinks")
+@pytest.mark.ledger("kv.sinks", "kv.evict")
 @torch.inference_mode()
 @pytest.mark.parametrize("cache", CACHES, ids=str)
 @pytest.mark.parametrize("mixer", MIXERS)

@@ -41,7 +41,10 @@ def test_codes_scales_and_weights_are_equal(shape: tuple[int, ...], block: int) 
     codes, state = F.quantize_4bit(weight, blocksize=block, quant_type="nf4")
     theirs, ours = their_tensors(codes, state, shape), format.quantize(weight)
     assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
-    assert torch.equal(format.dequantize(ours), F.dequantize_4bit(codes, state))
+    # Not F.dequantize_4bit: with blocks of 128 its kernel for AVX512 has other scales.
+    nibbles = torch.stack([codes.flatten() >> 4, codes.flatten() & 15], -1).flatten().long()
+    expected = state.code[nibbles] * state.absmax.repeat_interleave(block)[: nibbles.numel()]
+    assert torch.equal(format.dequantize(ours), expected[: weight.numel()].view(shape))
 
 
 @pytest.mark.ledger("q.nf4")

@@ -18,7 +18,9 @@ INTEGERS = [
     for symmetric in (True, False)
     for group, scale_dtype in (("tensor", "float32"), ("channel", "float32"), (32, "float16"), (16, "bfloat16"))
 ]
-FLOATS = [Float("float16"), Float("bfloat16"), Float("float8_e4m3fn"), Float("float8_e5m2")]
+FLOATS = [
+    Float("float16"), Float("bfloat16"), Float("float8_e4m3fn"), Float("float8_e5m2"), Float("float8_e4m3fn", 16),
+]  # fmt: skip
 FORMATS: list[NumberFormat] = [*INTEGERS, *FLOATS, NF4(), NF4(32), NF4(double=False)]
 SHAPES = [(24, 64), (1, 128), (3, 8, 192)]
 
@@ -118,6 +120,7 @@ def test_a_group_of_all_inputs_is_a_channel_and_finer_groups_have_smaller_errors
     assert errors == sorted(errors, reverse=True) and errors[-1] < errors[0] / 10
 
 
+@pytest.mark.ledger("q.fp8")
 @pytest.mark.parametrize(("name", "exponent", "fraction"), [("float8_e4m3fn", 4, 3), ("float8_e5m2", 5, 2)])
 def test_numbers_of_eight_bits_are_those_of_the_definition(name: str, exponent: int, fraction: int) -> None:
     bias = 2 ** (exponent - 1) - 1
@@ -130,14 +133,31 @@ def test_numbers_of_eight_bits_are_those_of_the_definition(name: str, exponent: 
         assert values[code].item() == (-1) ** sign * magnitude
 
 
+@pytest.mark.ledger("q.fp8")
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2"])
+def test_eight_bits_are_half_the_bytes_of_sixteen(name: str) -> None:
+    outputs, inputs = 64, 512
+    scales = 4 * outputs  # float32, one per output
+    assert 2 * (Float(name).bytes((outputs, inputs)) - scales) == Float("float16").bytes((outputs, inputs))
+
+
 @pytest.mark.parametrize("name", ["float16", "bfloat16"])
 def test_numbers_of_sixteen_bits_are_rounded_as_by_torch(name: str) -> None:
     weight = draw((24, 64), "outlier")
     format = Float(name)
     assert torch.equal(format.dequantize(format.quantize(weight)), weight.to(getattr(torch, name)).float())
-    assert Float("float16").dequantize(Float("float16").quantize(torch.tensor([[0.62]]))).item() == 0.6201171875
     with pytest.raises(SpecError, match="larger than 65504"):
         Float("float16").quantize(torch.tensor([[1e5]]))
+
+
+@pytest.mark.ledger("q.fig")
+def test_the_nearest_number_to_a_weight_of_0_62_in_sixteen_bits() -> None:
+    format, weight = Float("float16"), torch.tensor([[0.62]], dtype=torch.float64)
+    stored = format.dequantize(format.quantize(weight), torch.float64)
+    assert stored.item() == 0.6201171875 and round((stored - weight).item(), 5) == 0.00012
+    sixteenths = torch.arange(17, dtype=torch.float64) / 16  # another grid
+    nearest = sixteenths[(sixteenths - 0.62).abs().argmin()]
+    assert nearest.item() == 0.625 and round(nearest.item() - 0.62, 5) == 0.005
 
 
 @pytest.mark.ledger("q.nf4")
@@ -167,6 +187,9 @@ def test_levels_of_nf4_are_quantiles_of_a_normal_and_fit_it_better_than_integers
         (lambda: Integer(4, group=48).quantize(draw((24, 64))), "group=48 does not divide the 64 inputs"),
         (lambda: Integer(3).quantize(draw((8, 4))), "do not fill whole bytes"),
         (lambda: Integer().quantize(torch.tensor([[math.nan]])), "not finite"),
+        (lambda: Float("float8_e5m2", 0), "group=0 must be positive"),
+        (lambda: Float("bfloat16", 32), "bfloat16 has no scales; leave out group=32"),
+        (lambda: Float("float8_e4m3fn", 48).quantize(draw((24, 64))), "group=48 does not divide the 64 inputs"),
         (lambda: NF4(3), "block=3 must be positive and even"),
         (lambda: NF4().quantize(draw((3, 10))), "no whole blocks of 64"),
     ],

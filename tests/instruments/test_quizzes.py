@@ -232,6 +232,17 @@ def rank(panels: list[Panel]) -> None:
     assert sum(y > 1e-6 for _, y in of(panels, "lines")["series"][0]["points"]) == 4
 
 
+def stored_weight(panels: list[Panel]) -> None:
+    assert numbers(panels)["stored as W′"] == "0.62012" and numbers(panels)["error |W − W′|"] == "0.00012"
+    assert min(range(17), key=lambda n: abs(n / 16 - 0.62)) / 16 == 0.625
+
+
+def all_accepted(panels: list[Panel]) -> None:
+    assert numbers(panels)["speed-up"] == 4.0 and numbers(panels)["tokens per pass"] == 6.0
+    assert numbers(panels)["cost of a round, in passes"] == 1.5 and numbers(panels)["acceptance in these rounds"] == 1
+    assert all(row[2:] == [5, 6] for row in of(panels, "table")["rows"])
+
+
 def compute_shares(panels: list[Panel]) -> None:
     shares = of(panels, "bars")
     assert shares["labels"][0] == "pretrain" and 5 < shares["values"][0] < 90 and sum(shares["values"]) > 99.9
@@ -284,6 +295,8 @@ ANSWERS: dict[str, Callable[[list[Panel]], None]] = {
     "blocks": shared_blocks,
     "prefill-decode": more_sequences,
     "sharing": quarter,
+    "precision": stored_weight,
+    "speculative-rounds": all_accepted,
     "phases": compute_shares,
     "lora": rank,
     "lora-rates": room_for_rewards,

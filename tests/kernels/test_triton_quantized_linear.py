@@ -12,7 +12,7 @@ from tests.kernels.linear_reference import EPS, compute, draw
 
 FORMATS: list[NumberFormat] = [
     Integer(8), Integer(8, False, 64, "float16"), Integer(4, True, 32, "float16"), Integer(4, False, 64, "float16"),
-    Integer(4), Float("float8_e4m3fn"),
+    Integer(4), Float("float8_e4m3fn"), Float("float8_e4m3fn", 64),
 ]  # fmt: skip
 
 
@@ -20,7 +20,7 @@ def quantized(weight: torch.Tensor, format: NumberFormat):
     from regard.kernels.triton_quantized_linear import QuantizedWeight
 
     stored = format.quantize(weight)
-    scale = stored["scale"].unsqueeze(-1) if isinstance(format, Float) else stored["scale"]
+    scale = stored["scale"].unsqueeze(-1) if stored["scale"].dim() == 1 else stored["scale"]
     bits = format.bits if isinstance(format, Integer) else 8
     return QuantizedWeight(stored["codes"], scale, stored.get("zero"), bits, weight.shape[1])
 
@@ -44,14 +44,20 @@ def test_norm_bias_activation_and_residual(
 
     x, weight, norm, bias, residual = draw(tokens, act, options, torch.float32, 72, 192)
     stored = quantized(weight, format)
-    expanded = stored.dequantized(torch.float64)
-    torch.testing.assert_close(expanded, format.dequantize(format.quantize(weight), torch.float64))
+    expanded = format.dequantize(format.quantize(weight), torch.float64)
     exact = compute(x.double(), expanded, *(None if t is None else t.double() for t in (norm, bias, residual)), act)
     width = 64 if stored.bits == 8 else 32  # words of 192 columns, rounded up
     tiles = Tiles(4, width, 4, programs=5) if tokens == 1 else Tiles(64, 64, 4, 2, 2)
     found = launch_quantized(x, stored, norm, EPS, bias, residual, act, tiles)
     limit = 2e-3 if tokens == 1 and found.is_cuda else 1e-5  # there x is rounded to float16
     assert (found - exact).abs().max() <= limit * max(1, exact.abs().max())
+
+
+@pytest.mark.parametrize("format", FORMATS, ids=str)
+def test_expanded_weights_are_those_of_the_format(format: NumberFormat) -> None:
+    _, weight, *_ = draw(1, None, (False,) * 3, torch.float32, 40, 192)
+    expected = format.dequantize(format.quantize(weight), torch.float32)
+    torch.testing.assert_close(quantized(weight, format).expanded(torch.float32), expected, rtol=1e-6, atol=0)
 
 
 def test_zeros_and_numbers_that_are_not_finite() -> None:
@@ -84,8 +90,9 @@ def test_bfloat16_on_a_gpu_is_as_exact_as_torch(outputs: int, columns: int, toke
     stored = quantized(weight.float(), format)
     if tokens > 32 and stored.codes.dtype == torch.float8_e4m3fn and fp8_compute(x, stored):
         pytest.skip("products in FP8 round x too")
-    expanded = stored.dequantized(torch.bfloat16)
-    exact = compute(x.double(), stored.dequantized(torch.float64), norm.double(), None, residual.double(), "silu")
+    expanded = stored.expanded(torch.bfloat16)
+    wide = format.dequantize(format.quantize(weight.float()), torch.float64)
+    exact = compute(x.double(), wide, norm.double(), None, residual.double(), "silu")
     kernel = launch_quantized(x, stored, norm, EPS, bias, residual, "silu")
     errors = [(y - exact).abs().max() for y in (kernel, compute(x, expanded, norm, bias, residual, "silu"))]
     assert errors[0] <= 2 * errors[1] + torch.finfo(torch.bfloat16).eps

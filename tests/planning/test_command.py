@@ -1,14 +1,30 @@
 """`regard plan`: names, sizes and options, printed as a table and as JSON."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
 
+from regard.adapt.quantized import count_stored_weights, quantize_linears
 from regard.checkpoint import save
+from regard.checkpoint.quantized_layers import stored_tensors
 from regard.cli import app
-from regard.models.presets import bert
+from regard.engine.engine import Engine
+from regard.engine.memory import bytes_of
+from regard.engine.request import Sampling
+from regard.formats.names import format_named
+from regard.kernels.attention.patterns.window import Window
+from regard.models.presets import bert, transformer_2017
+from regard.parts.attention import Attention
+from regard.parts.block import Block, Sublayer
+from regard.parts.body import Body
+from regard.parts.experts import Experts
+from regard.parts.feedforward import SwiGLU
+from regard.parts.linear_attention import LinearAttention
+from regard.parts.position.rope import Rope
 from regard.planning import plan
+from tests.laws import decoder
 
 
 def run(*arguments: str) -> str:
@@ -97,3 +113,83 @@ def test_activations_are_counted_on_request():
 def test_wrong_arguments_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         run(*arguments)
+
+
+def simple(mixer: Body) -> Block:
+    return Block((Sublayer(mixer), Sublayer(SwiGLU(64))))
+
+
+ROTARY = Attention(4, 2, position=Rope())
+MODELS = {
+    "attention": decoder(simple(ROTARY)),
+    "window and recurrence": decoder(
+        simple(Attention(4, 2, position=Rope(), mask=Window(5))), simple(LinearAttention(4))
+    ),
+    "tied": replace(decoder(simple(ROTARY)), tied=True),
+    "experts": decoder(Block((Sublayer(ROTARY), Sublayer(Experts(4, 2, SwiGLU(32)))))),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_bytes_of_a_cache_are_those_of_the_engine(name: str, tmp_path):
+    caches = ("int8", "fp8", "int4:3", "sinks:2+9", "window:9", "h2o:12", "snapkv:12", "int4:1000000", "h2o:1000000")
+    spec = MODELS[name]
+    (tmp_path / "spec.json").write_text(spec.to_json())
+    options = [argument for cache in caches for argument in ("--cache", cache)]
+    data = json.loads(run(str(tmp_path / "spec.json"), "--context", "40", "--batch", "3", *options, "--json"))
+    for cache in (None, *caches):
+        engine = Engine(spec.build(seed=0), rows=3, capacity=40, store="contiguous", cache=cache)
+        if cache == "snapkv:12":  # which grows with the sequences
+            engine.generate([1] * 30, Sampling(max_new=4, temperature=0))
+        assert data["store_bytes"][cache or "all_tokens"] == bytes_of(engine.store), cache
+    if name == "attention":  # a ring buffer is larger than a store of few tokens
+        growth = data["store_bytes_per_further_token"]
+        assert growth["sinks:2+9"] == growth["h2o:12"] == 0 < growth["int8"] < growth["all_tokens"]
+
+
+def test_the_cache_of_an_encoder_decoder_includes_its_source(tmp_path):
+    spec = transformer_2017(vocab=50, width=64, heads=4, hidden=128, layers=2)
+    (tmp_path / "spec.json").write_text(spec.to_json())
+    data = json.loads(run(str(tmp_path / "spec.json"), "--context", "24", "--cache", "int8", "--json"))
+    engine = Engine(spec.build(seed=0), rows=1, capacity=24, source_capacity=24, store="contiguous", cache="int8")
+    assert data["store_bytes"]["int8"] == bytes_of(engine.store)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_bytes_of_quantized_weights_are_those_of_the_model(name: str, tmp_path):
+    spec, formats = replace(MODELS[name], width=64), ("int8", "int4", "nf4", "fp8", "q8_0")
+    (tmp_path / "spec.json").write_text(spec.to_json())
+    options = [argument for format in formats for argument in ("--quantize", format)]
+    data = json.loads(run(str(tmp_path / "spec.json"), "--context", "8", *options, "--json"))
+    for format in formats:
+        model = spec.build(seed=0)
+        quantize_linears(model, format_named(format))
+        stored = sum(tensor.nbytes for tensor in stored_tensors(model).values())
+        kept = sum(parameter.nbytes for parameter in model.parameters())
+        assert data["quantized_bytes"][format] == stored + kept, format
+        weights = count_stored_weights(model)
+        assert data["bits_per_quantized_weight"][format] == pytest.approx(8 * stored / weights, abs=1e-3)
+
+
+def test_a_cache_that_a_model_cannot_have_is_refused(tmp_path):
+    (tmp_path / "encoder.json").write_text(bert(vocab=30, width=8, layers=2, heads=2, hidden=16).to_json())
+    for name, arguments, message in (
+        ("encoder.json", ("--cache", "int8"), "keeps no keys and values"),
+        ("llama-7b", ("--cache", "int7"), "there is no cache 'int7'"),
+        ("llama-7b", ("--cache", "int8", "--dtype", "int8"), "not --dtype int8"),
+        ("llama-7b", ("--quantize", "int9"), "format='int9' is unknown"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            run(str(tmp_path / name) if name.endswith("json") else name, *arguments)
+
+
+@pytest.mark.ledger("kv.dominates", exact=True)
+def test_the_cache_of_many_long_sequences_is_larger_than_the_weights():
+    """Llama 3.1 8B in BF16 has 16 GB of weights, and 64 sequences of 8,192 tokens have four times as much cache."""
+    weights = 2 * 8_030_261_248
+    sizes = {}
+    for batch, context in ((1, 1024), (64, 8192)):
+        options = ("--dtype", "bfloat16", "--batch", str(batch), "--context", str(context), "--cache", "int8", "--json")
+        sizes[batch] = json.loads(run("llama-3.1-8b", *options))["store_bytes"]
+    assert sizes[1]["all_tokens"] < 0.01 * weights
+    assert sizes[64]["all_tokens"] > 4 * weights and sizes[64]["int8"] > 2 * weights

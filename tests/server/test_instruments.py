@@ -24,7 +24,7 @@ def test_the_table_lists_every_instrument_in_the_order_of_the_course(start_serve
     chapters = start_server().client.get("/regard/instruments").json()["chapters"]
     listed = [instrument for chapter in chapters for instrument in chapter["instruments"]]
     assert [instrument["id"] for instrument in listed] == list(INSTRUMENTS)
-    assert listed[3] == INSTRUMENTS[listed[3]["id"]].describe()
+    assert listed[3] == json.loads(json.dumps(INSTRUMENTS[listed[3]["id"]].describe()))
 
 
 def test_panels_are_computed_for_the_given_controls(start_server) -> None:

@@ -121,6 +121,33 @@ def test_ranks_and_findings_are_chosen_by_their_bars(open_instrument) -> None:
     assert rows == len(measured("lora-batch")["checks"])
 
 
+@pytest.mark.ledger("fig.5.28")
+def test_a_slider_of_named_formats_is_moved_by_keys_and_bars(open_instrument) -> None:
+    page = open_instrument("precision")
+    slider = page.get_by_role("slider", name="format")
+    assert slider.get_attribute("aria-valuetext") == "FP16"
+    page.wait_for_selector(".instrument-numbers dd:text-is('0.62012')")
+    slider.press("End")
+    page.wait_for_selector("h3:has-text('INT2: each weight')")
+    assert page.locator(".field output").first.inner_text() == "INT2"
+    page.get_by_role("button", name="NF4").press("Enter")
+    page.wait_for_selector("h3:has-text('NF4: each weight')")
+    assert slider.get_attribute("aria-valuetext") == "NF4"
+
+
+@pytest.mark.ledger("fig.5.29")
+def test_rounds_of_speculation_follow_the_draft_model_and_its_cost(open_instrument) -> None:
+    page = open_instrument("speculative-rounds")
+    page.get_by_label("draft model of the rounds").select_option("the model itself")
+    page.wait_for_selector("h3:has-text('round 1: 5 proposed, 5 accepted')")
+    page.get_by_role("slider", name="acceptance").press("End")
+    page.wait_for_selector(".instrument-numbers:has-text('by the formula') dd:text-is('4')")
+    page.get_by_role("slider", name="cost of a draft step").press("Home")
+    page.wait_for_selector(".instrument-numbers:has-text('by the formula') dd:text-is('6')")
+    page.get_by_role("slider", name="round", exact=True).press("ArrowRight")
+    page.wait_for_selector("h3:has-text('round 2: 5 proposed')")
+
+
 def test_plots_name_their_axes_marks_and_colours(open_instrument) -> None:
     page = open_instrument("gated-unit")
     texts = [text.strip() for text in page.locator(".instrument-lines text.axis").all_text_contents()]
@@ -163,7 +190,7 @@ def test_axe_finds_nothing(open_instrument, scheme: str) -> None:
     page.wait_for_selector("#instrument-title:has-text('LayerNorm')")
     page.get_by_role("button", name="Show the answer").click()
     assert_accessible(page)
-    for id in ("phases", "lora-rates"):
+    for id in ("phases", "lora-rates", "precision"):
         page.evaluate("id => (location.hash = '/instruments/' + id)", id)
         page.wait_for_selector(f"#instrument-title:text-is({INSTRUMENTS[id].title!r})")
         page.wait_for_selector(".instrument-panels[aria-busy=false] .instrument-panel")

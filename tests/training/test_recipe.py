@@ -63,7 +63,7 @@ def test_a_new_kind_keeps_the_options_that_it_has_too() -> None:
     ("tables", "message"),
     [
         ({"from": 5, "model": {}}, "from=5 is not the path or the name of a model"),
-        ({"model": {"kind": [7]}}, "no kind [7]; choose one of decoder, dual_encoder, encoder"),
+        ({"model": {"kind": [7]}}, "no kind [7]; choose one of decoder, dual_encoder, eagle, encoder"),
         ({"model": {"kind": "encoder_decoder", "source": 5, "target": 5}}, "source: expected"),
         ({"data": {"seed": -1}}, "seed=-1 must not be negative"),
         ({"tokenizer": {"by": "byte", "path": "folder"}}, "by='byte' does not read path='folder'"),

@@ -6,12 +6,14 @@ padding that is attended to, documents that attend to each other, tokens cached 
 
 from collections.abc import Collection
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from regard.engine.stores import recent as stores_recent
 from regard.engine.stores.contiguous import Contiguous
+from regard.engine.stores.eviction_rules import PromptWindow, top
 from regard.engine.stores.paged import Paged
 from regard.engine.stores.recent import join_keys
 from regard.engine.stores.ring import RingBuffer
@@ -277,6 +279,15 @@ def test_verify_finds_an_evicting_cache_that_keeps_too_many_tokens(monkeypatch: 
 
 def test_verify_finds_a_first_token_that_is_not_rotated_further(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rope.Rope, "shift", lambda self, k, offsets: k if k.shape[2] > 1 else k.flip(-1))
+    assert breaks(ROPE, "evicting cache = dense mask")
+
+
+@pytest.mark.parametrize("fault", [
+    lambda self, past, received, last: top(past, past.double(), past > last, self.budget - 1),  # by age alone
+    lambda self, past, received, last: past >= 0,  # keeps all
+])  # fmt: skip
+def test_verify_finds_keys_that_are_not_chosen_by_their_scores(fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PromptWindow, "keep", fault)
     assert breaks(ROPE, "evicting cache = dense mask")
 
 

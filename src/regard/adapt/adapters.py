@@ -14,8 +14,7 @@ from torch.nn.utils import parametrize
 
 from regard.adapt.lora import LoRA, LoRALayer, LoRALinear, LoRAWeight
 from regard.adapt.pissa import INIT
-from regard.adapt.quantized import QuantizedLinear
-from regard.adapt.replace_modules import replace_modules
+from regard.adapt.quantized import QuantizedLinear, dequantize_linears, quantized_layer
 from regard.adapt.targets import (
     ALL_LINEAR,
     AdaptableWeight,
@@ -25,6 +24,7 @@ from regard.adapt.targets import (
     original_parameter,
     select_weights,
 )
+from regard.adapt.w8a8 import W8A8Linear
 from regard.formats.base import NumberFormat
 from regard.parts.experts import GroupedLinear
 from regard.spec import SpecError
@@ -44,15 +44,15 @@ def quantize_base(model: nn.Module, format: NumberFormat) -> None:
     for name, weight in weights.items():
         if isinstance(weight.layer, QuantizedLinear) and weight.layer.format != format:
             raise AdapterError(f"lora: {name} is stored as {weight.layer.format}, not as {format}; use the same base")
-        if weight.stacked:
+        if weight.parameter:
             raise AdapterError(f"lora: {name} is a stacked weight, which base={format} cannot store; leave base out")
         try:
-            format.check_shape(weight.shape)
+            format.check_shape(weight.shape[-2:])
         except SpecError as error:
             raise AdapterError(f"lora: base of {name}: {error}") from error
     for weight in weights.values():
-        if isinstance(weight.layer, nn.Linear):
-            quantized = QuantizedLinear.of(weight.layer, format).train(weight.layer.training)
+        if isinstance(weight.layer, nn.Linear | GroupedLinear):
+            quantized = quantized_layer(weight.layer, format).train(weight.layer.training)
             for path in weight.names:
                 place = f"{path}.base" if isinstance(weight.module, LoRALinear) else path
                 model.set_submodule(place, quantized)
@@ -213,6 +213,7 @@ def merge_lora(model: nn.Module, name: str | None = None) -> dict[str, LoRALayer
     Returns the adapted layers by name, for `unmerge_lora`.
     """
     name = resolve_adapter(model, name, "merge")
+    check_exact_inputs(model)
     layers = adapter_paths(model)
     check_untied(model, layers, name)
     for layer, paths in layers.items():
@@ -224,13 +225,18 @@ def merge_lora(model: nn.Module, name: str | None = None) -> dict[str, LoRALayer
             layer.keep_merged(merged)
             for path in paths:
                 model.set_submodule(path, merged)
-    replace_modules(model, lambda _, module: isinstance(module, QuantizedLinear), dequantized)  # without an adapter
+    dequantize_linears(model)  # those without an adapter
     return {path: layer for layer, paths in layers.items() for path in paths}
 
 
-def dequantized(_: str, module: nn.Module) -> nn.Linear:
-    assert isinstance(module, QuantizedLinear)
-    return module.dequantized()
+def check_exact_inputs(model: nn.Module) -> None:
+    """Raise AdapterError if layers round their inputs: the ordinary layers that merging makes would not."""
+    for name, module in model.named_modules():
+        if isinstance(module, W8A8Linear):
+            raise AdapterError(
+                f"{name} rounds its inputs to int8 (W8A8), which a merged layer would not; keep the adapter apart, or "
+                "merge it into the model that was quantized, and quantize that again"
+            )
 
 
 def merge_parameter(model: nn.Module, layer: LoRAWeight, paths: list[str], name: str) -> None:

@@ -23,6 +23,7 @@ from regard.adapt.gpu_decode import (
     is_plain_norm,
     optimize_for_gpu_decode,
 )
+from regard.adapt.quantized import QuantizedLinear
 from regard.adapt.replace_modules import replace_modules
 from regard.compat import cannot_run_triton
 from regard.layout import TokenLayout
@@ -48,7 +49,7 @@ class InvariantAttention(nn.Module):
         from regard.kernels.attention.triton.invariant import attend_invariant
         from regard.kernels.attention.triton.prepare_prompt import prepare_prompt
 
-        decode = self.decode
+        decode: Any = self.decode  # its weights are tensors: `is_supported` refuses those of few bits
         body: Any = decode.sublayer.body
         qkv = linear(x, decode.qkv, decode.sublayer.norm, bias=decode.bias)  # (B, L, (H + 2 K) · E)
         norms, eps = decode.norms()
@@ -70,7 +71,7 @@ class InvariantGated(nn.Module):
         self.decode = decode
 
     def forward(self, x: Tensor, layout: TokenLayout, state: State) -> tuple[Tensor, Losses]:
-        decode = self.decode
+        decode: Any = self.decode
         body: Any = decode.sublayer.body
         activation = FUSED_ACTIVATIONS[body.activation]
         h = linear(x, decode.gate_up, decode.sublayer.norm, bias=decode.bias, activation=activation)  # (B, L, F)
@@ -149,7 +150,8 @@ def unsupported_part(model: DecoderModule) -> str | None:
 
 
 def is_supported(sublayer: SublayerModule) -> bool:
-    return attention_of(sublayer) is not None or gated_of(sublayer) is not None
+    quantized = any(isinstance(module, QuantizedLinear) for module in sublayer.modules())
+    return not quantized and (attention_of(sublayer) is not None or gated_of(sublayer) is not None)
 
 
 def keep_all_tokens(memory: Any) -> Any:

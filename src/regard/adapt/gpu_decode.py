@@ -8,14 +8,18 @@ kernels the norms, rotations and activations. Matrices that read the same input 
 parameters of the model become views of it, so no weight is kept twice and checkpoints do not change. For the decode
 steps of all other sublayers torch.compile generates kernels, once for all layers of one kind. This is for inference: it
 works on a copy of the modules that shares all tensors.
+
+Weights of 4 or 8 bits that a kernel reads (gpu_quantized.py) are stacked and multiplied in the same way.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from regard.adapt.gpu_quantized import gpu_weight, reads_on_gpu
+from regard.adapt.quantized import QuantizedLinear
 from regard.adapt.replace_modules import AnyModule, copy_modules, replace_modules
 from regard.compat import COMPILE_OPTIONS, HAS_TRITON
 from regard.kernels.attention.arguments import Pages
@@ -32,6 +36,9 @@ from regard.parts.position.base import PositionModule
 from regard.parts.position.rope import RopeModule, rotations
 from regard.parts.split_heads import merge_heads
 from regard.parts.state import State
+
+if TYPE_CHECKING:
+    from regard.kernels.triton_quantized_linear import QuantizedWeight
 
 MAX_COLUMNS = 32768  # of a matrix; one row of it is in the registers of a program
 MAX_ROWS = 32  # of DecodeLinear; with more, cuBLAS reads the weights as fast
@@ -54,7 +61,7 @@ class DecodeAttention(nn.Module):
         body: Any = self.sublayer.body
         qkv = linear(x, self.qkv, self.sublayer.norm, bias=self.bias)  # (B, L, (H + 2 K) · E)
         z = self.decode(qkv, layout, *pages) if x.shape[1] == 1 else self.prefill(qkv, layout, state, *pages)
-        return linear(z, body.o_proj.weight, bias=body.o_proj.bias, residual=x), {}
+        return linear(z, weight_of(body.o_proj), bias=body.o_proj.bias, residual=x), {}
 
     def decode(self, qkv: Tensor, layout: TokenLayout, k: Pages, v: Pages) -> Tensor:
         """(B, 1, H · E)"""
@@ -107,7 +114,7 @@ class DecodeGated(nn.Module):
         body: Any = self.sublayer.body
         activation = FUSED_ACTIVATIONS[body.activation]
         h = linear(x, self.gate_up, self.sublayer.norm, bias=self.bias, activation=activation)  # (B, L, F)
-        return linear(h, body.down_proj.weight, bias=body.down_proj.bias, residual=x), {}
+        return linear(h, weight_of(body.down_proj), bias=body.down_proj.bias, residual=x), {}
 
 
 class DecodeLinear(nn.Module):
@@ -159,17 +166,22 @@ class StackedWeights:
     def __init__(self) -> None:
         self.stacks: dict[tuple[int, ...], Tensor] = {}  # layers with tied weights share one
 
-    def stack(self, *layers: Any) -> tuple[Tensor, Tensor | None]:
-        """The stacked weights and biases of these layers."""
+    def stack(self, *layers: Any) -> tuple["Tensor | QuantizedWeight", Tensor | None]:
+        """The stacked weights and biases of these layers, which are all plain or all of one number format."""
         biases = [layer.bias for layer in layers]
-        return self.join([layer.weight for layer in layers]), None if biases[0] is None else self.join(biases)
+        bias = None if biases[0] is None else self.join(biases)
+        if not isinstance(layers[0], QuantizedLinear):
+            return self.join([layer.weight for layer in layers]), bias
+        names = layers[0].stored_names
+        stored = {name: self.join([layer.get_buffer(name) for layer in layers]) for name in names}
+        return gpu_weight(layers[0].format, stored), bias
 
-    def join(self, parameters: list[nn.Parameter]) -> Tensor:
-        key = tuple(map(id, parameters))
+    def join(self, tensors: list[Tensor]) -> Tensor:
+        key = tuple(map(id, tensors))
         if key not in self.stacks:
-            self.stacks[key] = torch.cat([parameter.data for parameter in parameters])
-            for parameter, part in zip(parameters, self.stacks[key].split([len(p) for p in parameters]), strict=True):
-                parameter.data = part
+            self.stacks[key] = torch.cat([tensor.data for tensor in tensors])
+            for tensor, part in zip(tensors, self.stacks[key].split([len(t) for t in tensors]), strict=True):
+                tensor.data = part
         return self.stacks[key]
 
 
@@ -209,14 +221,15 @@ def attention_of(module: nn.Module) -> AttentionModule | None:
     """The attention of a sublayer that DecodeAttention computes."""
     if not is_plain_sublayer(module) or type(body := module.body) is not AttentionModule:
         return None
-    head_dim = body.q_proj.weight.shape[0] // body.heads if is_plain_linear(body.q_proj) else 0
+    head_dim = body.q_proj.out_features // body.heads if is_fused_linear(body.q_proj) else 0
     layers = (body.q_proj, body.k_proj, body.v_proj, body.o_proj)
     biases = {getattr(layer, "bias", None) is None for layer in layers[:3]}
     norms = (body.q_norm, body.k_norm)
     position = body.position
     rotates = isinstance(position, RopeModule) and position.spec.layout == "half" and position.dim == head_dim
     plain = (
-        all(map(is_plain_linear, layers))
+        all(map(is_fused_linear, layers))
+        and have_one_format(*layers[:3])
         and len(biases) == 1
         and head_dim in HEAD_DIMS
         and (rotates or type(position) is PositionModule)
@@ -235,7 +248,8 @@ def gated_of(module: nn.Module) -> GatedModule | None:
     if not is_plain_sublayer(module) or type(body := module.body) is not GatedModule:
         return None
     layers = (body.gate_proj, body.up_proj, body.down_proj)
-    plain = all(map(is_plain_linear, layers)) and body.limit is None and not body.offset
+    fused = all(map(is_fused_linear, layers)) and have_one_format(*layers[:2])
+    plain = fused and body.limit is None and not body.offset
     return body if plain and body.activation in FUSED_ACTIVATIONS else None
 
 
@@ -255,21 +269,43 @@ def is_plain_norm(norm: nn.Module) -> bool:
 
 
 def is_plain_linear(module: nn.Module) -> bool:
-    if type(module) is not nn.Linear:
-        return False
-    aligned = module.in_features % 8 == 0  # rows begin at multiples of 16 bytes
-    return aligned and 16 <= module.in_features <= MAX_COLUMNS and module.out_features >= 16
+    return type(module) is nn.Linear and has_fused_shape(module.in_features, module.out_features)
+
+
+def is_fused_linear(module: nn.Module) -> bool:
+    """Whether a kernel of `linear` multiplies the weight of this layer."""
+    if type(module) is not QuantizedLinear:
+        return is_plain_linear(module)
+    readable = module.packing is None and reads_on_gpu(module.format, module.in_features)
+    return readable and has_fused_shape(module.in_features, module.out_features)
+
+
+def has_fused_shape(inputs: int, outputs: int) -> bool:
+    return inputs % 8 == 0 and 16 <= inputs <= MAX_COLUMNS and outputs >= 16  # rows begin at multiples of 16 bytes
+
+
+def have_one_format(*layers: Any) -> bool:
+    return len({layer.format if isinstance(layer, QuantizedLinear) else None for layer in layers}) == 1
+
+
+def weight_of(layer: Any) -> "Tensor | QuantizedWeight":
+    return gpu_weight(layer.format, layer.stored) if isinstance(layer, QuantizedLinear) else layer.weight
 
 
 def linear(
-    x: Tensor, weight: Tensor, norm: nn.Module | None = None, *, bias: Tensor | None = None,
+    x: Tensor, weight: "Tensor | QuantizedWeight", norm: nn.Module | None = None, *, bias: Tensor | None = None,
     residual: Tensor | None = None, activation: str | None = None,
 ) -> Tensor:  # fmt: skip
     """(B, L, D) -> (B, L, outputs)"""
     from regard.kernels.triton_decode_linear import decode_linear, launch
+    from regard.kernels.triton_quantized_linear import launch_quantized
 
-    run = decode_linear if torch.compiler.is_compiling() else launch
     scale, eps = (norm.weight, norm.eps) if isinstance(norm, RMSNormModule) else (None, 0.0)
     residual = None if residual is None else residual.flatten(0, 1).contiguous()
-    y = run(x.flatten(0, 1).contiguous(), weight, scale, eps, bias, residual, activation)
+    rows = x.flatten(0, 1).contiguous()
+    if isinstance(weight, Tensor):
+        run = decode_linear if torch.compiler.is_compiling() else launch
+        y = run(rows, weight, scale, eps, bias, residual, activation)
+    else:
+        y = launch_quantized(rows, weight, scale, eps, bias, residual, activation)
     return y.unflatten(0, x.shape[:2])

@@ -81,6 +81,7 @@ def write_adapter(
         (folder / BASE_FORMAT).write_text(base.to_json() + "\n", encoding="utf-8")
     save_file(tensors, folder / TENSORS, metadata={"format": "pt"})
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    (folder / TENSORS).chmod((folder / CONFIG).stat().st_mode)  # safetensors writes its files with 0600
 
 
 def adapter_config(

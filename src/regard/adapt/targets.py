@@ -49,7 +49,7 @@ class AdaptableWeight:
     @property
     def shape(self) -> tuple[int, ...]:
         if isinstance(self.layer, QuantizedLinear):  # whose weight would have to be read from its format
-            return self.layer.out_features, self.layer.in_features
+            return self.layer.shape
         return tuple(self.weight.shape)
 
     @property

@@ -130,6 +130,9 @@ def write_manifest(folder: Path) -> None:
         json.dump({"files": entries}, stream, indent=1)
         stream.flush()
         os.fsync(stream.fileno())
+    mode = (folder / MANIFEST).stat().st_mode  # as the umask says; safetensors writes its files with 0600
+    for name in entries:
+        (folder / name).chmod(mode)
     for directory in [folder, *filter(Path.is_dir, folder.rglob("*"))]:
         sync_folder(directory)
 

@@ -22,6 +22,9 @@ import torch
 from torch import Tensor, nn
 
 from regard.checkpoint.atomic_folder import MANIFEST, CheckpointError, check_folder, write_folder
+from regard.checkpoint.foreign_quantized.keep_codes import find_kept, layer_types_of, read_kept, without_kept
+from regard.checkpoint.foreign_quantized.opening import KEY, find_method, open_quantized
+from regard.checkpoint.foreign_quantized.writing import plain_weights, quantized_files
 from regard.checkpoint.gguf import open_gguf
 from regard.checkpoint.gguf.packed import read_as_blocks, refuse_packed, use_blocks
 from regard.checkpoint.quantized_layers import (
@@ -29,7 +32,6 @@ from regard.checkpoint.quantized_layers import (
     quantization_config,
     read_layer_types,
     read_stored,
-    refuse_quantized_layers,
     stored_tensors,
     use_dtype_of_parameters,
     use_layer_types,
@@ -165,13 +167,14 @@ def export(
 ) -> None:
     """Write a model, or a LanguageModel with its tokenizer, as a Hugging Face folder of a family.
 
-    A sentence encoder is written in the format of sentence-transformers.
+    A sentence encoder is written in the format of sentence-transformers, and quantized layers in the layouts of
+    compressed-tensors or bitsandbytes.
     """
     model, tokenizer, extra_files = separate_files(model, tokenizer, extra_files)
     spec = model.spec
     assert isinstance(spec, Model), f"model.spec must be the spec of a model; found {spec!r:.80}"
     check_no_adapters(unique_parameters(model))
-    refuse_quantized_layers(model, "an export")
+    refuse_packed(model)
     extra_files = {**(extra_files or {}), **sentence_files(spec)}
     if isinstance(spec, Encoder) and not isinstance(spec.input, Tokens):  # images or signals: there is no text
         tokenizer = None
@@ -180,9 +183,12 @@ def export(
     config = {f"{name}_token_id": getattr(tokenizer, name, None) for name in ("bos", "eos", "pad")}
     config |= family_config(model_type, spec)
     config["dtype"] = str(next(model.parameters()).dtype).removeprefix("torch.")
-    tensors = weight_table(spec, model_type).write(without_value_weights(unique_parameters(model)))
+    table, parameters = weight_table(spec, model_type), unique_parameters(model) | plain_weights(model)
+    tensors, quantization = quantized_files(model, spec, table)
+    tensors |= dict(table.write(without_value_weights(parameters)))
+    config |= {KEY: quantization} if quantization else {}
     with write_folder(folder) as temporary:
-        write_files(temporary, config, dict(tensors), tokenizer)
+        write_files(temporary, config, tensors, tokenizer)
         write_extra_files(temporary, extra_files)
 
 
@@ -211,11 +217,12 @@ def load(
         (spec, table, stored), types = open_gguf(folder), {}
         check_size(folder, spec, stored)
     else:
-        spec, table = read_spec_and_table(folder)
-        types = read_layer_types(folder, read_json(folder / "config.json")) if table is IDENTITY else {}
+        (spec, table), config = read_spec_and_table(folder), read_json(folder / "config.json")
+        types = read_layer_types(folder, config) if table is IDENTITY else {}
         if table is IDENTITY and (folder / MANIFEST).is_file() and not checked:
             check_folder(folder)
-        stored = open_tensors(folder, partial(loaded_dtype, device, dtype), mmap)
+        cast = partial(loaded_dtype, device, dtype)
+        stored = open_quantized(folder, config, open_tensors(folder, cast, mmap), cast, mmap)
         check_size(folder, spec, stored)
         if table is not IDENTITY:
             make_table = partial(weight_table, model_type=read_source_family(folder))
@@ -223,9 +230,11 @@ def load(
             spec, stored = resolve_tying(folder, spec, make_table, stored)
             table = make_table(spec)
     model = build_on_meta(spec)
-    use_layer_types(model, types)
+    kept = find_kept(model, table, stored)
+    use_layer_types(model, types | layer_types_of(kept))
     like, quantized = unique_parameters(model), stored_tensors(model)
-    stored, block_formats = without_stored(stored, quantized), {}
+    stored = without_stored(stored, quantized) if types else without_kept(folder, stored, kept)
+    block_formats: dict[str, Any] = {}
     if packed:
         assert isinstance(table, Chain)
         stored, block_formats = read_as_blocks(model, folder, table, stored, mmap)
@@ -247,7 +256,7 @@ def load(
             tensors[name] = nn.Parameter(with_own_storage(tensor, device, dtype), like[name].requires_grad)
     use_blocks(model, blocks, block_formats, loaded_dtype(device, dtype, torch.float32))
     tensors |= {name: tensor for name, tensor in model.state_dict().items() if not tensor.is_meta}  # the blocks
-    for name, tensor in read_stored(folder, quantized, mmap):
+    for name, tensor in read_stored(folder, quantized, mmap) if types else read_kept(kept):
         tensors[name] = count(tensor)
     for name, first_name in tied_names(model):
         tensors[name] = tensors[first_name]
@@ -273,7 +282,7 @@ def read_spec_and_table(folder: Path) -> tuple[Model, Table | Chain]:
                 f"{folder}: the spec in config.json is of kind {spec.kind}, which is not a model; save the model again"
             )
         return spec, IDENTITY
-    refuse_quantized(folder, config)
+    find_method(folder, config)
     spec = family_spec(config)
     if config.get("auto_map") is not None:
         warnings.warn(
@@ -290,19 +299,6 @@ def read_source_family(folder: Path) -> str | None:
     """The family of a Hugging Face folder, or the one that a model in our own format was imported from, if known."""
     config = {} if folder.suffix == ".gguf" else read_json(folder / "config.json")
     return config.get("source_family" if config.get("model_type") == MODEL_TYPE else "model_type")
-
-
-def refuse_quantized(folder: Path, config: dict[str, Any]) -> None:
-    settings = config.get("quantization_config")
-    if settings is None:
-        return
-    method = settings.get("quant_method") if isinstance(settings, dict) else settings
-    raise CheckpointError(
-        f"{folder}: config.json has quantization_config with the method {method!r:.80}, which is not read. Weights are "
-        "read as float64, float32, float16 or bfloat16 from safetensors files, and quantized from GGUF files. Use the "
-        "original folder or a GGUF file of the model, or dequantize it: load it in transformers, call "
-        "model.dequantize() and model.save_pretrained(), and remove quantization_config from the new config.json"
-    )
 
 
 def check_size(folder: Path, spec: Model, found: Mapping[str, StoredTensor]) -> None:

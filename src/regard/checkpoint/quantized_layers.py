@@ -12,22 +12,21 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from regard.adapt.quantized import QuantizedLinear
+from regard.adapt.quantized import QuantizedExperts, QuantizedLinear, stored_like
 from regard.adapt.w8a8 import W8A8Linear, check_w8a8
 from regard.checkpoint.atomic_folder import CheckpointError
+from regard.checkpoint.safetensors_header import CODES
 from regard.checkpoint.weight_files import open_tensors
 from regard.formats.base import NumberFormat
+from regard.parts.experts import GroupedLinear
 from regard.spec import SpecError, parse_spec
 from regard.weights.table import FLOATS, MISMATCH_REMEDY, StoredTensor
 
 LayerTypes = dict[str, tuple[NumberFormat, type[QuantizedLinear]]]
 KEY = "quantization"
-DTYPE_NAMES = {dtype: name for name, dtype in FLOATS.items()} | {
-    torch.uint8: "U8", torch.int8: "I8", torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
-}  # fmt: skip
+DTYPE_NAMES = {dtype: name for name, dtype in (FLOATS | CODES).items()}
 
 
 def quantized_layers(model: nn.Module) -> dict[str, QuantizedLinear]:
@@ -54,8 +53,8 @@ def quantization_config(model: nn.Module) -> dict[str, Any]:
 def refuse_quantized_layers(model: nn.Module, action: str) -> None:
     for name, layer in quantized_layers(model).items():
         raise CheckpointError(
-            f"{name} is stored as {layer.format.kind}, which {action} cannot write; use the model before it was "
-            "quantized, or merge an adapter into this one, which makes its layers ordinary ones"
+            f"{name} is stored as {layer.format.kind}, which {action} cannot write; export the model before it was "
+            "quantized, or ordinary weights, with --dequantize (`dequantize_linears` in Python)"
         )
 
 
@@ -85,17 +84,19 @@ def use_layer_types(model: nn.Module, types: LayerTypes) -> None:
     modules = dict(model.named_modules())
     for name, (format, layer_type) in types.items():
         linear = modules.get(name)
-        if type(linear) is not nn.Linear:
+        if type(linear) is GroupedLinear and layer_type is not W8A8Linear:
+            layer_type = QuantizedExperts
+        elif type(linear) is not nn.Linear:
             found = "no layer of this model" if linear is None else f"a {type(linear).__name__}"
             raise CheckpointError(f"{KEY} in config.json: {name:.200} is {found}, not a linear one; {MISMATCH_REMEDY}")
-        shape = (linear.out_features, linear.in_features)
+        shape = tuple(linear.weight.shape)
         try:
-            format.check_shape(shape)
+            format.check_shape(shape[-2:])
             if layer_type is W8A8Linear:
                 check_w8a8(format)
         except SpecError as error:
             raise CheckpointError(f"{KEY} in config.json: {name}: {error}; {MISMATCH_REMEDY}") from error
-        model.set_submodule(name, layer_type(format, format.stored_like(shape), shape, linear.bias))
+        model.set_submodule(name, layer_type(format, stored_like(format, shape), shape, linear.bias))
 
 
 def without_stored(found: Mapping[str, StoredTensor], expected: Mapping[str, Tensor]) -> dict[str, StoredTensor]:
@@ -115,9 +116,8 @@ def without_stored(found: Mapping[str, StoredTensor], expected: Mapping[str, Ten
 def read_stored(folder: Path, expected: Mapping[str, Tensor], mmap: bool = False) -> Iterator[tuple[str, Tensor]]:
     """The tensors of quantized layers in their own dtypes."""
     found = open_tensors(folder, lambda stored: stored, mmap) if expected else {}
-    for name, like in expected.items():
-        tensor = found[name].read()  # of a dtype that no parameter has: as bytes
-        yield name, tensor if tensor.dtype == like.dtype else tensor.view(like.dtype)
+    for name in expected:
+        yield name, found[name].read()
 
 
 def use_dtype_of_parameters(model: nn.Module) -> None:

@@ -25,9 +25,13 @@ from regard.checkpoint.atomic_folder import CheckpointError
 from regard.weights.table import FLOATS, StoredTensor
 
 Cast = Callable[[torch.dtype], torch.dtype]  # stored dtype -> dtype in memory
+CODES = {  # of quantized weights; never cast
+    "U8": torch.uint8, "I8": torch.int8, "I32": torch.int32, "I64": torch.int64, "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2, "F8_E8M0": torch.float8_e8m0fnu,
+}  # fmt: skip
 OTHER_DTYPES = {  # dtypes that no model here uses, with their bits
-    "BOOL": 8, "U8": 8, "I8": 8, "I16": 16, "U16": 16, "I32": 32, "U32": 32, "I64": 64, "U64": 64, "C64": 64, "F4": 4,
-    "F6_E2M3": 6, "F6_E3M2": 6, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
+    "BOOL": 8, "I16": 16, "U16": 16, "U32": 32, "U64": 64, "C64": 64, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
+    "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
 }  # fmt: skip
 MAX_HEADER_BYTES = 8 << 20  # about fifty thousand tensors
 MAX_SIZE = 1 << 62
@@ -48,10 +52,10 @@ def open_tensors(path: Path, cast: Cast, mmap: bool = False) -> dict[str, Stored
     found, spans = {}, []
     for name, entry in header.items():
         dtype, shape, (start, end) = parse_entry(path, name, entry)
-        stored = FLOATS.get(dtype)
+        stored = FLOATS.get(dtype, CODES.get(dtype))
         bits = 8 * stored.itemsize if stored else OTHER_DTYPES.get(dtype)
         if bits is None:
-            known = ", ".join([*FLOATS, *OTHER_DTYPES])
+            known = ", ".join([*FLOATS, *CODES, *OTHER_DTYPES])
             refuse(path, f"{name} has the dtype {dtype!r:.40}; the known dtypes are {known}")
         expected = math.prod(shape) * bits
         if 8 * (end - start) != expected:
@@ -60,10 +64,11 @@ def open_tensors(path: Path, cast: Cast, mmap: bool = False) -> dict[str, Stored
         stored = stored or torch.uint8  # a tensor that no model uses, such as a mask
         offset = 8 + length + start
         aligned = end > start and offset % stored.itemsize == 0
-        if mmap and aligned and cast(stored) == stored:
+        in_memory = cast(stored) if dtype in FLOATS else stored
+        if mmap and aligned and in_memory == stored:
             read = partial(map_tensor, path, offset, shape, stored)
         else:
-            read = partial(read_tensor, path, offset, shape, stored, cast(stored))
+            read = partial(read_tensor, path, offset, shape, stored, in_memory)
         found[name] = StoredTensor(str(path), shape, dtype, read)
     previous_end = 0
     for start, end, name in sorted(spans):

@@ -42,6 +42,7 @@ from regard.cli import (
     quantize,
     runs,
     serve,
+    speculate,
     sweep,
     train,
     transcribe,
@@ -131,6 +132,7 @@ app.command("models")(models.models)
 app.command("import")(import_model.import_)
 app.command("export")(export.export)
 app.command("quantize")(quantize.quantize)
+app.command("speculate train", context_settings=ACCEPT_OVERRIDES)(speculate.train)
 app.command("doctor")(doctor.doctor)
 
 

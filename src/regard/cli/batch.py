@@ -19,9 +19,11 @@ from regard.cli.open_engine import (
     QuantizeOption,
     RowsOption,
     check_cache,
+    excludes_drafts,
 )
 from regard.cli.open_model import AdapterOption, ContextOption, DeviceOption, ModelArgument
 from regard.cli.open_served import NamedModel, named_model, open_served
+from regard.cli.speculation_options import DraftTokensOption, SpeculateOption, check_speculation
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -44,6 +46,8 @@ def batch(
     dtype: DtypeOption = "auto",
     quantize: QuantizeOption = None,
     cache: CacheOption = None,
+    speculate: SpeculateOption = None,
+    draft_tokens: DraftTokensOption = 5,
     compile: CompileOption = None,
     batch_invariant: BatchInvariantOption = False,
     device: DeviceOption = "auto",
@@ -62,6 +66,7 @@ def batch(
     Examples:
       regard batch smollm2 requests.jsonl results.jsonl
       regard batch runs/demo requests.jsonl results.jsonl --rows 32
+      regard batch smollm2 requests.jsonl results.jsonl --quantize int8 --cache int8
     """
     if batch_invariant and quantize:
         raise ValueError(INVARIANT_OR_QUANTIZED)
@@ -77,9 +82,10 @@ def batch(
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     options = EngineOptions(
         device, context, adapter, dtype, rows, memory, compile=compile, batch_invariant=batch_invariant,
-        quantize=quantize, cache=cache,
+        quantize=quantize, cache=cache, speculate=speculate, draft_tokens=draft_tokens,
     )  # fmt: skip
     check_cache(options)
+    check_speculation(options.speculate, excludes_drafts(options))
     with BatchOutput(out, {entry.custom_id for entry in entries}) as output:
         missing = [entry for entry in entries if entry.custom_id not in output.done]
         if output.done:

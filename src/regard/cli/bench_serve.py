@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from regard.cli.open_engine import CacheOption, EngineOptions, QuantizeOption, check_cache
+from regard.cli.speculation_options import DraftTokensOption, SpeculateOption, check_speculation
 from regard.find_model import find_model
 
 if TYPE_CHECKING:
@@ -50,6 +52,10 @@ def bench_serve(
     ] = None,
     name: Annotated[str | None, typer.Option(help="The model's name; by default the server's first.")] = None,
     key: Annotated[str | None, typer.Option(envvar="REGARD_KEY", help="API key of the server.")] = None,
+    quantize: QuantizeOption = None,
+    cache: CacheOption = None,
+    speculate: SpeculateOption = None,
+    draft_tokens: DraftTokensOption = 5,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds until a silent request fails.")] = 600.0,
     seed: Annotated[int, typer.Option(help="Seed of prompts, lengths and arrivals.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -64,8 +70,11 @@ def bench_serve(
       regard bench serve http://127.0.0.1:8000 --concurrency 32 --requests 256
       regard bench serve http://127.0.0.1:8000 --rate 4 --duration 60 --prompt-tokens 100-1024
       regard bench serve smollm2 --requests 16 --output-tokens 32 --json
+      regard bench serve smollm2 --quantize int8 --cache int8 --speculate ngram
     """
     is_url = target.startswith(("http://", "https://"))
+    options = EngineOptions(quantize=quantize, cache=cache, speculate=speculate, draft_tokens=draft_tokens)
+    check_server_options(options, is_url)
     if not is_url:
         find_model(target)  # before slow imports: a mistyped name is refused at once
     lengths = parse_range("--prompt-tokens", prompt_tokens), parse_range("--output-tokens", output_tokens)
@@ -84,7 +93,7 @@ def bench_serve(
         requests = 64
     load = Load(requests, duration, concurrency or (None if rate is not None else 8), rate, seed)
     console = Console(stderr=True, soft_wrap=True)
-    with open_server(target) if not is_url else as_given(target) as url:
+    with open_server(target, options) if not is_url else as_given(target) as url:
         found = asyncio.run(measure(url, bodies, lengths, shared_prefix, load, name, key, timeout, console))
     if not found["succeeded"]:
         errors = ", ".join(f"{code} ({count})" for code, count in found["errors"].items())
@@ -130,10 +139,26 @@ def as_given(url: str) -> Generator[str]:
     yield url.rstrip("/").removesuffix("/v1")
 
 
+def server_options(options: EngineOptions) -> dict[str, str]:
+    """The given options of the server that is measured."""
+    given = {"--quantize": options.quantize, "--cache": options.cache, "--speculate": options.speculate}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def check_server_options(options: EngineOptions, is_url: bool) -> None:
+    if is_url and (given := server_options(options)):
+        raise ValueError(f"{', '.join(given)}: the server at this address has its own options; give a model instead")
+    check_cache(options)
+    check_speculation(options.speculate, excluded=False)
+
+
 @contextmanager
-def open_server(model: str) -> Generator[str]:
-    """`regard serve` on a free port, with its defaults; its messages are printed."""
+def open_server(model: str, options: EngineOptions) -> Generator[str]:
+    """`regard serve` on a free port, with these options; its messages are printed."""
     command = [sys.executable, "-m", "regard", "serve", model, "--port", "0"]
+    command += ["--draft-tokens", str(options.draft_tokens)]
+    for name, value in server_options(options).items():
+        command += [name, value]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
         messages = server.stderr
         assert messages is not None

@@ -4,7 +4,14 @@ from typing import Annotated
 
 import typer
 
-from regard.cli.open_engine import CacheOption, EngineOptions, check_cache, excludes_drafts
+from regard.cli.open_engine import (
+    CacheOption,
+    EngineOptions,
+    QuantizeOption,
+    check_cache,
+    excludes_drafts,
+    quantize_weights,
+)
 from regard.cli.open_model import AdapterOption, ContextOption, DeviceOption, ModelArgument
 from regard.cli.speculation_options import DraftTokensOption, SpeculateOption, check_speculation, open_drafter
 
@@ -19,6 +26,7 @@ def chat(
     context: ContextOption = None,
     adapter: AdapterOption = None,
     device: DeviceOption = "auto",
+    quantize: QuantizeOption = None,
     cache: CacheOption = None,
     speculate: SpeculateOption = None,
     draft_tokens: DraftTokensOption = 5,
@@ -33,6 +41,7 @@ def chat(
     Examples:
       regard chat runs/demo --temperature 0
       regard chat smollm2 --system "Answer in one sentence."
+      regard chat smollm2 --quantize int8 --cache int8
       regard chat smollm2 --speculate ngram
       echo "Where is Anna?" | regard chat runs/demo
     """
@@ -40,19 +49,21 @@ def chat(
     from regard.cli.conversation import Conversation
     from regard.cli.open_model import open_model
 
-    options = EngineOptions(device, cache=cache, speculate=speculate)
+    options = EngineOptions(device, quantize=quantize, cache=cache, speculate=speculate)
     check_cache(options)
     check_speculation(options.speculate, excludes_drafts(options))
-    llm = open_model(model, device, context, adapter)
+    llm = open_model(model, device, context, adapter, packed=quantize == "stored")
     if llm.tokenizer.chat_template is None:
         raise ValueError(f"{model} has no chat template, so it cannot chat; use `regard generate`")
+    if quantize is not None and quantize != "stored":
+        quantize_weights(llm.model, quantize)
     llm.rows = 1  # the engine reserves memory for one request
     if cache is not None or speculate is not None:
         from regard.engine.engine import Engine
 
         llm.engine = Engine(
             llm.model, rows=1, capacity=context, cache=cache,
-            speculation=open_drafter(options.speculate, options.device), draft_tokens=draft_tokens,
+            speculation=open_drafter(options.speculate, model, options.device), draft_tokens=draft_tokens,
         )  # fmt: skip
     terminal = open_terminal()
     conversation = Conversation(

@@ -1,4 +1,4 @@
-"""`regard compare`: which of two models answers better, by a rule, a reward model or a judge."""
+"""`regard compare`: two models side by side, or which answers better, by a rule, a reward model or a judge."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -12,16 +12,15 @@ from regard.cli.judging import (
     JudgeNameOption,
     JudgeOption,
     JudgeRulesOption,
-    MaxNewOption,
-    PromptsOption,
+    OptionalPromptsOption,
     SeedOption,
-    TemperatureOption,
     check_names,
     describe_verdicts,
     open_judge,
     progress_bar,
     read_question,
 )
+from regard.cli.open_engine import CacheOption, QuantizeOption
 from regard.cli.open_model import DeviceOption
 from regard.find_model import find_model
 
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 def compare(
     first: Annotated[str, typer.Argument(metavar="A", help="A run, a model folder, or the name of a model.")],
     second: Annotated[str, typer.Argument(metavar="B", help="The model that A is compared with.")],
-    prompts: PromptsOption,
+    prompts: OptionalPromptsOption = None,
     by: Annotated[
         str | None,
         typer.Option(
@@ -47,14 +46,38 @@ def compare(
     judge_name: JudgeNameOption = None,
     constitution: JudgeRulesOption = None,
     count: CountOption = None,
-    max_new: MaxNewOption = 256,
-    temperature: TemperatureOption = 0.0,
+    max_new: Annotated[
+        int | None, typer.Option(min=1, help="At most this many tokens per answer; 256 by default.")
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="Of the answers; by default 0, which always takes the most likely token.")
+    ] = None,
     seed: SeedOption = 0,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write every pair to this .jsonl file.")] = None,
+    text: Annotated[
+        Path | None,
+        typer.Option(help="Without --prompts: the text that both read, which neither was trained on; else stories."),
+    ] = None,
+    tokens: Annotated[int | None, typer.Option(min=2, help="Tokens of this text; 4096 by default.")] = None,
+    length: Annotated[int | None, typer.Option(min=2, help="Tokens that are read at a time; 512 by default.")] = None,
+    quantize: QuantizeOption = None,
+    cache: CacheOption = None,
+    speed: Annotated[
+        bool | None, typer.Option(help="Measure tokens per second too, both models in turn; by default it is measured.")
+    ] = None,
     device: DeviceOption = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Let two models answer the same prompts, and count how often the answer of A is better.
+    """Two models side by side; with --prompts, how often the answer of A is better.
+
+    Without --prompts: the size of both on disk and in memory, the perplexity of the same text, how far their next
+    tokens agree, and the speed of decoding. --quantize and --cache change B only, so that a model can be compared with
+    itself in few bits. If the tokenizers differ, perplexities per byte are compared, and next tokens are not.
+
+    With --prompts, both answer the same prompts, and wins of A are counted.
+
+    --text, --tokens, --length, --quantize, --cache and --speed are options without --prompts; --by, --judge,
+    --judge-name, --constitution, --count, --max-new, --temperature and --out are options with it.
 
     The win rate counts ties half; its 95 % interval is Wilson's. A judge is asked about each pair in both orders, and
     the mean of both verdicts decides, so that a preference for the first or second place cancels; the preference is
@@ -62,13 +85,39 @@ def compare(
 
     \b
     Examples:
+      regard compare smollm2 models/smollm2-int4 --text held_out.txt
+      regard compare smollm2 smollm2 --quantize int8 --cache int8 --text held_out.txt
       regard compare runs/dpo runs/sft --prompts prompts.jsonl --judge models/llama-8b
       regard compare runs/dpo runs/sft --prompts questions.jsonl --by rewards:short_and_right --out pairs.jsonl
       regard compare runs/tuned smollm2 --prompts prompts.jsonl --by runs/reward
       regard compare runs/tuned smollm2 --prompts prompts.jsonl --judge http://127.0.0.1:8000
       regard compare runs/mine runs/demo --prompts world --count 400
     """
+    if prompts is None:
+        judging = {"--by": by, "--judge": judge, "--judge-name": judge_name, "--constitution": constitution}
+        answering = {"--count": count, "--max-new": max_new, "--temperature": temperature, "--out": out}
+        for name, value in (judging | answering).items():
+            if value is not None:
+                raise typer.BadParameter(f"{name} is for answers; give prompts with --prompts")
+        check_names([first, second], None, None)
+        if cache is not None:
+            from regard.engine.caches import parse_cache
+
+            parse_cache(cache)
+        if text is not None and not text.is_file():
+            raise ValueError(f"--text {text}: there is no such file")
+        from regard.cli.compare_models import ComparisonOptions, compare_models
+
+        settings = ComparisonOptions(
+            text, tokens or 4096, length or 512, quantize, cache, speed is not False, seed, device
+        )
+        return compare_models((first, second), settings, as_json)
+    of_table = {"--text": text, "--tokens": tokens, "--length": length, "--quantize": quantize, "--cache": cache}
+    for name, value in (of_table | {"--speed" if speed else "--no-speed": speed}).items():
+        if value is not None:
+            raise typer.BadParameter(f"{name} is for the table of sizes and perplexities; leave --prompts out")
     check_names([first, second], judge, judge_name)
+    max_new, temperature = max_new or 256, temperature or 0.0
     if judge is not None and by is not None:
         raise typer.BadParameter("--by and --judge exclude each other; give one of them")
     if judge is None and constitution is not None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from regard.cli.open_engine import QuantizeOption, quantize_weights
 from regard.cli.open_model import AdapterOption, DataOption, DeviceOption, ModelArgument, split_recipe
 from regard.find_model import find_model
 
@@ -57,6 +58,7 @@ def evaluate(
     max_new: Annotated[int, typer.Option(min=1, help="Generate at most this many tokens per example.")] = 128,
     rows: Annotated[int, typer.Option(min=1, help="Examples that are decoded at once.")] = 32,
     adapter: AdapterOption = None,
+    quantize: QuantizeOption = None,
     device: DeviceOption = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object with all outputs.")] = False,
 ) -> None:
@@ -77,6 +79,7 @@ def evaluate(
       regard eval runs/reviews --data test.csv
       regard eval smollm2 sft --count 100
       regard eval runs/tuned --data held_out.jsonl
+      regard eval runs/tuned --data held_out.jsonl --quantize int8
       regard eval runs/tuned --data prompts.jsonl --reward rewards:short_and_right
     """
     find_model(model)  # before torch is imported: a mistyped name is refused at once
@@ -93,7 +96,9 @@ def evaluate(
     if data is not None and recipe is not None:
         raise typer.BadParameter(f"the examples are those of --data {data}; omit {recipe}")
     tables = recipe_tables(model, recipe, data, overrides) | ({} if start is None else {"from": start})
-    llm = load(model, device, adapter=adapter)
+    llm = load(model, device, adapter=adapter, packed=quantize == "stored")
+    if quantize is not None and quantize != "stored":
+        quantize_weights(llm.model, quantize)
     settings = read_settings(tables, data, llm)
     examples = settings.open().train if data is not None else settings.open().held_out
     if examples is None:

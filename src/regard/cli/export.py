@@ -34,6 +34,9 @@ def export(
     merge: Annotated[
         bool, typer.Option("--merge", help="Merge an adapter into its model and write the whole model.")
     ] = False,
+    dequantize: Annotated[
+        bool, typer.Option("--dequantize", help="Write quantized layers as ordinary weights with the same numbers.")
+    ] = False,
 ) -> None:
     """Write a model as a Hugging Face folder or a GGUF file. Of a run with an adapter, the adapter is written for PEFT.
 
@@ -43,11 +46,13 @@ def export(
       regard export runs/mine mine.gguf --gguf q4_k_m
       regard export runs/tuned adapter
       regard export runs/tuned merged --merge
+      regard export models/mine-int4 exported
     """
     from rich.console import Console
 
     from regard.adapt.adapters import merge_lora
     from regard.adapt.peft import has_head
+    from regard.adapt.quantized import dequantize_linears
     from regard.checkpoint.gguf import export_gguf
     from regard.checkpoint.model_folder import export as write
     from regard.checkpoint.model_folder import read_extra_files, read_source_family
@@ -82,6 +87,8 @@ def export(
         family = source if source is not None and can_express(source, bare) else detect_family(bare)
     if base is not None:
         merge_lora(network)
+    if dequantize:
+        dequantize_linears(network)
     if out.suffix == ".gguf":
         vocabulary = gguf_metadata(tokenizer, spec.vocab) if tokenizer and isinstance(spec, Decoder) else None
         with loading_bar(console, f"writing {out}") as progress:

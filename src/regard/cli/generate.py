@@ -174,7 +174,7 @@ def open_model_with_engine(model: Path, options: EngineOptions) -> "LanguageMode
     elif options.batch_invariant or options.cache or options.speculate:
         llm.engine = Engine(
             llm.model, rows=rows, capacity=context, source_capacity=context, batch_invariant=options.batch_invariant,
-            cache=options.cache, speculation=open_drafter(options.speculate, options.device),
+            cache=options.cache, speculation=open_drafter(options.speculate, model, options.device),
             draft_tokens=options.draft_tokens,
         )  # fmt: skip
     return llm

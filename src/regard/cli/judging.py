@@ -15,12 +15,11 @@ if TYPE_CHECKING:
     from regard.feedback.judge import Judge, JudgeVerdict
     from regard.feedback.prompts import CountDone
 
-PromptsOption = Annotated[
-    str,
-    typer.Option(
-        help="A file with `prompt` (a string or messages) or `messages` in each row; or world: its questions."
-    ),
-]
+PROMPTS = typer.Option(
+    help="A file with `prompt` (a string or messages) or `messages` in each row; or world: its questions."
+)
+PromptsOption = Annotated[str, PROMPTS]
+OptionalPromptsOption = Annotated[str | None, PROMPTS]
 CountOption = Annotated[
     int | None, typer.Option(min=1, help="Only the first prompts, this many; of the world 200 by default.")
 ]

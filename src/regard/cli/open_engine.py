@@ -46,7 +46,9 @@ CacheOption = Annotated[
     typer.Option(
         metavar="KIND",
         help="A smaller cache of keys and values: int8, fp8 or int4 (int4:64 keeps the newest 64 tokens as they are), "
-        "sinks:4+1020 (first and newest tokens, for texts without end), window:1024 (newest tokens).",
+        "sinks:4+1020 (first and newest tokens, for texts without end), window:1024 (newest tokens), "
+        "h2o:512 (per head the newest tokens and those with most attention), snapkv:512 (of the prompt, those that its "
+        "end attends to).",
     ),
 ]
 BatchInvariantOption = Annotated[
@@ -93,7 +95,7 @@ class EngineOptions(NamedTuple):
 
 def excludes_drafts(options: EngineOptions) -> bool:
     """Whether an option is given that does not support --speculate."""
-    return bool(options.batch_invariant or options.cache or options.tensor_parallel > 1)
+    return options.batch_invariant or options.tensor_parallel > 1
 
 
 def check_cache(options: EngineOptions) -> None:
@@ -108,13 +110,21 @@ def check_cache(options: EngineOptions) -> None:
 
 
 def quantize_weights(model: "torch.nn.Module", name: str) -> None:
-    """Round the linear layers of a model to a format, in place; SpecError if none has a shape that it allows."""
+    """Round the linear layers of a model to a format, in place.
+
+    SpecError if none has a shape that it allows, or if the model is quantized already.
+    """
     from torch import nn
 
     from regard.adapt import pack_weights, quantize_linears
+    from regard.adapt.stored_weight import StoredWeight
     from regard.formats.names import format_named
     from regard.spec import require
 
+    for path, module in model.named_modules():
+        if isinstance(module, StoredWeight):
+            kind = module.format.kind
+            require(False, f"--quantize {name}: {path} is stored as {kind} already; leave --quantize out")
     require(
         bool(quantize_linears(model, format_named(name))),
         f"--quantize {name}: no linear layer has inputs that are a multiple of its blocks; choose int8",
@@ -147,7 +157,7 @@ def open_engine(
 
     device = next(decoder_of(llm.model).parameters()).device
     parallel = options.tensor_parallel > 1
-    compiles = RUNS_EAGERLY if parallel else choose_compile(options.compile, device)
+    compiles = RUNS_EAGERLY if parallel else choose_compile(options.compile, device, options.cache, options.speculate)
     if compiles.value == "on":
         console.print("compiling the decode step …", highlight=False)
     memory = divided_share(options.memory, index, engines, device) if engines > 1 else options.memory
@@ -164,12 +174,13 @@ def open_engine(
             llm.model, rows=options.rows, capacity=options.context, source_capacity=options.context, memory=memory,
             queue=options.queue, compile=compiles.value == "on", max_cpu_loras=options.max_cpu_loras,
             max_loras=options.max_loras, batch_invariant=options.batch_invariant, cache=options.cache,
-            speculation=open_drafter(options.speculate, options.device, options.dtype, options.compile),
+            speculation=open_drafter(options.speculate, path, options.device, options.dtype, options.compile),
             draft_tokens=options.draft_tokens,
         )  # fmt: skip
         llm.rows = llm.engine.store.rows
     warm_up(llm.engine, console)
-    if compiles.value == "on" and llm.engine.runner.compiled is None and llm.engine.runner.graphs is None:
+    runner = llm.engine.runner
+    if compiles.value == "on" and not runner.prepared and runner.graphs is None:
         compiles = EngineChoice("compile", "off", "torch cannot compile this model; its warning says why")
     print_choices(engine_choices(llm, options, compiles, engines), console)
 
@@ -235,9 +246,17 @@ def warm_up(engine: "Engine | Adapters", console: "Console") -> None:
         run_in_thread(prepare) if next(engine.model.parameters()).device.type == "cpu" else prepare()
 
 
-def choose_compile(asked: bool | None, device: "torch.device") -> EngineChoice:
+def choose_compile(
+    asked: bool | None, device: "torch.device", cache: str | None = None, speculate: str | None = None
+) -> EngineChoice:
+    from regard.cli.speculation_options import reads_hidden_states
     from regard.compat import cannot_compile
+    from regard.engine.caches import parse_cache
 
+    if asked is None and cache is not None and not parse_cache(cache).compiles:
+        return EngineChoice("compile", "off", f"--cache {cache} runs eagerly")
+    if asked is None and speculate is not None and reads_hidden_states(speculate):
+        return EngineChoice("compile", "off", f"--speculate {speculate} runs eagerly")
     if asked is False:
         return EngineChoice("compile", "off", "--no-compile")
     if asked is None and device.type == "cpu":

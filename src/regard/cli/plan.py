@@ -32,6 +32,23 @@ DraftFlag = Annotated[str | None, typer.Option(metavar="MODEL", help="A smaller 
 TokensFlag = Annotated[
     float | None, typer.Option(help="Number of training tokens; by default a published model's own.")
 ]
+CachesFlag = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="KIND",
+        help="Bytes of the engine's store with this cache: int8, int4:64, sinks:4+1020, window:1024, h2o:512 …; repeat "
+        "the option to compare.",
+    ),
+]
+FormatsFlag = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--quantize",
+        metavar="FORMAT",
+        help="Bytes of the weights with linear layers in this format, others in --dtype: int8, int4, nf4, q4_k …; "
+        "repeat the option to compare.",
+    ),
+]
 ActivationsFlag = Annotated[
     bool, typer.Option(help="Also count the activations that training keeps for the backward pass.")
 ]
@@ -45,6 +62,8 @@ def plan(
     batch: Annotated[int, typer.Option(min=1, help="Sequences per batch.")] = 1,
     dtype: Annotated[str, typer.Option(help="Format of cache and weights: float32, bfloat16, int8 …")] = "float32",
     weights: WeightsFlag = None,
+    quantize: FormatsFlag = None,
+    cache: CachesFlag = None,
     lora: RankFlag = None,
     targets: Annotated[str, typer.Option(help="Linear layers with adapters, separated by commas.")] = "all-linear",
     device: DeviceFlag = None,
@@ -63,6 +82,8 @@ def plan(
       regard plan demo --model.width=1024
       regard plan runs/demo --context 4096 --batch 16 --dtype bfloat16 --json
       regard plan llama-3.1-70b --dtype bfloat16 --weights int4/128 --device h100
+      regard plan llama-3.1-8b --dtype bfloat16 --context 8192 --cache int8 --cache int4:64 --cache sinks:4+1020
+      regard plan llama-3.1-8b --dtype bfloat16 --quantize int8 --quantize int4
       regard plan llama-3.1-8b --lora 16
       regard plan llama-3.1-8b --lora 16 --targets q_proj,v_proj
       regard plan 7B --draft 100M --acceptance 0.7 --tokens 2e12
@@ -74,6 +95,10 @@ def plan(
     data = numbers.to_dict() | run_groups(model, numbers, tokens, device)
     if activations:
         data["training_bytes"]["activations"] = numbers.activation_bytes()
+    if quantize:
+        data |= quantized_groups(numbers, quantize)
+    if cache:
+        data |= cache_groups(numbers, cache)
     if lora is not None:
         data |= lora_groups(numbers.spec, numbers.parameters, lora, tuple(targets.split(",")))
     if draft is not None:
@@ -91,6 +116,43 @@ def run_groups(name: str, numbers: "Plan", tokens: float | None, device: str | N
         tokens = PUBLISHED[name].tokens
     training = {} if tokens is None else training_run_groups(numbers, tokens)
     return training | ({} if device is None else device_groups(device, numbers))
+
+
+def quantized_groups(numbers: "Plan", names: Sequence[str]) -> dict[str, Any]:
+    """The weights as `--quantize` of the other commands stores them."""
+    from regard.formats.names import format_named
+    from regard.planning.memory import format_of
+    from regard.planning.parameters import quantized_size
+
+    bits = format_of(numbers.dtype).bits
+    sizes = {name: quantized_size(numbers.spec, format_named(name), bits) for name in names}
+    return {
+        "quantized_bytes": {name: size.bytes for name, size in sizes.items()},
+        "bits_per_quantized_weight": {name: round(size.bits_per_weight, 3) for name, size in sizes.items()},
+    }
+
+
+def cache_groups(numbers: "Plan", names: Sequence[str]) -> dict[str, Any]:
+    """What the contiguous store of an engine allocates, and how much more it allocates for twice the context."""
+    import torch
+
+    from regard.engine.caches import store_bytes
+
+    if numbers.dtype not in ("float64", "float32", "bfloat16", "float16"):
+        raise ValueError(f"--cache is for a model in float32, bfloat16 or float16, not --dtype {numbers.dtype}")
+    decoder, dtype = numbers.decoder, getattr(torch, numbers.dtype)
+    if decoder is None:
+        raise ValueError(f"a model of kind {numbers.spec.kind} keeps no keys and values; leave --cache out")
+    source = 0 if decoder is numbers.spec else numbers.context
+
+    def size(name: str | None, context: int) -> int:
+        return store_bytes(decoder, name, numbers.batch, context, dtype, source)
+
+    sizes = {"all_tokens": size(None, numbers.context)} | {name: size(name, numbers.context) for name in names}
+    shorter = numbers.context // 2
+    growth = {name: sizes[name] - size(None if name == "all_tokens" else name, shorter) for name in sizes}
+    per_token = {name: grown // (numbers.batch * (numbers.context - shorter)) for name, grown in growth.items()}
+    return {"store_bytes": sizes, "store_bytes_per_further_token": per_token}
 
 
 def find_spec(name: str, overrides: Sequence[str] = (), pattern: str | None = None) -> "Model":

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -17,9 +18,11 @@ if TYPE_CHECKING:
 
     from regard.adapt.fake_quantized import FakeQuantization
     from regard.data.batch import Batch
-    from regard.data.sources.base import Splits
+    from regard.data.sources.base import Example, Splits
     from regard.language_model import LanguageModel
     from regard.quantization.quantize_model import LayerResult, Sample
+    from regard.quantization.select_layers import LayerSelection
+    from regard.text.tokenizer import Tokenizer
 
 ROWS = 8  # of a batch
 
@@ -74,10 +77,11 @@ def quantize(
 
     The sample of text shows which inputs of a layer are large, and which go together. The table has the relative error
     of the output of each layer over this sample, √(Σ‖(W - W')x‖² / Σ‖Wx‖²), and that of rounding to nearest. The
-    perplexity is that of other text: the tenth of the file that is held out.
+    perplexity is that of other text: the tenth of the file that is held out. --method nearest with --test-tokens 0
+    reads no text, and has the errors of the weights, √(Σ(W - W')² / ΣW²).
 
-    Embeddings and norms keep their dtype, and the output layer does without --head. Of experts only the shared ones are
-    quantized.
+    Embeddings and norms keep their dtype, and the output layer does without --head. The matrix of each expert is
+    rounded by the tokens that are routed to it.
 
     \b
     Examples:
@@ -96,7 +100,6 @@ def quantize(
     from regard.checkpoint.model_folder import save
     from regard.cli.open_model import open_model, require_decoder
     from regard.formats.names import format_named
-    from regard.quantization.quantize_model import quantize_model
     from regard.quantization.select_layers import select_layers
 
     trained = trained_settings(model) if (format, group, symmetric) == (None, None, None) else None
@@ -107,33 +110,58 @@ def quantize(
     splits = open_text(calibrate, seed)
     llm, console = open_model(model, device), Console(stderr=True)
     require_decoder(model, llm)
+    if calibrate is None:
+        splits = stories_for(llm.tokenizer, splits)
     selection = select_layers(llm.model, chosen, skip or (), head, activations == "int8")
-    length = min(length, llm.model.spec.context or length)
-    sample = read_sample(llm, splits, length, tokens, seed)
-    before_bytes = size_of(llm.model)
-    before = perplexity(llm, splits, length, test_tokens, seed, "perplexity before")
-    results: list[LayerResult] = []
-    with progress_bar(f"quantizing by {method}", len(selection.formats)) as on_progress:
-
-        def count(result: "LayerResult") -> None:
-            results.append(result)
-            on_progress(len(results))
-
-        quantize_model(llm.model, selection, method, sample, count)
-    after = perplexity(llm, splits, length, test_tokens, seed, "perplexity after")
+    texts = TextRows(llm, splits, min(length, llm.model.spec.context or length), seed)
+    summary, results = quantize_and_measure(texts, selection, method, tokens, test_tokens)
     with console.status(f"writing {out}"):
         save(llm, out)
-    summary = {
-        "format": chosen.to_dict(), "method": method, "sample": sum(ids.numel() for ids, _ in sample),
-        "bytes": size_of(llm.model), "bytes_before": before_bytes, "test": before and before[1],
-        "perplexity_before": before and before[0], "perplexity": after and after[0],
-    }  # fmt: skip
+    summary = {"format": chosen.to_dict(), "method": method, **summary}
     if as_json:
         layers = [{**vars(result), "format": result.format.to_dict()} for result in results]
         print(json.dumps({**summary, "layers": layers, "left": selection.left}))
     else:
         print_results(results, selection.left, summary)
         console.print(f"written: {out}; try: regard generate {out} --prompt …", soft_wrap=True)
+
+
+@dataclass
+class TextRows:
+    """The text of a sample and of the test, as rows of tokens."""
+
+    llm: "LanguageModel"
+    splits: "Splits"
+    length: int  # tokens per row
+    seed: int
+
+
+def quantize_and_measure(
+    texts: TextRows, selection: "LayerSelection", method: str, tokens: int, test_tokens: int
+) -> "tuple[dict[str, Any], list[LayerResult]]":
+    """Quantize the model in place; returns its sizes and perplexities before and after, and the layers."""
+    from regard.quantization.quantize_model import quantize_model, round_model
+
+    model, results = texts.llm.model, []
+    without_text = method == "nearest" and not test_tokens
+    sample, size_before = [] if without_text else read_sample(texts, tokens), size_of(model)
+    before = perplexity(texts, test_tokens, "perplexity before")
+    with progress_bar(f"quantizing by {method}", len(selection.formats)) as on_progress:
+
+        def count(result: "LayerResult") -> None:
+            results.append(result)
+            on_progress(len(results))
+
+        if without_text:
+            round_model(model, selection, count)
+        else:
+            quantize_model(model, selection, method, sample, count)
+    after = perplexity(texts, test_tokens, "perplexity after")
+    summary = {
+        "sample": sum(ids.numel() for ids, _ in sample), "bytes": size_of(model), "bytes_before": size_before,
+        "test": before and before[1], "perplexity_before": before and before[0], "perplexity": after and after[0],
+    }  # fmt: skip
+    return summary, results
 
 
 def trained_settings(model: Path) -> "FakeQuantization | None":
@@ -163,16 +191,30 @@ def open_text(path: Path | None, seed: int) -> "Splits":
     return settings.open()
 
 
-def batches(
-    llm: "LanguageModel", splits: "Splits", held_out: bool, length: int, tokens: int, seed: int
-) -> "Iterator[Batch]":
+def stories_for(tokenizer: "Tokenizer", splits: "Splits") -> "Splits":
+    """The generated stories: conversations if the tokenizer has their special tokens, else plain text."""
+    from regard.data.sources.base import Splits
+    from regard.data.spans import unmarked_text
+    from regard.text.chat import ASSISTANT, USER
+
+    if all(tokenizer.core.token_to_id(token) is not None for token in (USER, ASSISTANT)):
+        return splits
+
+    def plain(example: "Example") -> "Example":
+        return {"text": unmarked_text(example["spans"]), "end": tokenizer.eos is not None}
+
+    assert splits.held_out is not None
+    return Splits(splits.train.map(plain), splits.held_out.map(plain))
+
+
+def batches(texts: TextRows, held_out: bool, tokens: int) -> "Iterator[Batch]":
     """Rows of text with about this many tokens, in which no example occurs twice."""
     from regard.data.loader import Loader
     from regard.objectives.next_token import NextToken
 
-    examples = splits.held_out if held_out else splits.train
+    examples, length = texts.splits.held_out if held_out else texts.splits.train, texts.length
     assert examples is not None
-    loader, read = Loader(examples, NextToken(), llm.tokenizer, ROWS, length, seed), 0
+    loader, read = Loader(examples, NextToken(), texts.llm.tokenizer, ROWS, length, texts.seed), 0
     for batch in loader.without_repetition(-(-tokens // length)):
         excess = (read + batch.token_count - tokens) // length
         batch = batch.rows(slice(max(1, batch.size - max(0, excess))))
@@ -182,38 +224,36 @@ def batches(
             return
 
 
-def read_sample(llm: "LanguageModel", splits: "Splits", length: int, tokens: int, seed: int) -> "Sample":
+def read_sample(texts: TextRows, tokens: int) -> "Sample":
     from regard.objectives.base import layout_of
 
-    device = next(llm.model.parameters()).device
-    found = [batch.to(device) for batch in batches(llm, splits, False, length, tokens, seed)]
+    device = next(texts.llm.model.parameters()).device
+    found = [batch.to(device) for batch in batches(texts, False, tokens)]
     if not found:
         raise ValueError("the text for the sample has no tokens; give another with --calibrate")
     return [(batch.tokens, layout_of(batch)) for batch in found]
 
 
-def perplexity(
-    llm: "LanguageModel", splits: "Splits", length: int, tokens: int, seed: int, description: str
-) -> tuple[float, int] | None:
+def perplexity(texts: TextRows, tokens: int, description: str) -> tuple[float, int] | None:
     """The perplexity of held-out text, and the number of its tokens; None if there is none."""
     import torch
 
     from regard.objectives.next_token import NextToken
     from regard.training.step import evaluate
 
-    if not tokens or splits.held_out is None:
+    if not tokens or texts.splits.held_out is None:
         return None
     counted = 0
 
     def shown() -> "Iterator[Batch]":
         nonlocal counted
-        for batch in batches(llm, splits, True, length, tokens, seed):
+        for batch in batches(texts, True, tokens):
             yield batch
             counted += batch.token_count
             on_progress(min(counted, tokens))
 
     with torch.no_grad(), progress_bar(description, tokens) as on_progress:
-        values = evaluate(llm.model, NextToken(), shown())
+        values = evaluate(texts.llm.model, NextToken(), shown())
     return (math.exp(min(values["loss"], 700)), counted) if values else None
 
 
@@ -240,7 +280,10 @@ def print_results(results: "Sequence[LayerResult]", left: dict[str, str], summar
     console = Console(highlight=False)
     console.print(table)
     below = sum(result.error < result.nearest_error for result in results)
-    print(f"{below} of {len(results)} layers have a smaller error than rounding to nearest")
+    if summary["sample"]:
+        print(f"{below} of {len(results)} layers have a smaller error than rounding to nearest")
+    else:
+        print("the errors are those of the weights, not of outputs: there was no sample")
     for reason, count in Counter(left.values()).items():
         names = [name for name, found in left.items() if found == reason]
         others = f" and {count - 1} more" if count > 1 else ""

@@ -3,6 +3,8 @@
 ngram            repeat what followed the same tokens earlier (prompt lookup)
 lookahead        the model's own guesses at later tokens
 draft:MODEL      a smaller model with the same tokenizer
+medusa:FOLDER    heads that `regard speculate train` has written; eagle:FOLDER: a draft layer
+self             the model's own blocks `ahead`; self:N: its first N layers
 """
 
 from pathlib import Path
@@ -19,13 +21,21 @@ if TYPE_CHECKING:
     from regard.engine.engine import Engine
     from regard.engine.speculation.speculation import Drafter
 
-METHODS = ("ngram", "lookahead", "draft")
+METHODS = {  # what follows the colon; "": nothing does
+    "ngram": "",
+    "lookahead": "",
+    "draft": "MODEL, the smaller model",
+    "medusa": "FOLDER, written by regard speculate train",
+    "eagle": "FOLDER, written by regard speculate train",
+    "self": "",
+}
 SpeculateOption = Annotated[
     str | None,
     typer.Option(
         metavar="METHOD",
         help="Verify several proposed tokens per step, with the same output: ngram (repeats the prompt), lookahead, "
-        "draft:MODEL (a smaller model with the same tokenizer).",
+        "draft:MODEL (a smaller model with the same tokenizer), medusa:FOLDER and eagle:FOLDER (from regard speculate "
+        "train), self (the model's own blocks `ahead`), self:N (its first N layers).",
     ),
 ]
 DraftTokensOption = Annotated[
@@ -36,42 +46,70 @@ StatsOption = Annotated[
 ]
 
 
+def reads_hidden_states(speculate: str) -> bool:
+    """Whether the drafter reads the hidden states of every forward, which no compiled step returns."""
+    return speculate == "self" or speculate.partition(":")[0] in ("medusa", "eagle")
+
+
 def check_speculation(speculate: str | None, excluded: bool) -> None:
     """Raise ValueError for a method that does not exist. excluded: an option is given that does not support drafts."""
     if speculate is None:
         return
-    method, _, model = speculate.partition(":")
+    method, _, name = speculate.partition(":")
     if method not in METHODS:
         raise ValueError(f"--speculate {speculate}: there is no method {method!r}; {suggest_name(method, METHODS)}")
-    if (method == "draft") != bool(model):
-        remedy = "name the smaller model: --speculate draft:MODEL" if method == "draft" else f"use --speculate {method}"
+    needed = METHODS[method]
+    if method == "self":
+        if name and not (name.isdecimal() and int(name) > 0):
+            raise ValueError(
+                f"--speculate {speculate}: {name!r} is not a number of layers; use self, or such as self:4"
+            )
+    elif bool(name) != bool(needed):
+        remedy = f"use --speculate {method}:{needed}" if needed else f"use --speculate {method}"
         raise ValueError(f"--speculate {speculate}: {remedy}")
     if method == "draft":
-        find_model(Path(model))
+        find_model(Path(name))
+    if method in ("medusa", "eagle") and not (Path(name) / "config.json").is_file():
+        raise ValueError(
+            f"--speculate {speculate}: {name} has no drafter; train one: regard speculate train MODEL {name}"
+        )
     if excluded:
-        raise ValueError("--speculate does not support --batch-invariant, --cache and --tensor-parallel; leave it out")
+        raise ValueError("--speculate does not support --batch-invariant and --tensor-parallel; leave it out")
 
 
 def open_drafter(
-    speculate: str | None, device: str, dtype: str = "auto", compile: bool | None = None
+    speculate: str | None, target: Path | None, device: str, dtype: str = "auto", compile: bool | None = None
 ) -> "Drafter | None":
-    """The drafter of a new engine. device, dtype, compile: of a draft model."""
+    """The drafter of a new engine for the model `target`. device, dtype, compile: of a draft model."""
     if speculate is None:
         return None
-    method, _, model = speculate.partition(":")
-    if method == "ngram":
-        from regard.engine.speculation.prompt_lookup import PromptLookup
+    method, _, name = speculate.partition(":")
+    match method:
+        case "ngram":
+            from regard.engine.speculation.prompt_lookup import PromptLookup
 
-        return PromptLookup()
-    if method == "lookahead":
-        from regard.engine.speculation.lookahead import Lookahead
+            return PromptLookup()
+        case "lookahead":
+            from regard.engine.speculation.lookahead import Lookahead
 
-        return Lookahead()
-    from regard.engine.speculation.draft_model import DraftModel
-    from regard.load_model import load
+            return Lookahead()
+        case "self":
+            from regard.engine.speculation.ahead_blocks import AheadBlocks
+            from regard.engine.speculation.first_layers import FirstLayers
 
-    llm = load(Path(model), device, None if dtype == "auto" else dtype)
-    return DraftModel(llm.model, compile=compile is True)
+            return FirstLayers(int(name)) if name else AheadBlocks()
+        case "draft":
+            from regard.engine.speculation.draft_model import DraftModel
+            from regard.load_model import load
+
+            llm = load(Path(name), device, None if dtype == "auto" else dtype)
+            return DraftModel(llm.model, compile=compile is True)
+    from regard.drafter_folder import as_drafter, load_drafter
+    from regard.training.base_model import fingerprint_model
+    from regard.training.run import newest_checkpoint
+
+    assert target is not None, "a trained drafter is compared with the files of its model"
+    return as_drafter(load_drafter(name, method, fingerprint_model(newest_checkpoint(target))))
 
 
 def print_statistics(engine: "Engine", tokens: int, seconds: float, console: "Console") -> None:

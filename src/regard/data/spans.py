@@ -37,6 +37,11 @@ def special_token_id(token: str, tokenizer: Tokenizer) -> int:
     return id
 
 
+def unmarked_text(spans: Iterable[Span]) -> str:
+    """The text of spans without special tokens."""
+    return "".join(span.text for span in spans if not span.special).strip()
+
+
 def strings_of(value: Any) -> Iterator[str]:
     """All strings in an example, for training a tokenizer; not special tokens, and not the roles of messages."""
     if isinstance(value, str):

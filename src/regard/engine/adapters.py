@@ -85,6 +85,7 @@ class Adapters:
         encoder_decoder = adapted.model if isinstance(adapted.model, EncoderDecoderModule) else None
         runner = Runner(decoder_of(adapted.model), encoder_decoder, self.base.store, before_forward=self.write_slots)
         runner.last = self.base.last  # a request may be in batches of both runners
+        runner.read_stream = self.base.read_stream
         if self.compile and runner.device.type == "cuda":
             warnings.warn(
                 "requests with adapters are decoded by CUDA graphs of the ordinary layers: the fused ones, which "
@@ -104,7 +105,7 @@ class Adapters:
         if self.runner is None or self.adapted is None:
             return
         self.adapted.rows.write_decode([], [])
-        if self.compile and self.base.compiled is not None and self.runner.compiled is None:
+        if self.compile and self.base.prepared and self.runner.compiled is None:
             self.has_warned = True  # if it is impossible, another warning gives the reason
             self.runner.compile()
         self.runner.warm_up(progress)
@@ -146,7 +147,7 @@ class Adapters:
 
     def warn_if_slow(self, runner: Runner) -> None:
         """Once, with the first request that has an adapter: the ones without are decoded by a compiled step."""
-        is_slow = runner.device.type == "cpu" and self.base.compiled is not None and runner.compiled is None
+        is_slow = runner.device.type == "cpu" and self.base.prepared and runner.compiled is None
         if is_slow and not self.has_warned:
             self.has_warned = True
             warnings.warn(

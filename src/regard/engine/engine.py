@@ -70,7 +70,7 @@ class Engine:
         capacity: int | None = None,  # prompt and new tokens per request; None: the limit of the model
         source_capacity: int | None = None,  # tokens per source of an encoder-decoder; None: the encoder's context
         store: str | OpenStore = "paged",  # a name, or a constructor, such as partial(Paged, blocks=64)
-        cache: str | Cache | None = None,  # a smaller cache: "int8", "sinks:4+1020" …; None: all keys and values
+        cache: str | Cache | None = None,  # a smaller cache: "int8", "sinks:4+1020", "h2o:512" …; None: all tokens
         memory: float | None = None,  # share of the device's memory for the store; None: 0.25 on a CPU, 0.8 on a GPU
         chunk: int | None = None,  # tokens per step: prompts are computed in chunks; None: 256 on a CPU, 8192 on a GPU
         queue: int = 256,  # waiting requests
@@ -87,7 +87,7 @@ class Engine:
         self.source_capacity = encoder_capacity(self.encoder_decoder, source_capacity)
         weight, states = next(decoder.parameters()), decoder.spec.memory()
         self.device = weight.device
-        self.cache = checked_cache(cache, decoder.spec, batch_invariant)
+        self.cache = checked_cache(cache, decoder.spec, batch_invariant, compile)
         capacity = self.cache.capacity(decoder.spec, capacity)
         chunk = CHUNKS.get(self.device.type, CHUNKS["cpu"]) if chunk is None else chunk
         sizes = {"chunk": chunk, "queue": queue, "max_loras": max_loras, "max_cpu_loras": max_cpu_loras or 1}
@@ -311,7 +311,7 @@ class Engine:
     def metrics(self) -> dict[str, float]:
         running, waiting = len(self.scheduler.running), len(self.scheduler.waiting)
         numbers = {"rows": self.store.rows, "running": running, "waiting": waiting, **self.counts}
-        cached = self.cache.metrics(self.store, (request.cached for request in self.scheduler.running))
+        cached = self.cache.metrics(self.store, ((r.cached, len(r.ids)) for r in self.scheduler.running))
         drafts = self.speculation.statistics.metrics() if self.speculation is not None else {}
         return numbers | self.store.metrics() | cached | {"preemptions": self.scheduler.preemptions} | drafts
 

@@ -42,11 +42,11 @@ class RecordedStore:
         self.layout = layout
         return states
 
-    def admit(self, row: int, tokens: Sequence[int], namespace: object = None) -> int | None:
-        cached = self.store.admit(row, tokens, namespace)
+    def admit(self, row: int, tokens: Sequence[int], namespace: object = None, prompt: int | None = None) -> int | None:
+        cached = self.store.admit(row, tokens, namespace, prompt)
         if cached is not None:  # otherwise nothing has changed
             # A namespace is compared by its repr, and may hold objects that exist in this process only.
-            self.record("admit", row, list(tokens), None if namespace is None else repr(namespace))
+            self.record("admit", row, list(tokens), None if namespace is None else repr(namespace), prompt)
             self.sent[row] = len(tokens)
         return cached
 
@@ -111,8 +111,8 @@ class StoreReplay:
         self.layout = TokenLayout(positions, segments, valid, rows, ordered=ordered, consecutive=consecutive)
         self.states = self.store.begin_forward(self.layout, span, check)
 
-    def admit(self, row: int, tokens: list[int], namespace: str | None) -> None:
-        self.store.admit(row, tokens, namespace)
+    def admit(self, row: int, tokens: list[int], namespace: str | None, prompt: int | None) -> None:
+        self.store.admit(row, tokens, namespace, prompt)
         self.tokens[row] = tokens
 
     def commit(self, row: int, new: list[int], length: int, copy_state: bool) -> None:

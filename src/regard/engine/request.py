@@ -191,9 +191,7 @@ class Draft:
     """Tokens that a drafter proposes as the next ones of a request. A token that is accepted leaves the draft."""
 
     ids: list[int]
-    probabilities: Tensor | None = (
-        None  # (len(ids), V) distributions that they are drawn from; None: they are not drawn
-    )
+    probabilities: Tensor | None = None  # (len(ids), V) that the ids were drawn from; None: they were not drawn
 
     def pop(self) -> None:
         del self.ids[0]

@@ -1,8 +1,9 @@
 """The runner: forwards of the engine's batches, eagerly, compiled, or by CUDA graphs.
 
-A decode batch, one token per request, can be prepared: on a CPU by torch.compile, for one row and for several, on a GPU
-by CUDA graphs of a few sizes (decode_graphs.py). All other batches, which read prompts, run eagerly. A graph sees
-weights that change in place, but not modules that are replaced or hooks that are added after its capture.
+A decode batch, one token per request, can be prepared: on a CPU by torch.compile, for one row and for several, or by
+one kernel for all layers if their weights are packed (adapt/packed_decode.py); on a GPU by CUDA graphs of a few
+sizes (decode_graphs.py), also with a draft per request. All other batches, which read prompts, run eagerly. A graph
+sees weights that change in place, but not modules that are replaced or hooks that are added after its capture.
 """
 
 import warnings
@@ -16,6 +17,7 @@ from torch import Tensor
 from regard.adapt.batch_invariant import make_batch_invariant
 from regard.adapt.cpu_decode import optimize_for_cpu_decode
 from regard.adapt.gpu_decode import optimize_for_gpu_decode
+from regard.adapt.packed_decode import PackedStack, fuse_packed_stack
 from regard.compat import COMPILE_OPTIONS, allow_recompiles, cannot_compile
 from regard.engine.decode_graphs import CannotCapture, DecodeGraphs, Step, decode_size
 from regard.engine.inputs import pad_sources
@@ -36,6 +38,7 @@ CPU_COMPILE_OPTIONS: dict[str, Any] = {
     "size_asserts": False,
 }
 SPAN = 64  # slots
+ReadStream = Callable[[ScheduledBatch, Tensor], None]  # (batch, residual stream after the last block (B, L, D))
 
 
 class Runner:
@@ -56,12 +59,18 @@ class Runner:
         self.device = next(model.parameters()).device
         self.plain = self.model  # without the changes of `compile`, which calls no hooks
         self.observers: list[Callable[[ScheduledBatch], None]] = []  # called before forwards, which then run eagerly
+        self.read_stream: ReadStream | None = None  # called with the result of forwards, which then run eagerly
         self.last = torch.zeros(store.rows, dtype=torch.int64, device=self.device)  # the last sampled id of each row
         self.compiled: Step | None = None
         self.graphs: DecodeGraphs | None = None
+        self.graphs_of_drafts = True  # False: steps of several tokens per row cannot be captured
 
     def compile(self) -> None:
         """Prepare decode batches. Where that is impossible, they run eagerly, and a warning gives the reason."""
+        fused = fuse_packed_stack(self.model) if reads_pages(self.store) else None
+        if fused is not None:  # one kernel computes all layers, so that there is nothing to compile
+            self.model = fused
+            return
         reason = cannot_compile(self.device)
         if reason is not None:
             warnings.warn(reason, stacklevel=3)
@@ -102,6 +111,11 @@ class Runner:
             return False
         return True
 
+    @property
+    def prepared(self) -> bool:
+        """Whether decode steps of a CPU are compiled, or one kernel."""
+        return self.compiled is not None or isinstance(self.model.stack, PackedStack)
+
     def forward(self, batch: ScheduledBatch) -> Tensor:
         """Run a batch; returns the logits (N, V) of the N requests that have no pending tokens after it.
 
@@ -110,7 +124,8 @@ class Runner:
         batch.sort(key=lambda pair: pair[0].row)
         reads_source = self.encoder_decoder is not None and any(request.pending_source for request, _ in batch)
         embeds = any(request.embeddings is not None and request.cached < len(request.ids) for request, _ in batch)
-        prepared = (self.graphs is not None or self.compiled is not None) and not self.observers
+        has_step = self.graphs is not None or self.compiled is not None
+        prepared = has_step and not self.observers and self.read_stream is None
         model = self.plain if self.observers else self.model
         for observe in self.observers:
             observe(batch)
@@ -121,6 +136,10 @@ class Runner:
                 return logits
             if self.compiled is not None:
                 return self.decode(batch, self.compiled)
+        elif prepared and not (reads_source or embeds) and self.is_draft_batch(batch):
+            self.before_forward(batch, True)
+            if self.graphs is not None and (logits := self.replay(batch, self.graphs)) is not None:
+                return logits
         self.before_forward(batch, False)
         tokens, layout, span = batch_inputs(batch, self.store, self.device)
         if any(request.unread for request, _ in batch):
@@ -132,7 +151,10 @@ class Runner:
             source, source_layout = pad_sources([request.source for request, _ in batch], next(self.model.parameters()))
             layout, states, _ = self.encoder_decoder.condition(source, source_layout, layout, states)
         embeddings = self.embed(batch, tokens) if embeds else None
-        hidden = model.hidden(tokens, layout, states, embeddings)  # (B, L, D)
+        x, _ = model.residual_stream(tokens, layout, states, embeddings)  # (B, L, D)
+        if self.read_stream is not None:
+            self.read_stream(batch, x)
+        hidden = model.final_norm(x)
         if any(request.sampling.prompt_logprobs is not None for request, _ in batch):
             record_prompt_logprobs(model, hidden, batch)
         ends = [(b, t) for b, (request, length) in enumerate(batch) for t in range(request.pending - 1, length)]
@@ -141,6 +163,14 @@ class Runner:
         else:
             hidden = hidden[:, 0]  # (N, D)
         return model.logits(hidden)
+
+    def is_draft_batch(self, batch: ScheduledBatch) -> bool:
+        """Whether every request has a few tokens after its prompt, such as a draft, for which there are graphs."""
+        if self.graphs is None or not self.graphs_of_drafts:
+            return False
+        last_row, longest = batch[-1][0].row or 0, max(length for _, length in batch)
+        after_prompt = all(request.cached >= len(request.ids) for request, _ in batch)
+        return after_prompt and self.graphs.fits(last_row + 1, longest)
 
     @contextmanager
     def observed(self, observe: Callable[[ScheduledBatch], None]) -> Generator[None]:
@@ -184,16 +214,22 @@ class Runner:
     def replay(self, batch: ScheduledBatch, graphs: DecodeGraphs) -> Tensor | None:
         """Decode by a CUDA graph; None, with a warning, if the step cannot be captured."""
         self.store.upload()
-        longest = max(request.cached for request, _ in batch) + 1
+        longest = max(request.cached + length for request, length in batch)
         span = self.store.max_span if self.store.in_place else self.span(longest)
         rows = [request.row for request, _ in batch if request.row is not None]  # in order
-        positions = [request.cached for request, _ in batch]
-        tokens = [UNREAD if request.unread else request.tokens[-1] for request, _ in batch]
+        starts = [request.cached for request, _ in batch]
+        tokens = [request.pending_ids(length) for request, length in batch]
         try:
-            return graphs.run(rows, tokens, positions, span, self.last)
+            logits = graphs.run(rows, tokens, starts, span, self.last)  # (B, L, V)
         except CannotCapture as error:
-            self.drop_graphs(error)
+            self.drop_graphs(error, drafts_only=any(len(ids) > 1 for ids in tokens))
             return None
+        length, logits = logits.shape[1], logits.flatten(0, 1)
+        ends = [b * length + t for b, (r, count) in enumerate(batch) for t in range(r.pending - 1, count)]
+        first, last = (ends[0], ends[-1]) if ends else (0, -1)
+        if last - first + 1 == len(ends):  # no copy
+            return logits[first : last + 1]
+        return logits[to_device(torch.tensor(ends), self.device)]
 
     @torch.inference_mode()
     def warm_up(self, progress: Callable[[int, int], None] = lambda done, total: None) -> None:
@@ -224,19 +260,28 @@ class Runner:
                 return
         progress(len(spans), len(spans))
 
-    def drop_graphs(self, error: CannotCapture) -> None:
-        warnings.warn(f"{error}; decoding eagerly", stacklevel=5)
-        self.graphs = None
+    def drop_graphs(self, error: CannotCapture, drafts_only: bool = False) -> None:
+        if drafts_only:
+            warnings.warn(f"{error}; drafts are verified eagerly", stacklevel=5)
+            self.graphs_of_drafts = False
+        else:
+            warnings.warn(f"{error}; decoding eagerly", stacklevel=5)
+            self.graphs = None
 
     def span(self, slots: int) -> int:
         """How many slots of each row a step reads: a power of two, so that shapes rarely change."""
         return min(max(256, 1 << (slots - 1).bit_length()), self.store.max_span)
 
     def decode_step(self, tokens: Tensor, positions: Tensor, valid: Tensor, span: int) -> Tensor:
-        """(B, 1) one token per row of the store -> (B, V) logits"""
+        """(B, L) tokens of rows of the store -> (B · L, V) logits"""
         layout = TokenLayout(positions, valid=valid)
         states = self.store.begin_forward(layout, span, check=False)
-        return self.model.logits(self.model.hidden(tokens, layout, states)[:, 0])
+        return self.model.logits(self.model.hidden(tokens, layout, states).flatten(0, 1))
+
+
+def reads_pages(store: Store) -> bool:
+    """Whether attention reads all keys and values of this store in pages, as they are."""
+    return isinstance(store, Paged) and store.in_place and not any(s.encoding.quantizes for s in store.per_token)
 
 
 def batch_inputs(batch: ScheduledBatch, store: Store, device: torch.device) -> tuple[Tensor, TokenLayout, int]:

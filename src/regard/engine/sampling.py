@@ -64,25 +64,30 @@ class Sampled:
         return tokens
 
 
-def sample(logits: Tensor, requests: Sequence[Request], separately: bool = False) -> Sampled:
+def sample(
+    logits: Tensor, requests: Sequence[Request], separately: bool = False, ahead: Sequence[int] | None = None
+) -> Sampled:
     """The next token of each request from its row of (B, V) logits.
+
+    ahead: for each row, how many tokens after the next one its token is; only for settings that do not read tokens.
 
     separately: settings without a kernel of their own are computed one request at a time, because torch chooses the
     order of sums, and of equal logits, by the size of the batch.
     """
     plain = [i for i, r in enumerate(requests) if uses_kernel(r)] if has_kernel(logits) else []
     if len(plain) == len(requests):
-        return Sampled(*sample_by_kernel(logits, requests))
+        return Sampled(*sample_by_kernel(logits, requests, ahead))
     if separately and len(requests) > 1:
         return sample_separately(logits, requests, plain)
     raw, logprobs = logits, log_softmax(logits)  # (B, V); a NaN or +inf makes the whole row NaN
     logits = logits.to(logprobs.dtype)
     logits, errors = process(penalize_rows(logits, requests), requests)
-    ids = choose(logits, requests)
+    ids = choose(logits, requests, ahead)
     chosen = logprobs.gather(-1, ids.unsqueeze(-1)).squeeze(-1)  # (B,)
     if plain:  # by the kernel here too: a token must not depend on the settings of other requests
         rows = to_device(torch.tensor(plain), logits.device)
-        plain_ids, plain_logprobs = sample_by_kernel(raw[rows], [requests[i] for i in plain])
+        steps = None if ahead is None else [ahead[i] for i in plain]
+        plain_ids, plain_logprobs = sample_by_kernel(raw[rows], [requests[i] for i in plain], steps)
         ids, chosen = ids.index_copy(0, rows, plain_ids), chosen.index_copy(0, rows, plain_logprobs)
     counts = [r.sampling.top_logprobs for r in requests]
     return Sampled(ids, chosen, best_of(chosen, logprobs, max(counts)) if any(counts) else None, counts, errors)
@@ -128,11 +133,13 @@ def uses_kernel(request: Request) -> bool:
     return request.sampling.plain and request.history is None and not drawn
 
 
-def sample_by_kernel(logits: Tensor, requests: Sequence[Request]) -> tuple[Tensor, Tensor]:
+def sample_by_kernel(
+    logits: Tensor, requests: Sequence[Request], ahead: Sequence[int] | None = None
+) -> tuple[Tensor, Tensor]:
     """Ids (B,) and their log-probabilities (B,) by one kernel, for requests with plain settings."""
     from regard.kernels.triton_sampling import sample_rows
 
-    settings = np.column_stack([[r.sampling.filters for r in requests], random_numbers(requests)])  # (B, 5)
+    settings = np.column_stack([[r.sampling.filters for r in requests], random_numbers(requests, 0, ahead)])  # (B, 5)
     return sample_rows(logits, to_device(torch.from_numpy(settings), logits.device))
 
 
@@ -146,13 +153,14 @@ def penalize_rows(logits: Tensor, requests: Sequence[Request]) -> Tensor:
     return logits.index_copy(0, torch.tensor(penalized, device=logits.device), changed.to(logits.dtype))
 
 
-def choose(logits: Tensor, requests: Sequence[Request]) -> Tensor:
+def choose(logits: Tensor, requests: Sequence[Request], ahead: Sequence[int] | None = None) -> Tensor:
     """(B, V) -> (B,) ids, any id for a row that is not finite."""
     ids = logits.max(-1).indices  # on CPUs twice as fast as argmax
     random = [i for i, r in enumerate(requests) if r.sampling.temperature > 0]
     if random:
         filtered = apply_filters(logits[random], [requests[i].sampling for i in random])
-        ids[random] = draw(filtered, random_numbers([requests[i] for i in random]))
+        steps = None if ahead is None else [ahead[i] for i in random]
+        ids[random] = draw(filtered, random_numbers([requests[i] for i in random], 0, steps))
         for row, i in zip(filtered, random, strict=True):
             if (draft := requests[i].draft) is not None and draft.ids and draft.probabilities is not None:
                 ids[i] = verify_drawn(row.softmax(-1), draft.probabilities[0], draft.ids[0], requests[i])
@@ -222,10 +230,10 @@ def verify_drawn(p: Tensor, q: Tensor, id: int, request: Request) -> int:
     return int(draw(rest.log().unsqueeze(0), random_numbers([request])))
 
 
-def random_numbers(requests: Sequence[Request], stream: int = 0, ahead: int = 0) -> np.ndarray:
+def random_numbers(requests: Sequence[Request], stream: int = 0, ahead: Sequence[int] | None = None) -> np.ndarray:
     """(B,) for the next token of each request, or the one `ahead` tokens later. Streams are independent."""
-    seeds, steps = [r.seed ^ stream for r in requests], [len(r.new) + r.unread + ahead for r in requests]
-    return uniform(seeds, steps)
+    seeds, steps = [r.seed ^ stream for r in requests], [len(r.new) + r.unread for r in requests]
+    return uniform(seeds, steps if ahead is None else [step + more for step, more in zip(steps, ahead, strict=True)])
 
 
 def uniform(seeds: Sequence[int], steps: Sequence[int]) -> np.ndarray:

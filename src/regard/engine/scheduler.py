@@ -87,7 +87,8 @@ class Scheduler:
         """Admit waiting requests in their order, while there are rows and space."""
         while self.free_rows and (request := self.next_request()) is not None:
             row = min(self.free_rows)  # low rows first: a batch of rows 0 … B-1 is a slice of the store
-            cached = self.store.admit(row, request.prefix, self.namespace(request) if self.shares else None)
+            namespace = self.namespace(request) if self.shares else None
+            cached = self.store.admit(row, request.prefix, namespace, len(request.ids))
             if cached is None:
                 return
             self.free_rows.remove(row)

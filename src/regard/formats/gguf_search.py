@@ -36,6 +36,9 @@ class Levels:
         if self.uniform:
             return x.round().clamp_(self.lowest, self.highest)
         place = (2 * x).floor_().clamp_(2 * self.lowest, 2 * self.highest).sub_(2 * self.lowest)
+        place.nan_to_num_(
+            0.0
+        )  # of weights that are refused later; as an integer, NaN is another number on every machine
         return self.numbers[self.halves].to(x.device)[place.int()]
 
     def codes(self, values: Tensor) -> Tensor:

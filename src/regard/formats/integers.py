@@ -114,7 +114,9 @@ class Integer(NumberFormat):
         groups = (1, 1) if self.group == "tensor" else (outputs, inputs // self.group_size(inputs))
         scale = torch.empty(*stack, *groups, dtype=getattr(torch, self.scale_dtype), device="meta")
         stored = {"codes": packed_like(shape, self.bits), "scale": scale}
-        return stored if self.symmetric else stored | {"zero": torch.empty_like(scale, dtype=torch.uint8)}
+        return (
+            stored if self.symmetric else stored | {"zero": torch.empty(scale.shape, dtype=torch.uint8, device="meta")}
+        )
 
     def group_size(self, inputs: int) -> int:
         return inputs if isinstance(self.group, str) else self.group

@@ -10,6 +10,7 @@ from regard.instruments import (
     architecture,
     attention,
     blocks,
+    drafts,
     efficient,
     feedforward,
     language,
@@ -17,6 +18,7 @@ from regard.instruments import (
     paged,
     phases,
     positions,
+    precision,
     prefill,
     serving,
     translation,
@@ -33,11 +35,12 @@ COURSE: dict[str, tuple[str, ...]] = {  # chapter: ids, in order
     "Positions": ("sinusoids", "rope", "position-choice"),
     "Models": ("encoder-decoder", "trace", "sandwich", "generation", "masked-words", "patches"),
     "Long sequences": ("window", "tiles", "memory-wall", "associativity", "convolution-recurrence", "experts"),
-    "Serving and adapting": ("kv-cache", "blocks", "prefill-decode", "sharing", "phases", "lora", "lora-rates"),
+    "Serving": ("kv-cache", "blocks", "prefill-decode", "sharing", "precision", "speculative-rounds"),
+    "Training and adapting": ("phases", "lora", "lora-rates"),
 }
 MODULES = (
     ancestors, translation, vocabulary, attention, feedforward, blocks, positions, architecture, language, vision,
-    efficient, serving, paged, prefill, phases, lora_findings,
+    efficient, serving, paged, prefill, precision, drafts, phases, lora_findings,
 )  # fmt: skip
 DEFINED = {instrument.id: instrument for module in MODULES for instrument in module.INSTRUMENTS}
 INSTRUMENTS: dict[str, Instrument] = {id: DEFINED[id] for ids in COURSE.values() for id in ids}

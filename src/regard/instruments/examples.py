@@ -58,6 +58,7 @@ DICTIONARY = dict(zip((*ADJECTIVES, *FACTS, *VERBS, *OBJECTS), STEMS, strict=Tru
 TARGET_WORDS = (START, *DICTIONARY.values())
 SYMBOLS, MAX_REVERSED = 8, 12  # symbols 1 … 8; 0 starts the output
 WIDTH, LENGTH = 32, 24
+DRAFT_WIDTH = 12  # of the draft model of the language model
 SIDE, PATCH = 24, 4  # pixels
 SHAPES = ("disc", "ring", "square", "cross")
 MARGIN = 5  # the centre of a shape has this distance from the border
@@ -128,8 +129,10 @@ def vision_encoder(patch: int) -> Encoder:
 def specs() -> dict[str, Model]:
     words, targets, symbols = len(WORDS), len(TARGET_WORDS), SYMBOLS + 1
     decoder_block = block(Attention(4, position=Rope()))
+    draft_block = Block((Sublayer(Attention(2, position=Rope())), Sublayer(FeedForward(2 * DRAFT_WIDTH))))
     return {
         "language-model": Decoder(words, WIDTH, (Repeat((decoder_block,), 2),), context=LENGTH),
+        "draft": Decoder(words, DRAFT_WIDTH, (Repeat((draft_block,), 1),), context=LENGTH),
         "masked": Encoder(Tokens(words), WIDTH, (Repeat((ENCODER_BLOCK,), 2),), Learned(LENGTH), head=MaskedLM()),
         "translation": encoder_decoder(words, targets),
         "additive": seq2seq(targets, WIDTH, GRU(), "additive", source_vocab=words),

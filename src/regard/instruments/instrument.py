@@ -55,6 +55,7 @@ class Slider:
     high: float
     default: float
     step: float = 1
+    names: tuple[str, ...] = ()  # shown in place of the numbers from `low` on
 
     kind = "slider"
 

@@ -27,7 +27,7 @@ from regard.instruments.examples import (
     specs,
 )
 
-STEPS = {"language-model": 700, "masked": 900, "translation": 1000, "additive": 700, "reversal": 2500,
+STEPS = {"language-model": 700, "draft": 300, "masked": 900, "translation": 1000, "additive": 700, "reversal": 2500,
          "reversal-attention": 1500, "vision": 1500}  # fmt: skip
 ROWS = 64
 TrainingRows = tuple[tuple[Tensor, ...], Tensor]  # arguments of the model, targets (B, L) or (B,) with -100 for none
@@ -63,7 +63,7 @@ def pictures(rng: Random) -> TrainingRows:
     return (torch.stack(images),), torch.tensor(labels)
 
 
-EXAMPLES = {"language-model": next_words, "masked": masked_words, "translation": translations,
+EXAMPLES = {"language-model": next_words, "draft": next_words, "masked": masked_words, "translation": translations,
             "additive": translations, "reversal": reversals, "reversal-attention": reversals,
             "vision": pictures}  # fmt: skip
 

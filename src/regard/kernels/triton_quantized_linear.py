@@ -11,7 +11,7 @@ memory for cuBLAS. With FP8, tensor cores multiply the codes by x in FP8 then, w
 """
 
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -30,7 +30,7 @@ from regard.kernels.triton_decode_linear import (
     next_power_of_2,
     normalize,
 )
-from regard.kernels.triton_word_products import FP8_FACTOR, pair, word_products
+from regard.kernels.triton_word_products import FP8_FACTOR, INT4_CODES, load_inputs, pairs, word_products
 
 FP8 = torch.float8_e4m3fn
 
@@ -50,14 +50,20 @@ class QuantizedWeight(NamedTuple):
     def group(self) -> int:
         return self.columns // self.scale.shape[1]
 
-    def dequantized(self, dtype: torch.dtype) -> Tensor:
-        codes = self.codes
-        if self.bits == 4:
-            codes = torch.stack([codes & 15, codes >> 4], -1).flatten(-2)
-        grouped = codes.to(torch.float32).unflatten(-1, (-1, self.group))
-        if codes.dtype == torch.uint8:
-            grouped = grouped - (1 << self.bits - 1 if self.zero is None else self.zero.float().unsqueeze(-1))
-        return (grouped * self.scale.float().unsqueeze(-1)).flatten(-2).to(dtype)
+    @property
+    def options(self) -> dict[str, Any]:
+        """Constants of the kernels."""
+        centre = 0 if self.codes.dtype == FP8 else 1 << self.bits - 1
+        return {"BITS": self.bits, "CENTRE": centre, "ZERO": self.zero is not None}
+
+    def expanded(self, dtype: torch.dtype) -> Tensor:
+        """W' (outputs, columns)"""
+        out = torch.empty(self.outputs, self.columns, dtype=dtype, device=self.codes.device)
+        write_expanded[-(-self.outputs // 16), -(-self.columns // 256)](
+            self.codes, self.scale, self.zero, out, *out.shape, self.scale.shape[1], self.group,
+            BLOCK_N=16, BLOCK_K=256, GROUPS=max(256 // self.group, 1), num_warps=4, **self.options,
+        )  # fmt: skip
+        return out
 
 
 @triton.jit
@@ -74,14 +80,8 @@ def load_groups(values, n, g, outputs, groups):
 
 
 @triton.jit
-def load_slice(x, k, i, width, COUNT: tl.constexpr):
-    """Every COUNT-th number of x from the i-th on."""
-    return tl.load(x + k * COUNT + i, mask=k < width, other=0.0)
-
-
-@triton.jit
 def scaled_sums(
-    products, sums, scale, zero, FLOAT: tl.constexpr, SHIFT: tl.constexpr,
+    products, sums, scale, zero, SHIFT: tl.constexpr,
     CENTRE: tl.constexpr, ZERO: tl.constexpr, BLOCK_N: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """(N,) products (N, W) summed per group and scaled; sums: of x, per group; GROUP: words"""
@@ -90,8 +90,6 @@ def scaled_sums(
         y -= (zero.to(tl.float32) - SHIFT) * sums[None, :]
     elif CENTRE > SHIFT:
         y -= (CENTRE - SHIFT) * sums[None, :]
-    if FLOAT:
-        y *= FP8_FACTOR
     return tl.sum(y * scale.to(tl.float32), 1)
 
 
@@ -122,48 +120,14 @@ def multiply_vector_quantized(
         second_zero = second_scale
         if ZERO:
             second_zero = load_groups(zero, outputs + first * BLOCK_N + i, g, rows, groups)
-    x0, x1 = load_slice(x, k, 0, width, count).to(tl.float32), load_slice(x, k, 1, width, count).to(tl.float32)
-    x2, x3 = load_slice(x, k, 2, width, count).to(tl.float32), load_slice(x, k, 3, width, count).to(tl.float32)
-    x4, x5, x6, x7 = x0, x1, x2, x3
-    if BITS == 4:
-        x4, x5 = load_slice(x, k, 4, width, count).to(tl.float32), load_slice(x, k, 5, width, count).to(tl.float32)
-        x6, x7 = load_slice(x, k, 6, width, count).to(tl.float32), load_slice(x, k, 7, width, count).to(tl.float32)
-    if NORM:
-        square = tl.sum(x0 * x0 + x1 * x1 + x2 * x2 + x3 * x3, 0)
-        if BITS == 4:
-            square += tl.sum(x4 * x4 + x5 * x5 + x6 * x6 + x7 * x7, 0)
-        factor = tl.rsqrt(square / columns + eps)
-        dtype = x.dtype.element_ty
-        x0 = ((x0 * factor).to(dtype) * load_slice(norm, k, 0, width, count)).to(tl.float32)
-        x1 = ((x1 * factor).to(dtype) * load_slice(norm, k, 1, width, count)).to(tl.float32)
-        x2 = ((x2 * factor).to(dtype) * load_slice(norm, k, 2, width, count)).to(tl.float32)
-        x3 = ((x3 * factor).to(dtype) * load_slice(norm, k, 3, width, count)).to(tl.float32)
-        if BITS == 4:
-            x4 = ((x4 * factor).to(dtype) * load_slice(norm, k, 4, width, count)).to(tl.float32)
-            x5 = ((x5 * factor).to(dtype) * load_slice(norm, k, 5, width, count)).to(tl.float32)
-            x6 = ((x6 * factor).to(dtype) * load_slice(norm, k, 6, width, count)).to(tl.float32)
-            x7 = ((x7 * factor).to(dtype) * load_slice(norm, k, 7, width, count)).to(tl.float32)
-    largest = tl.maximum(tl.maximum(tl.abs(x0), tl.abs(x1)), tl.maximum(tl.abs(x2), tl.abs(x3)))
-    if BITS == 4:
-        later = tl.maximum(tl.maximum(tl.abs(x4), tl.abs(x5)), tl.maximum(tl.abs(x6), tl.abs(x7)))
-        largest = tl.maximum(largest, later)
-    unit = tl.max(largest, 0)  # x / unit has no number that is too large for float16
-    unit = tl.where(unit > 0, unit, 1.0)
-    inverse = 1 / unit
-    x0, x1, x2, x3 = x0 * inverse, x1 * inverse, x2 * inverse, x3 * inverse
-    x4, x5, x6, x7 = x4 * inverse, x5 * inverse, x6 * inverse, x7 * inverse
-    if BITS == 4:
-        p0, p1, p2, p3 = pair(x0, x4), pair(x1, x5), pair(x2, x6), pair(x3, x7)
-    elif FLOAT:
-        p0, p1 = pair(x0, x2), pair(x1, x3)
-        p2, p3 = p0, p1
-    else:
-        p0, p1 = pair(x0, x1), pair(x2, x3)
-        p2, p3 = p0, p1
-    all_inputs = x0 + x1 + x2 + x3
-    if BITS == 4:
-        all_inputs += x4 + x5 + x6 + x7
-    sums = tl.sum(tl.reshape(all_inputs, (GROUPS, group_words)), 1)
+    values, unit = load_inputs(x, norm, columns, eps, NORM, count, BLOCK, PTX)  # (W, count)
+    sums = tl.sum(tl.reshape(values, (GROUPS, group_words * count)), 1)
+    if FLOAT:
+        unit *= FP8_FACTOR
+    if PTX and BITS == 4:
+        sums *= INT4_CODES
+        unit *= 1 / INT4_CODES
+    p0, p1, p2, p3 = pairs(values, count, BLOCK, PTX)
     for group in range(first, tl.cdiv(outputs, BLOCK_N), programs):
         later = (group + programs) * BLOCK_N + i
         next_tile = load_words(codes, later, k, outputs, width)
@@ -178,14 +142,14 @@ def multiply_vector_quantized(
             if ZERO:
                 next_second_zero = load_groups(zero, outputs + later, g, rows, groups)
         n = group * BLOCK_N + i
-        products = word_products(tile, p0, p1, p2, p3, x0, x1, x2, x3, x4, x5, x6, x7, BITS, FLOAT, PTX)
-        y = scaled_sums(products, sums, tile_scale, tile_zero, FLOAT, shift, CENTRE, ZERO, BLOCK_N, GROUPS, group_words)
+        products = word_products(tile, p0, p1, p2, p3, BITS, FLOAT, PTX)
+        y = scaled_sums(products, sums, tile_scale, tile_zero, shift, CENTRE, ZERO, BLOCK_N, GROUPS, group_words)
         y *= unit
         second = y
         if ACTIVATION is not None:
-            products = word_products(second_tile, p0, p1, p2, p3, x0, x1, x2, x3, x4, x5, x6, x7, BITS, FLOAT, PTX)
+            products = word_products(second_tile, p0, p1, p2, p3, BITS, FLOAT, PTX)
             second = scaled_sums(
-                products, sums, second_scale, second_zero, FLOAT, shift, CENTRE, ZERO, BLOCK_N, GROUPS, group_words
+                products, sums, second_scale, second_zero, shift, CENTRE, ZERO, BLOCK_N, GROUPS, group_words
             )
             second *= unit
             second_tile, second_scale, second_zero = next_second, next_second_scale, next_second_zero
@@ -195,38 +159,65 @@ def multiply_vector_quantized(
 
 
 @triton.jit
+def code_number(codes):
+    """2^23 + codes: a conversion of integers takes longer than setting the last bits of this number."""
+    return (codes.to(tl.int32) | 0x4B000000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def expand(
     codes, scale, zero, n, start, end, outputs, columns, groups, group, dtype,
     BITS: tl.constexpr, CENTRE: tl.constexpr, ZERO: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    GROUPS: tl.constexpr,
+    GROUPS: tl.constexpr, SCALE: tl.constexpr,
 ):  # fmt: skip
-    """W' (N, K) of the inputs from `start` on, zeros after `end`. GROUPS: in BLOCK_K inputs"""
+    """W' (N, K) of the inputs from `start` on, zeros after `end`. GROUPS: in BLOCK_K inputs. SCALE: else W' / s"""
     per_byte: tl.constexpr = 8 // BITS
     k = start // per_byte + tl.arange(0, BLOCK_K // per_byte)
     mask = (n < outputs)[:, None] & (k < end // per_byte)[None, :]
     tile = tl.load(codes + n.to(tl.int64)[:, None] * (columns // per_byte) + k[None, :], mask=mask, other=0.0)
-    if BITS == 4:
-        values = tl.reshape(tl.join((tile & 15).to(tl.float32), (tile >> 4).to(tl.float32)), (BLOCK_N, BLOCK_K))
+    if CENTRE == 0:
+        values = tile.to(dtype)  # FP8
+    elif BITS == 4:
+        values = tl.reshape(tl.join(code_number(tile & 15), code_number(tile >> 4)), (BLOCK_N, BLOCK_K))
     else:
-        values = tile.to(tl.float32)
+        values = code_number(tile)
     g = start // group + tl.arange(0, GROUPS)
-    s = load_groups(scale, n, g, outputs, groups).to(tl.float32)
-    values = tl.reshape(values, (BLOCK_N, GROUPS, BLOCK_K // GROUPS))
-    if ZERO:
-        values -= load_groups(zero, n, g, outputs, groups).to(tl.float32)[:, :, None]
-    elif CENTRE > 0:
-        values -= CENTRE
-    return tl.reshape(values * s[:, :, None], (BLOCK_N, BLOCK_K)).to(dtype)
+    if CENTRE > 0 and not ZERO:
+        values -= 8388608.0 + CENTRE
+    if SCALE or ZERO:
+        values = tl.reshape(values, (BLOCK_N, GROUPS, BLOCK_K // GROUPS))
+        if ZERO:
+            values -= 8388608.0 + load_groups(zero, n, g, outputs, groups).to(tl.float32)[:, :, None]
+        if SCALE:
+            values = values.to(tl.float32) * load_groups(scale, n, g, outputs, groups).to(tl.float32)[:, :, None]
+        values = tl.reshape(values, (BLOCK_N, BLOCK_K))
+    return values.to(dtype)
+
+
+@triton.jit
+def write_expanded(
+    codes, scale, zero, out, outputs, columns, groups, group,
+    BITS: tl.constexpr, CENTRE: tl.constexpr, ZERO: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    GROUPS: tl.constexpr,
+):  # fmt: skip
+    n, start = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N), tl.program_id(1) * BLOCK_K
+    weight = expand(
+        codes, scale, zero, n, start, columns, outputs, columns, groups, group, out.dtype.element_ty,
+        BITS, CENTRE, ZERO, BLOCK_N, BLOCK_K, GROUPS, True,
+    )  # fmt: skip
+    k = start + tl.arange(0, BLOCK_K)
+    mask = (n < outputs)[:, None] & (k < columns)[None, :]
+    tl.store(out + n.to(tl.int64)[:, None] * columns + k[None, :], weight, mask=mask)
 
 
 @triton.jit
 def multiply_rows_quantized(
     x, codes, scale, zero, bias, residual, partial, counters, out, tokens, outputs, columns, groups, group,
     BIAS: tl.constexpr, RESIDUAL: tl.constexpr, ACTIVATION: tl.constexpr,
-    BITS: tl.constexpr, CENTRE: tl.constexpr, ZERO: tl.constexpr,
+    BITS: tl.constexpr, CENTRE: tl.constexpr, ZERO: tl.constexpr, WHOLE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUPS: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Up to BLOCK_M tokens, transposed: (N, K) · (K, M)."""
+    """Up to BLOCK_M tokens, transposed: (N, K) · (K, M). WHOLE: one scale per output, which multiplies the sums."""
     tile, split = tl.program_id(0), tl.program_id(1)
     n, m = tile * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_M)
     exists, is_token = (n < outputs)[:, None], (m < tokens)[None, :]
@@ -242,15 +233,19 @@ def multiply_rows_quantized(
         values = tl.load(x + m[None, :] * columns + k[:, None], mask=is_token & (k < end)[:, None], other=0.0)  # (K, M)
         weight = expand(
             codes, scale, zero, n, start, end, outputs, columns, groups, group, dtype,
-            BITS, CENTRE, ZERO, BLOCK_N, BLOCK_K, GROUPS,
+            BITS, CENTRE, ZERO, BLOCK_N, BLOCK_K, GROUPS, not WHOLE,
         )  # fmt: skip
         y = tl.dot(weight, values, y, input_precision="ieee")
         if ACTIVATION is not None:
             weight = expand(
                 codes, scale, zero, outputs + n, start, end, rows, columns, groups, group, dtype,
-                BITS, CENTRE, ZERO, BLOCK_N, BLOCK_K, GROUPS,
+                BITS, CENTRE, ZERO, BLOCK_N, BLOCK_K, GROUPS, not WHOLE,
             )  # fmt: skip
             second = tl.dot(weight, values, second, input_precision="ieee")
+    if WHOLE:
+        y *= tl.load(scale + n, mask=n < outputs, other=0.0).to(tl.float32)[:, None]
+        if ACTIVATION is not None:
+            second *= tl.load(scale + outputs + n, mask=n < outputs, other=0.0).to(tl.float32)[:, None]
     if SPLITS > 1:
         arrived, y, second = add_splits(partial, counters, tile, split, y, second, ACTIVATION, BLOCK_M, BLOCK_N, SPLITS)
         is_token &= (m * 0 + arrived == SPLITS - 1)[None, :]
@@ -282,13 +277,10 @@ def launch_quantized(
         if weight.codes.dtype == FP8 and fp8_compute(x, weight):
             y = fp8_product(x, weight)
             return add_parts(y if bias is None else y + bias, residual, activation)
-        return multiply_many(x, weight.dequantized(x.dtype), bias, residual, activation)
+        return multiply_many(x, weight.expanded(x.dtype), bias, residual, activation)
     out, groups = x.new_empty(tokens, outputs), weight.scale.shape[1]
     is_float = weight.codes.dtype == FP8
-    options = {
-        "BIAS": bias is not None, "RESIDUAL": residual is not None, "ACTIVATION": activation, "BITS": weight.bits,
-        "CENTRE": 0 if is_float else 1 << weight.bits - 1, "ZERO": weight.zero is not None,
-    }  # fmt: skip
+    options = {"BIAS": bias is not None, "RESIDUAL": residual is not None, "ACTIVATION": activation} | weight.options
     width = next_power_of_2(columns * weight.bits // 32)
     gated, processors = activation is not None, multiprocessors(x.device)
     tiles = tiles or choose_quantized_tiles(tokens, outputs, width, columns, gated, processors)
@@ -309,7 +301,7 @@ def launch_quantized(
         x, weight.codes, weight.scale, weight.zero, bias, residual, partial, counters, out,
         tokens, outputs, columns, groups, weight.group,
         BLOCK_M=block_m, BLOCK_N=tiles.outputs, BLOCK_K=tiles.columns, GROUPS=max(tiles.columns // weight.group, 1),
-        SPLITS=tiles.splits, num_warps=tiles.warps, num_stages=tiles.stages, **options,
+        SPLITS=tiles.splits, WHOLE=groups == 1, num_warps=tiles.warps, num_stages=tiles.stages, **options,
     )  # fmt: skip
     return out
 
@@ -318,9 +310,11 @@ def launch_quantized(
 def choose_quantized_tiles(tokens: int, outputs: int, width: int, columns: int, gated: bool, processors: int) -> Tiles:
     """width: words of a row, rounded up to a power of two. Measured on an H200 with the matrices of Llama 8B."""
     if tokens == 1:
-        warps = 4 if gated else min(max(width // 128, 8), 16)
-        rows = min(max((2048 if gated else 4096) // width, 4 if 1024 < width <= 4096 and not gated else 1), 16)
-        return Tiles(rows, width, warps, programs=processors * 16 // warps)
+        warps = 4 if width <= 1024 else 8 if width <= 4096 else 16
+        rows = 1024 * warps // (2 * width if gated else width)  # 32 words per thread, so about 128 registers
+        while rows > 1 and (rows > 16 or rows * processors > outputs):
+            rows //= 2
+        return Tiles(max(rows, 1), width, warps, programs=processors * 16 // warps)  # all that fit at the same time
     count, splits = -(-outputs // 64), 1
     while splits < 4 and splits * count * 2 <= processors and columns > 256 * splits:
         splits *= 2

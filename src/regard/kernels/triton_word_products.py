@@ -8,21 +8,15 @@ per half, and the two sums in float32. Other GPUs, and the interpreter, convert 
 import triton
 import triton.language as tl
 
-# Four bits: 1024 + q and 1024 + 16 q have q in their last bits, from which it is computed exactly.
+# Four bits in the last bits of a float16 are the subnormal number q / 2^24, the next four q / 2^20, so nothing is
+# converted. x is multiplied by 2^15, so that the products are normal numbers.
 INT4_PRODUCTS: tl.constexpr = tl.constexpr("""{
-    .reg .b32 a, t0, t1, t2, t3, c, d;  .reg .b16 h0, h1;  .reg .f32 f0, f1;
-    mov.b32 c, 0x64006400;
+    .reg .b32 a, t0, t1, t2, t3;  .reg .b16 h0, h1;  .reg .f32 f0, f1;
     shr.u32 a, $1, 8;
-    lop3.b32 t0, $1, 0x000f000f, c, 0xea;
-    lop3.b32 t1, $1, 0x00f000f0, c, 0xea;
-    lop3.b32 t2, a, 0x000f000f, c, 0xea;
-    lop3.b32 t3, a, 0x00f000f0, c, 0xea;
-    sub.rn.f16x2 t0, t0, c;
-    sub.rn.f16x2 t2, t2, c;
-    mov.b32 c, 0x2c002c00;
-    mov.b32 d, 0xd400d400;
-    fma.rn.f16x2 t1, t1, c, d;
-    fma.rn.f16x2 t3, t3, c, d;
+    and.b32 t0, $1, 0x000f000f;
+    and.b32 t1, $1, 0x00f000f0;
+    and.b32 t2, a, 0x000f000f;
+    and.b32 t3, a, 0x00f000f0;
     mul.rn.f16x2 t0, t0, $2;
     fma.rn.f16x2 t0, t1, $3, t0;
     fma.rn.f16x2 t0, t2, $4, t0;
@@ -32,13 +26,15 @@ INT4_PRODUCTS: tl.constexpr = tl.constexpr("""{
     cvt.f32.f16 f1, h1;
     add.rn.f32 $0, f0, f1;
 }""")
-# Eight bits: 1024 + q, less 1152, is q - 128.
+INT4_INPUTS: tl.constexpr = tl.constexpr(2.0**15)
+INT4_CODES: tl.constexpr = tl.constexpr(2.0**-24)
+# Eight bits: 1024 + q, less 1152, is q - 128. Bytes 0 and 2 are a pair, and bytes 1 and 3.
 INT8_PRODUCTS: tl.constexpr = tl.constexpr("""{
     .reg .b32 t0, t1, c, d;  .reg .b16 h0, h1;  .reg .f32 f0, f1;
     mov.b32 c, 0x64646464;
     mov.b32 d, 0x64806480;
-    prmt.b32 t0, $1, c, 0x4140;
-    prmt.b32 t1, $1, c, 0x4342;
+    prmt.b32 t0, $1, c, 0x4240;
+    prmt.b32 t1, $1, c, 0x4341;
     sub.rn.f16x2 t0, t0, d;
     sub.rn.f16x2 t1, t1, d;
     mul.rn.f16x2 t0, t0, $2;
@@ -69,46 +65,104 @@ FP8_FACTOR: tl.constexpr = tl.constexpr(256.0)
 
 
 @triton.jit
-def pair(low, high):
-    """Two numbers as float16 in a word of 32 bits."""
-    low = low.to(tl.float16).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
-    return low | (high.to(tl.float16).to(tl.int16, bitcast=True).to(tl.int32) << 16)
+def larger_and_sum(square, largest, other_square, other_largest):
+    return square + other_square, tl.maximum(largest, other_largest)
 
 
 @triton.jit
-def fp8_value(word, i):
-    """The number in byte i of a word, divided by 2^8."""
-    byte = (word >> (8 * i)) & 255
-    return ((byte & 128) << 8 | (byte & 127) << 7).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
-
-
-@triton.jit
-def word_products(
-    words, p0, p1, p2, p3, x0, x1, x2, x3, x4, x5, x6, x7, BITS: tl.constexpr, FLOAT: tl.constexpr, PTX: tl.constexpr
+def load_inputs(
+    x, norm, columns, eps, NORM: tl.constexpr, COUNT: tl.constexpr, BLOCK: tl.constexpr, PTX: tl.constexpr
 ):  # fmt: skip
-    """(N, W) sums of the products of the codes of every word with x (W,): in pairs p for PTX, else one by one."""
+    """(BLOCK, COUNT) x for the codes of BLOCK words, normalized, and divided by about its largest number; this number.
+
+    Both reductions over x are one, and all loads precede it: the whole program waits for them.
+    """
+    cell = tl.arange(0, BLOCK)[:, None] * COUNT + tl.arange(0, COUNT)[None, :]
+    inside = cell < columns
+    if NORM:
+        weight = tl.load(norm + cell, mask=inside, other=0.0)
+    values = tl.load(x + cell, mask=inside, other=0.0)
+    dtype = values.dtype
+    values = values.to(tl.float32)
+    factor = 1.0
+    if NORM:
+        squares = tl.reshape(values * values, (BLOCK * COUNT,))
+        weighted = tl.reshape(tl.abs(values * weight.to(tl.float32)), (BLOCK * COUNT,))
+        square, largest = tl.reduce((squares, weighted), 0, larger_and_sum)
+        factor = tl.rsqrt(square / columns + eps)
+        values = ((values * factor).to(dtype) * weight).to(tl.float32)
+        largest *= factor
+    else:
+        largest = tl.max(tl.abs(values))
+    unit = tl.where(largest > 0, largest, 1.0)  # x / unit has no number that is too large for float16
+    values *= 1 / unit
+    if PTX:  # the sums of x are those of the numbers that are multiplied
+        if COUNT == 8:
+            values *= INT4_INPUTS
+            unit *= 1 / INT4_INPUTS
+        values = values.to(tl.float16).to(tl.float32)
+    return values, unit
+
+
+@triton.jit
+def pairs(values, COUNT: tl.constexpr, BLOCK: tl.constexpr, PTX: tl.constexpr):
+    """Numbers i and i + COUNT / 2 of (BLOCK, COUNT) in one word: of 32 bits as float16, else of 64 bits as float32.
+
+    Four tensors (BLOCK,) for i = 0 … 3; with a COUNT of 4, the last two are the first two.
+    """
+    half: tl.constexpr = COUNT // 2
+    if PTX and COUNT == 8:  # odd codes are multiplied as 16 q
+        values *= tl.where(tl.arange(0, COUNT) % 2 == 1, 0.0625, 1.0)[None, :]
+    low, high = tl.split(tl.permute(tl.reshape(values, (BLOCK, 2, half)), (0, 2, 1)))  # (BLOCK, half)
     if PTX:
+        low = low.to(tl.float16).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
+        words = low | (high.to(tl.float16).to(tl.int16, bitcast=True).to(tl.int32) << 16)
+    else:
+        low = low.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF
+        words = low | (high.to(tl.int32, bitcast=True).to(tl.int64) << 32)
+    if half == 2:
+        p0, p1 = tl.split(words)
+        p2, p3 = p0, p1
+    else:
+        even, odd = tl.split(tl.reshape(words, (BLOCK, 2, 2)))
+        p0, p2 = tl.split(even)
+        p1, p3 = tl.split(odd)
+    return p0, p1, p2, p3
+
+
+@triton.jit
+def code_value(words, i, BITS: tl.constexpr, FLOAT: tl.constexpr):
+    """Code i of every word: less 128 with 8 bits; FP8: divided by 2^8."""
+    code = (words >> (BITS * i)) & ((1 << BITS) - 1)
+    if FLOAT:
+        return ((code & 128) << 8 | (code & 127) << 7).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+    return (code - (128 if BITS == 8 else 0)).to(tl.float32)
+
+
+@triton.jit
+def add_pair(y, words, p, i, BITS: tl.constexpr, FLOAT: tl.constexpr):
+    low, high = p.to(tl.int32).to(tl.float32, bitcast=True), (p >> 32).to(tl.int32).to(tl.float32, bitcast=True)
+    y += code_value(words, i, BITS, FLOAT) * low[None, :]
+    return y + code_value(words, i + 16 // BITS, BITS, FLOAT) * high[None, :]
+
+
+@triton.jit
+def word_products(words, p0, p1, p2, p3, BITS: tl.constexpr, FLOAT: tl.constexpr, PTX: tl.constexpr):
+    """(N, W) sums of the products of the codes of every word with x, which comes in `pairs` (W,)."""
+    if not PTX:
+        y = add_pair(tl.zeros(words.shape, tl.float32), words, p0, 0, BITS, FLOAT)
+        y = add_pair(y, words, p1, 1, BITS, FLOAT)
         if BITS == 4:
-            return tl.inline_asm_elementwise(
-                INT4_PRODUCTS, "=f,r,r,r,r,r", [words, p0[None, :], p1[None, :], p2[None, :], p3[None, :]],
-                tl.float32, is_pure=True, pack=1,
-            )  # fmt: skip
-        return tl.inline_asm_elementwise(
+            y = add_pair(y, words, p2, 2, BITS, FLOAT)
+            y = add_pair(y, words, p3, 3, BITS, FLOAT)
+    elif BITS == 4:
+        y = tl.inline_asm_elementwise(
+            INT4_PRODUCTS, "=f,r,r,r,r,r", [words, p0[None, :], p1[None, :], p2[None, :], p3[None, :]],
+            tl.float32, is_pure=True, pack=1,
+        )  # fmt: skip
+    else:
+        y = tl.inline_asm_elementwise(
             FP8_PRODUCTS if FLOAT else INT8_PRODUCTS, "=f,r,r,r", [words, p0[None, :], p1[None, :]],
             tl.float32, is_pure=True, pack=1,
         )  # fmt: skip
-    if FLOAT:
-        y = fp8_value(words, 0) * x0[None, :] + fp8_value(words, 1) * x1[None, :]
-        return y + fp8_value(words, 2) * x2[None, :] + fp8_value(words, 3) * x3[None, :]
-    last: tl.constexpr = (1 << BITS) - 1
-    middle: tl.constexpr = 128 if BITS == 8 else 0
-    y = ((words & last) - middle).to(tl.float32) * x0[None, :]
-    y += (((words >> BITS) & last) - middle).to(tl.float32) * x1[None, :]
-    y += (((words >> 2 * BITS) & last) - middle).to(tl.float32) * x2[None, :]
-    y += (((words >> 3 * BITS) & last) - middle).to(tl.float32) * x3[None, :]
-    if BITS == 4:
-        y += ((words >> 16) & last).to(tl.float32) * x4[None, :]
-        y += ((words >> 20) & last).to(tl.float32) * x5[None, :]
-        y += ((words >> 24) & last).to(tl.float32) * x6[None, :]
-        y += ((words >> 28) & last).to(tl.float32) * x7[None, :]
     return y

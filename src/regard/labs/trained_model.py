@@ -2,6 +2,7 @@
 
     model, encode = load_trained(bench)             # encode: a text -> ids
     model, ids = read_stories(bench, 8, 96)         # ids (8, 96) of stories of the small world
+    model, ids = read_manual(bench, 8, 96)          # ids (8, 96) of the Python manual: English and code
 
 At the size `quick`, which tests that a lab runs, the model is small and has random weights, and a word is one id.
 """
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from regard.checkpoint import load
+from regard.data.sources.files import Pydoc
 from regard.data.world import stories
 from regard.labs.experiment import Bench
 from regard.labs.small_models import small_decoder
@@ -49,3 +51,15 @@ def read_stories(bench: Bench, rows: int, length: int) -> tuple[DecoderModule, T
             break
     assert len(found) == rows, f"too few stories have {length} tokens"
     return model, torch.tensor(found)
+
+
+def read_manual(bench: Bench, rows: int, length: int) -> tuple[DecoderModule, Tensor]:
+    """The model, and ids (rows, length) of the Python manual, whose sections are in another order for each seed."""
+    model, encode = load_trained(bench)
+    sections, _ = Pydoc().open(bench.seed)
+    found: list[int] = []
+    index = 0
+    while len(found) < rows * length:
+        found += encode(sections.example(index)["text"])
+        index += 1
+    return model, torch.tensor(found[: rows * length]).view(rows, length)

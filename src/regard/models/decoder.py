@@ -36,7 +36,7 @@ from regard.parts.block import Block, Losses, build_norm, sum_losses
 from regard.parts.input import TOKEN_REMEDY, check_ids, whole_layout
 from regard.parts.norm import Norm, RMSNorm
 from regard.parts.position.base import NoPosition, Position
-from regard.parts.state import Memory
+from regard.parts.state import Memory, declare_tokens
 from regard.spec import require
 
 
@@ -106,7 +106,11 @@ class Decoder(Model["DecoderModule"]):
         }
 
     def memory(self) -> tuple[tuple[Memory, ...], ...]:
-        return state_declarations(self.layers, self.width)
+        memory = state_declarations(self.layers, self.width)
+        if not self.position.replaces_bias:
+            return memory
+        # The scores of all layers depend on the positions of their keys.
+        return tuple(tuple(declare_tokens(body, chosen=False) for body in block) for block in memory)
 
     def module(self, scheme: Scheme) -> "DecoderModule":
         return DecoderModule(self, scheme)

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from regard.data.sources.base import Example, shown
+from regard.data.spans import unmarked_text
 from regard.text.tokenizer import Tokenizer
 
 
@@ -17,7 +18,7 @@ def text_of(example: Example, key: str) -> str:
 def plain_text(objective: Any, example: Example) -> str:
     """The text of an example; of a conversation in spans, the text without its special tokens."""
     if "spans" in example:
-        return "".join(span.text for span in example["spans"] if not span.special).strip()
+        return unmarked_text(example["spans"])
     if "text" not in example:
         raise ValueError(f"objective {objective.kind} needs examples with text; this one has {', '.join(example)}")
     return text_of(example, "text")

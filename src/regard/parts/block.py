@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from regard.layout import TokenLayout
 from regard.parts.body import Body
 from regard.parts.norm import NoNorm, Norm, RMSNorm
-from regard.parts.state import STATELESS, Memory, State, limit_cache
+from regard.parts.state import STATELESS, Memory, State, declare_tokens
 from regard.spec import Spec, require
 
 Losses = dict[str, Tensor]  # auxiliary losses of bodies in training, by name
@@ -62,7 +62,9 @@ class Block(Spec):
         return ParallelBlockModule(width, self) if self.style == "parallel" else BlockModule(width, self)
 
     def memory(self, width: int) -> tuple[Memory, ...]:
-        return tuple(limit_cache(s.body.memory(width), s.body.max_exact_cache) for s in self.sublayers)
+        return tuple(
+            declare_tokens(s.body.memory(width), max_exact_cache=s.body.max_exact_cache) for s in self.sublayers
+        )
 
 
 class SublayerModule(nn.Module):

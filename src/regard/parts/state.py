@@ -11,7 +11,7 @@ STATELESS keeps nothing and returns its inputs, so training and decoding share o
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -25,6 +25,8 @@ from regard.parts.position.base import Position
 class PerToken:
     """Arrays with one entry per token: name -> (heads, dim), e.g. keys and values."""
 
+    rewinds: ClassVar[bool] = True  # whether the last tokens can be dropped without a copy of the state
+
     arrays: dict[str, tuple[int, int]]
     window: int | None = None  # number of last tokens that a query attends to, itself included; None: all
     first: int = 0  # number of first tokens that it attends to as well
@@ -32,12 +34,16 @@ class PerToken:
     max_exact_cache: int | None = None  # tokens up to which cached decoding is exact; set by Block.memory
     rotated: tuple[tuple[str, Position], ...] | None = None  # arrays that depend on positions; None: every key must be
     # returned once, because the mixer reads its keys not only through the mask of a layout
+    chosen: bool = False  # a store may choose among earlier keys by their scores (TokenLayout.select): all of them are
+    # allowed, whatever their positions, and the scores are computed from queries and keys alone
     relative: bool = False  # the mask depends on distances alone, so positions may be counted from any token
 
 
 @dataclass(frozen=True)
 class FixedSize:
     """Arrays of a size independent of the sequence length: name -> shape, kept in at least float32."""
+
+    rewinds: ClassVar[bool] = False
 
     arrays: dict[str, tuple[int, ...]]
 
@@ -51,6 +57,8 @@ class FixedSize:
 class PerSource:
     """Arrays with one entry per token of a cross-attention source, written with a row's first tokens."""
 
+    rewinds: ClassVar[bool] = True
+
     arrays: dict[str, tuple[int, int]]
 
 
@@ -63,15 +71,10 @@ def declarations(memory: Memory) -> tuple[Declared, ...]:
     return memory if isinstance(memory, tuple) else (memory,)
 
 
-def limit_cache(memory: Memory, max_exact_cache: int | None) -> Memory:
-    """The declarations of a body, with this limit in every PerToken."""
-    if max_exact_cache is None:
-        return memory
-    limited = tuple(
-        replace(declared, max_exact_cache=max_exact_cache) if isinstance(declared, PerToken) else declared
-        for declared in declarations(memory)
-    )
-    return limited if isinstance(memory, tuple) else limited[0]
+def declare_tokens(memory: Memory, **fields: Any) -> Memory:
+    """The declarations of a body, with these fields in every PerToken."""
+    changed = tuple(replace(d, **fields) if isinstance(d, PerToken) else d for d in declarations(memory))
+    return changed if isinstance(memory, tuple) else changed[0]
 
 
 def exact_cache_limit(memory: tuple[tuple[Memory, ...], ...]) -> int | None:
@@ -80,9 +83,9 @@ def exact_cache_limit(memory: tuple[tuple[Memory, ...], ...]) -> int | None:
     return min((d.max_exact_cache for d in declared if d.max_exact_cache is not None), default=None)
 
 
-def has_recurrent_state(memory: tuple[tuple[Memory, ...], ...]) -> bool:
-    """Whether a state of a model is a sum over its tokens, so that only a copy of it can undo a token."""
-    return any(isinstance(d, FixedSize) for block in memory for body in block for d in declarations(body))
+def needs_snapshots(memory: tuple[tuple[Memory, ...], ...]) -> bool:
+    """Whether only a copy can undo a token: a recurrent state is a sum, and an evicting cache drops other tokens."""
+    return any(not d.rewinds for block in memory for body in block for d in declarations(body) if d is not None)
 
 
 class TokenState(Protocol):

@@ -10,9 +10,12 @@ head, which only training uses.
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 from torch import nn
 
+from regard.adapt.quantized import can_quantize
+from regard.formats.base import NumberFormat
 from regard.models.base import Model, build_on_meta
 from regard.models.decoder import Decoder
 from regard.models.encoder import Encoder
@@ -115,3 +118,32 @@ def relative_to_dense(experts: int, top_k: int, expert_size: float = 1.0) -> tup
     expert_size: size of one expert relative to that layer.
     """
     return experts * expert_size, top_k * expert_size
+
+
+class QuantizedSize(NamedTuple):
+    bytes: int  # of all weights
+    weights: int  # numbers in the quantized layers
+    layer_bytes: int  # of these layers, scales included
+
+    @property
+    def bits_per_weight(self) -> float:
+        return 8 * self.layer_bytes / self.weights if self.weights else 0.0
+
+
+def quantized_size(spec: Model, format: NumberFormat, bits: int) -> QuantizedSize:
+    """The weights after `regard.adapt.quantize_linears`. bits: per weight that is not quantized.
+
+    An output layer that shares its matrix with the embedding gets a matrix of its own.
+    """
+    model = build_on_meta(spec)
+    layers = {module: module.weight for name, module in model.named_modules() if can_quantize(name, module, format)}
+    shapes = [weight.shape for weight in layers.values()]
+    others = {
+        id(parameter): parameter.numel()
+        for module in model.modules()
+        for name, parameter in module.named_parameters(recurse=False)
+        if module not in layers or name != "weight"
+    }
+    layer_bytes = sum(shape[:-2].numel() * format.bytes(shape[-2:]) for shape in shapes)  # one matrix per expert
+    weights = sum(shape.numel() for shape in shapes)
+    return QuantizedSize(layer_bytes + sum(others.values()) * bits // 8, weights, layer_bytes)

@@ -13,11 +13,12 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from regard.adapt.quantized import QuantizedLinear
+from regard.adapt.quantized import QuantizedExperts, QuantizedLinear, quantized_layer, stack_stored
 from regard.adapt.w8a8 import W8A8Linear
 from regard.formats.base import NumberFormat
 from regard.layout import TokenLayout
 from regard.models.decoder import DecoderModule
+from regard.parts.experts import GroupedLinear
 from regard.quantization.clipping import clip_and_round, round_to_nearest, rounding_error
 from regard.quantization.folding import Fold, find_folds
 from regard.quantization.gptq import gptq
@@ -92,6 +93,28 @@ def quantize_model(
     return results
 
 
+@torch.no_grad()
+def round_model(
+    model: DecoderModule, selection: LayerSelection, progress: Callable[[LayerResult], object] = lambda result: None
+) -> list[LayerResult]:
+    """`quantize_model` by rounding to nearest, without a sample; the errors are those of the weights."""
+    results = []
+    for name, format in selection.formats.items():
+        layer = model.get_submodule(name)
+        weight = layer.get_parameter("weight")
+        if selection.int8_inputs:
+            assert isinstance(layer, nn.Linear)
+            quantized = W8A8Linear.of(layer, format)
+        else:
+            quantized = quantized_layer(layer, format)
+        model.set_submodule(name, quantized.train(layer.training))
+        error = float((quantized.weight - weight).norm()) / max(float(weight.norm()), 1e-300)
+        size = sum(tensor.nbytes for tensor in quantized.stored.values())
+        results.append(LayerResult(name, format, size, error, error))
+        progress(results[-1])
+    return results
+
+
 class FirstBlock(Exception):
     """Ends a forward at the first block."""
 
@@ -125,15 +148,21 @@ def quantize_part(
     linear: type[QuantizedLinear],
 ) -> Iterable[LayerResult]:
     """Quantize the layers of one module, named from it; `prefix` is its own name."""
-    layers = {name: layer for name in formats if isinstance(layer := root.get_submodule(name), nn.Linear)}
-    if not layers:
+    chosen = {name: root.get_submodule(name) for name in formats}
+    layers = {name: layer for name, layer in chosen.items() if isinstance(layer, nn.Linear)}
+    experts = {name: layer for name, layer in chosen.items() if isinstance(layer, GroupedLinear)}
+    if not chosen:
         return
     statistics: dict[str, InputStatistics] = {}
     for x, layout in hidden:
-        with record_inputs(layers, layout.valid) as inputs:
+        with record_inputs(layers | experts, layout.valid) as inputs:
             run(x, layout)
         add_inputs(statistics, inputs)
-    nearest = {name: rounding_error(layers[name].weight, statistics[name], formats[name]) for name in statistics}
+    nearest = {
+        name: rounding_error(layers[name].weight, statistics[name], formats[name])
+        for name in layers
+        if name in statistics
+    }
     if method.scales is not None and prefix:  # the output layer has no fold
         x, layout = hidden[0]
         folds = find_folds(root, lambda: run(x, layout), shared)
@@ -148,6 +177,35 @@ def quantize_part(
         error = statistics[name].relative_error(quantized.weight - weight, weight)
         size = sum(tensor.nbytes for tensor in stored.values())
         yield LayerResult(f"{prefix}{name}", format, size, error, nearest[name])
+    for name, layer in experts.items():
+        found = [statistics[f"{name}.{expert}"] for expert in range(len(layer.weight))]
+        quantized, result = quantize_experts(f"{prefix}{name}", layer, found, formats[name], method)
+        root.set_submodule(name, quantized.train(layer.training))
+        yield result
+
+
+def quantize_experts(
+    name: str, layer: GroupedLinear, statistics: Sequence[InputStatistics], format: NumberFormat, method: Method
+) -> tuple[QuantizedExperts, LayerResult]:
+    """Round the matrix of each expert by its own tokens; of an expert without tokens, to nearest."""
+    weights = list(layer.weight.detach())
+    matrices = [
+        method.round(weight, own, format) if own.count else format.quantize(weight)
+        for weight, own in zip(weights, statistics, strict=True)
+    ]
+    quantized = QuantizedExperts(
+        format, stack_stored(matrices), tuple(layer.weight.shape), layer.bias, layer.weight.dtype
+    )
+    nearest = [format.dequantize(format.quantize(weight), weight.dtype) for weight in weights]
+
+    def error(rounded: Iterable[Tensor]) -> float:
+        triples = list(zip(rounded, weights, statistics, strict=True))
+        difference = sum(float(own.output_error(one - weight).clamp_min(0)) for one, weight, own in triples)
+        size = sum(float(own.output_error(weight)) for _, weight, own in triples)
+        return (difference / max(size, 1e-300)) ** 0.5
+
+    size = sum(tensor.nbytes for tensor in quantized.stored.values())
+    return quantized, LayerResult(name, format, size, error(quantized.weight), error(nearest))
 
 
 def fold_scales(

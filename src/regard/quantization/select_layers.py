@@ -61,7 +61,7 @@ def select_layers(
     shared = {id(parameter) for parameter in shared_parameters(model)}
     for name, module in modules.items():
         if isinstance(module, nn.Linear | GroupedLinear | nn.Embedding):
-            reason = reason_to_leave(name, module, format, skip, head, shared)
+            reason = reason_to_leave(name, module, format, skip, head, shared, int8_inputs)
             if reason is None:
                 selection.formats[name] = with_wide_scales(format, module.weight)
             else:
@@ -73,24 +73,31 @@ def select_layers(
 
 
 def reason_to_leave(
-    name: str, module: nn.Module, format: NumberFormat, skip: Sequence[str], head: bool, shared: set[int]
+    name: str,
+    module: nn.Module,
+    format: NumberFormat,
+    skip: Sequence[str],
+    head: bool,
+    shared: set[int],
+    int8_inputs: bool,
 ) -> str | None:
     if isinstance(module, nn.Embedding):
         return "an embedding"
-    if isinstance(module, GroupedLinear):
-        return "a stacked weight of experts"
+    if isinstance(module, GroupedLinear) and int8_inputs:
+        return "a stacked weight of experts, which --activations int8 does not support"
     if name == "head" and not head:
         return "the output layer, which --head includes"
     if name != "head" and not name.startswith(BLOCKS):
         return "outside of the blocks"
     if any(fnmatchcase(name, pattern) for pattern in skip):
         return "left out by --skip"
-    if type(module) is not nn.Linear:
+    if type(module) not in (nn.Linear, GroupedLinear):
         return f"a {type(module).__name__}"
+    assert isinstance(module, nn.Linear | GroupedLinear)
     if id(module.weight) in shared and name != "head":
         return "shared by several layers"
     try:
-        format.check_shape(module.weight.shape)
+        format.check_shape(module.weight.shape[-2:])
     except SpecError as error:
         return str(error)
     return None

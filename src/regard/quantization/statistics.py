@@ -12,6 +12,9 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from regard.kernels.grouped_matmul import expert_rows
+from regard.parts.experts import GroupedLinear
+
 
 class InputStatistics:
     def __init__(self, inputs: int, dtype: torch.dtype, device: torch.device):
@@ -53,12 +56,16 @@ class InputStatistics:
 
 
 @contextmanager
-def record_inputs(layers: Mapping[str, nn.Linear], valid: Tensor | None = None) -> Generator[dict[str, Tensor]]:
+def record_inputs(
+    layers: Mapping[str, nn.Linear | GroupedLinear], valid: Tensor | None = None
+) -> Generator[dict[str, Tensor]]:
     """Record the inputs (tokens, inputs) of the layers in one forward, without those of padding.
 
-    Layers that read the same tensor get the same object.
+    Layers that read the same tensor get the same object. The matrices of experts get the rows of their own tokens,
+    under the names NAME.0, NAME.1 …; a padded token counts for the experts that it is routed to.
     """
     found: dict[str, Tensor] = {}
+    slices: dict[int, tuple[Tensor, list[Tensor]]] = {}
     flattened: dict[int, tuple[Tensor, Tensor]] = {}  # by id, with the original, so that its id is not used again
 
     def keep(name: str, x: Tensor) -> None:
@@ -67,8 +74,19 @@ def record_inputs(layers: Mapping[str, nn.Linear], valid: Tensor | None = None) 
             flattened[id(x)] = x, x[valid] if padded else x.reshape(-1, x.shape[-1])
         found[name] = flattened[id(x)][1]
 
+    def keep_rows(name: str, x: Tensor, ends: Tensor) -> None:
+        if id(x) not in slices:
+            slices[id(x)] = x, [x[rows] for rows in expert_rows(ends)]
+        found.update({f"{name}.{expert}": rows for expert, rows in enumerate(slices[id(x)][1])})
+
+    def record(name: str, layer: nn.Module, args: tuple[Tensor, ...]) -> None:
+        if isinstance(layer, GroupedLinear):
+            keep_rows(name, args[0], args[1])
+        else:
+            keep(name, args[0])
+
     handles = [
-        layer.register_forward_pre_hook(lambda _, args, name=name: keep(name, args[0]))
+        layer.register_forward_pre_hook(lambda module, args, name=name: record(name, module, args))
         for name, layer in layers.items()
     ]
     try:

@@ -71,7 +71,8 @@ class Trainer:
     adapter; overrides: settings that differ from those before this resume, recorded in the run; prefetch: the number of
     batches that a thread makes in advance, for a loader that depends on neither the model nor torch's random
     generators; None: 2 on a GPU, else 0;
-    processes: those that train together, with a SharedRun and a loader of their own rows (parallel/).
+    processes: those that train together, with a SharedRun and a loader of their own rows (parallel/);
+    resumed_by: the command that resumes the run; None: regard train --resume.
     """
 
     model: nn.Module
@@ -89,6 +90,7 @@ class Trainer:
     overrides: Mapping[str, Any] = field(default_factory=dict)
     prefetch: int | None = 0
     processes: Processes = field(default_factory=Processes)
+    resumed_by: str | None = None
 
     def train(self) -> TrainingResult:
         """Start or resume, and train until `settings.steps` or a signal. Seeds torch's global generator."""
@@ -106,9 +108,10 @@ class Trainer:
             self.processes.wait_for_all()
             self.stamp = self.run.stamp()
             if position.step >= self.settings.steps:
+                longer = f"regard train --resume {self.run.path} --train.steps={2 * position.step} --extend"
                 self.listener.note(
-                    f"{self.run.path} is already finished at step {position.step}; nothing to train. To train longer: "
-                    f"regard train --resume {self.run.path} --train.steps={2 * position.step} --extend"
+                    f"{self.run.path} is already finished at step {position.step}; nothing to train."
+                    + (f" To train longer: {longer}" if self.resumed_by is None else "")
                 )
             else:
                 self.listener.summary(summarize(self.model, self.loader, self.settings, self.device))
@@ -124,9 +127,8 @@ class Trainer:
             finally:
                 self.listener.ended()
         if not result.finished:
-            self.listener.note(
-                f"stopped at step {result.step} and saved; to resume: regard train --resume {self.run.path}"
-            )
+            command = self.resumed_by or f"regard train --resume {self.run.path}"
+            self.listener.note(f"stopped at step {result.step} and saved; to resume: {command}")
         return result
 
     def loop(self, position: TrainingPosition, log: Log | NoLog, stop: StopSignal) -> TrainingResult:

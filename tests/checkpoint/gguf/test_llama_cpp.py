@@ -76,16 +76,21 @@ def test_logprobs_equal_those_of_llama_cpp(name: str, format: str, tmp_path: Pat
         assert len(theirs) > 200 and largest_error < limit
 
 
-def test_packed_blocks_of_a_published_model_give_the_tokens_of_llama_cpp(tmp_path: Path) -> None:
-    """SmolLM2 in q4_k_m: Q5_0, Q8_0, Q4_K and Q6_K."""
+def test_packed_blocks_of_a_published_model_give_the_logprobs_of_llama_cpp(tmp_path: Path) -> None:
+    """SmolLM2 in q4_k_m: Q5_0, Q8_0, Q4_K and Q6_K.
+
+    Log-probabilities are compared, not tokens: llama.cpp rounds the activations, by which the likeliest of two close
+    tokens differs even between its own batched and single-token steps.
+    """
     file, tokenizer = tmp_path / "model.gguf", Tokenizer.load("smollm2")
     export_gguf(load("smollm2"), file, "llama", "q4_k_m", gguf_metadata(tokenizer, 49152))
-    prompt = tokenizer.encode("The capital of France is Paris. The sea is")
-    body = {"prompt": prompt, "n_predict": 16, "temperature": 0, "cache_prompt": False}
-    theirs = serve(file).handle_completions(body)["choices"][0]["text"]
-    engine = Engine(load(file, packed=True), rows=1, capacity=64)  # ty: ignore
-    ours = [token.id for token in engine.generate(prompt, Sampling(max_new=16, temperature=0))]
-    assert tokenizer.decode(ours) == theirs
+    ids = tokenizer.encode("The capital of France is Paris. The sea is")
+    server, engine, errors = serve(file), Engine(load(file, packed=True), rows=1, capacity=64), []  # ty: ignore
+    for token in engine.generate(list(ids), Sampling(max_new=16, temperature=0, top_logprobs=20)):
+        theirs = logprobs(server, ids, token.id)
+        errors += [abs(theirs[id] - logprob) for id, logprob in token.top_logprobs]
+        ids.append(token.id)
+    assert len(errors) == 16 * 20 and sum(errors) / len(errors) < 0.2 and max(errors) < 1.2
 
 
 @pytest.mark.parametrize("name", ["smollm2", *TOKENIZERS])

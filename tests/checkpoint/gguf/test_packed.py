@@ -8,7 +8,7 @@ from torch import nn
 
 import regard
 from regard.adapt.quantized import QuantizedLinear
-from regard.adapt.quantized_embedding import QuantizedEmbedding
+from regard.adapt.stored_weight import QuantizedEmbedding
 from regard.checkpoint import CheckpointError, load
 from regard.checkpoint.gguf import GGUFFormat, export_gguf
 from regard.engine.engine import Engine

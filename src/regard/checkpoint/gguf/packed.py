@@ -1,6 +1,6 @@
 """Load a GGUF file without unpacking it: layers keep the blocks of the file.
 
-    linear layers, embedding, head      blocks, which are dequantized at every use
+    linear layers, embedding, head      blocks; a kernel of a CPU multiplies them, else they are dequantized when used
     norms, biases, positions            numbers
 
 Blocks run along the inputs of a layer, so the operations of the weight tables that move whole rows (the order of RoPE's
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.adapt.quantized import QuantizedLinear
-from regard.adapt.quantized_embedding import QuantizedEmbedding
+from regard.adapt.stored_weight import QuantizedEmbedding
 from regard.checkpoint.atomic_folder import CheckpointError
 from regard.checkpoint.gguf.reading import BLOCK_FORMATS, read_blocks, row_bytes
 from regard.formats.gguf_blocks import GGUFBlocks

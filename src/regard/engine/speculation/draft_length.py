@@ -2,8 +2,8 @@
 
     maximize over k    expected(α, k) / cost(k)      cost(0) = 1,   cost(k) = start + ⌈(k + 1) / tile⌉ · per_tile
 
-expected(α, k) is the number of tokens that a forward yields (statistics.py), cost(k) that of drafting and verifying k
-tokens, in plain decode steps. The costs are fixed numbers per kind of device: if they were measured while decoding, a
+expected(α, k) is the number of tokens that a forward yields (planning/speed.py), cost(k) that of drafting and verifying
+k tokens, in plain decode steps. The costs are fixed numbers per kind of device: if they were measured while decoding, a
 sampled request could get other tokens in a slower run. On a CPU the step from one token to two is the expensive one: a
 product of a matrix with a vector becomes one of two matrices, which takes 2.6 times as long, for 2 tokens as for 8. So
 long drafts pay there, short ones do not, and where acceptance is low, decoding without drafts is faster.
@@ -11,7 +11,7 @@ long drafts pay there, short ones do not, and where acceptance is low, decoding 
 
 from typing import NamedTuple
 
-from regard.engine.speculation.statistics import expected_tokens
+from regard.planning.speed import expected_tokens
 
 RETRY = 8  # steps without a draft, after which one is tried again
 MEMORY = 0.75  # weight of the earlier drafts in the next estimate

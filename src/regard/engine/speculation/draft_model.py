@@ -8,7 +8,7 @@ gets a draft that is sampled with the same temperature and filters, and the dist
 from. Leviathan et al. 2023, Chen et al. 2023.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -17,12 +17,12 @@ from regard.engine.inputs import checked_capacity, decoder_of
 from regard.engine.memory import open_store
 from regard.engine.request import Draft, Request, Sampling
 from regard.engine.runner import Runner
-from regard.engine.sampling import DRAW_DRAFT, apply_filters, draw, random_numbers
 from regard.engine.scheduler import ScheduledBatch
+from regard.engine.speculation.draw_drafts import DrawnToken, as_draft, draw_drafts
 from regard.engine.stores.base import Snapshot
 from regard.engine.stores.paged import Paged
 from regard.models.decoder import DecoderModule
-from regard.parts.state import has_recurrent_state
+from regard.parts.state import needs_snapshots
 
 CHUNK = 256  # tokens of a prompt per forward
 CATCH_UP = 16  # more pending tokens than this are computed apart from those of other requests
@@ -60,25 +60,24 @@ class DraftModel:
         self.runner = Runner(self.model, None, self.store)
         if self.compile:
             self.runner.compile()
-        self.recurrent = has_recurrent_state(spec.memory())
+        self.recurrent = needs_snapshots(spec.memory())
 
     def propose(self, requests: Sequence[Request], lengths: Sequence[int]) -> list[Draft]:
         self.release_ended()
-        drafts = {request: Draft([]) for request in requests}
-        drawn: dict[Request, list[Tensor]] = {request: [] for request in requests}
+        drafts: dict[Request, list[DrawnToken]] = {request: [] for request in requests}
         pairs = zip(requests, lengths, strict=True)
         rows = {r: length for request, length in pairs if (r := self.prepare(request, length)) is not None}
         self.catch_up(list(rows))
+        if all(row.target.sampling.temperature == 0 for row in rows):
+            self.draft_greedily(rows, drafts)
+            return [as_draft(tokens) for tokens in drafts.values()]
         for i in range(max(rows.values(), default=0)):  # a draft ends early where the logits are not finite
-            active = [row for row, length in rows.items() if length > i == len(drafts[row.target].ids)]
-            for row, id, q in self.next_tokens(active, i) if active else []:
-                row.own.tokens.append(id)
-                drafts[row.target].ids.append(id)
-                drawn[row.target] += [] if q is None else [q]
-        for request, rows_of_q in drawn.items():
-            if rows_of_q:
-                drafts[request].probabilities = torch.stack(rows_of_q)
-        return list(drafts.values())
+            active = [row for row, length in rows.items() if length > i == len(drafts[row.target])]
+            for row, token in self.next_tokens(active, i) if active else []:
+                if token is not None:
+                    row.own.tokens.append(token.id)
+                    drafts[row.target].append(token)
+        return [as_draft(tokens) for tokens in drafts.values()]
 
     def observe(self, request: Request, inputs: Sequence[int], accepted: int, logits: Tensor) -> None:
         pass  # the next draft begins with the tokens of the request
@@ -103,6 +102,7 @@ class DraftModel:
                 return None
             row = self.rows[request.row] = DraftRow(request, request.row)
         else:
+            row.own.unread = 0  # after a draft that failed
             self.rewind(row)
         row.own.tokens = list(request.tokens)
         return row if self.store.reserve(request.row, request.length + length) else None
@@ -127,28 +127,37 @@ class DraftModel:
                 self.runner.forward([(own, length)])
                 own.cached += length
 
-    def next_tokens(self, rows: Sequence[DraftRow], i: int) -> list[tuple[DraftRow, int, Tensor | None]]:
-        """Token i of the drafts, and the distributions (V,) that it is drawn from; None: it is the most likely one."""
+    def draft_greedily(self, rows: Mapping[DraftRow, int], drafts: Mapping[Request, list[DrawnToken]]) -> None:
+        """Add the most likely tokens to the drafts of rows. They are read once, after all forwards."""
+        chosen: list[tuple[list[DraftRow], Tensor]] = []
+        for i in range(max(rows.values(), default=0)):
+            ordered, logits = self.forward([row for row, length in rows.items() if length > i], i)
+            chosen.append((ordered, logits.argmax(-1)))
+            self.runner.keep_last([row.own for row in ordered], chosen[-1][1])
+            for row in ordered:
+                row.own.unread += 1
+        ids = torch.cat([ids for _, ids in chosen]).tolist() if chosen else []
+        for row, id in zip((row for ordered, _ in chosen for row in ordered), ids, strict=True):
+            row.own.unread = 0
+            row.own.tokens.append(id)
+            drafts[row.target].append(DrawnToken(id, None))
+
+    def forward(self, rows: Sequence[DraftRow], i: int) -> tuple[list[DraftRow], Tensor]:
+        """The rows in the order of the store, and their logits (B, V) after token i - 1 of the draft."""
         of = {row.own: row for row in rows}
         batch: ScheduledBatch = [(own, own.pending) for own in of]
-        logits = self.runner.forward(batch)  # (B, V), and the batch is in the order of the rows
+        logits = self.runner.forward(batch)  # the batch is in the order of the rows then
         for own, length in batch:
             own.cached += length
             if i == 0 and self.recurrent:
                 assert own.row is not None
                 of[own].snapshot = self.store.snapshot(own.row)
-        ordered = [of[own] for own, _ in batch]
-        ids: list[int] = logits.argmax(-1).tolist()
-        sampled = [b for b, row in enumerate(ordered) if row.target.sampling.temperature > 0]
-        q: dict[int, Tensor] = {}
-        if sampled:
-            targets = [ordered[b].target for b in sampled]
-            filtered = apply_filters(logits[sampled].double(), [target.sampling for target in targets])
-            q = dict(zip(sampled, filtered.softmax(-1), strict=True))
-            for b, id in zip(sampled, draw(filtered, random_numbers(targets, DRAW_DRAFT, i)).tolist(), strict=True):
-                ids[b] = id
-        failed = {b for b, p in q.items() if bool(p.isnan().any())}
-        return [(row, ids[b], q.get(b)) for b, row in enumerate(ordered) if b not in failed]
+        return [of[own] for own, _ in batch], logits
+
+    def next_tokens(self, rows: Sequence[DraftRow], i: int) -> list[tuple[DraftRow, DrawnToken | None]]:
+        """Token i of the drafts; None where the logits are not finite."""
+        ordered, logits = self.forward(rows, i)
+        return list(zip(ordered, draw_drafts(logits, [row.target for row in ordered], i), strict=True))
 
 
 def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:

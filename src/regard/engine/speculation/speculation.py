@@ -15,7 +15,7 @@ state before the forward, and the accepted tokens are computed again with the ne
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 from weakref import WeakKeyDictionary
 
 import torch
@@ -29,7 +29,6 @@ from regard.engine.speculation.draft_length import COSTS, DraftLength
 from regard.engine.speculation.statistics import SpeculationStatistics
 from regard.engine.stores.base import SLACK, Snapshot
 from regard.models.decoder import DecoderModule
-from regard.parts.state import has_recurrent_state
 
 AddToken = Callable[[Request, Token | str], None]  # appends a token to a request, or ends it for this reason
 MAX_DRAFT = SLACK - 1  # tokens that every ring buffer can rewind
@@ -51,18 +50,37 @@ class Drafter(Protocol):
         ...
 
 
+@runtime_checkable
+class StreamReader(Protocol):
+    """A drafter that drafts from the model's own states. Decode steps without a draft then run eagerly too."""
+
+    def read_stream(self, batch: ScheduledBatch, stream: Tensor) -> None:
+        """After a forward: the residual stream (B, L, D) after the last block, of `length` tokens per request.
+
+        The first token has the position `request.cached`. Those of a rejected draft are computed again, at the same
+        positions. Tokens whose prefix was reused are not in any batch.
+        """
+        ...
+
+
 class Speculation:
     def __init__(self, drafter: Drafter, draft_tokens: int, scheduler: Scheduler, runner: Runner):
         """draft_tokens: the most per request and forward. The number follows the acceptance of recent drafts."""
         if type(draft_tokens) is not int or not 1 <= draft_tokens <= MAX_DRAFT:
             raise ValueError(f"draft_tokens={draft_tokens!r} must be an integer from 1 to {MAX_DRAFT}")
         self.drafter, self.draft_tokens, self.scheduler, self.store = drafter, draft_tokens, scheduler, runner.store
-        self.recurrent = has_recurrent_state(runner.model.spec.memory())
         self.lengths: WeakKeyDictionary[Request, DraftLength] = WeakKeyDictionary()
         self.costs = COSTS.get(runner.device.type, COSTS["cpu"])
         self.snapshots: dict[Request, Snapshot] = {}
         self.statistics = SpeculationStatistics(draft_tokens)
         drafter.open(runner.model, self.store.rows, self.store.max_tokens)
+        if isinstance(drafter, StreamReader):
+            runner.read_stream = drafter.read_stream
+            if runner.graphs is not None or runner.compiled is not None:
+                warnings.warn(
+                    "compile has no effect with a drafter that reads hidden states: steps run eagerly", stacklevel=4
+                )
+                runner.graphs = runner.compiled = None
 
     def handles(self, batch: ScheduledBatch) -> bool:
         """Whether this is a decode batch: not of prompts, but perhaps with accepted tokens that are computed again."""
@@ -91,7 +109,7 @@ class Speculation:
             assert request.row is not None and len(draft.ids) <= lengths[request]
             if draft.ids and self.store.reserve(request.row, request.length + len(draft.ids)):
                 request.draft = draft
-                if self.recurrent:
+                if self.store.needs_snapshots:
                     self.snapshots[request] = self.store.snapshot(request.row)
         self.store.upload()
         return [(request, length + (len(request.draft.ids) if request.draft else 0)) for request, length in batch]
@@ -120,19 +138,46 @@ class Speculation:
         drafts = {request: list(request.draft.ids) if request.draft else [] for request in requests}
         rows = dict(zip(requests, logits.split([1 + len(ids) for ids in drafts.values()]), strict=True))
         last = {request: request.tokens[-1] for request in requests}
-        accepted = dict.fromkeys(requests, 0)
-        active, count = list(requests), 0
+        if any(r.sampling.reads_tokens or (r.draft and r.draft.probabilities is not None) for r in requests):
+            accepted, count = self.verify_in_turn(requests, rows, add)
+        else:
+            accepted, count = self.verify_at_once(requests, logits, drafts, add)
+        for request, draft in drafts.items():
+            if draft:
+                self.finish_round(request, len(draft), accepted[request])
+                self.drafter.observe(request, [last[request], *draft], accepted[request], rows[request])
+        return count
+
+    def verify_at_once(
+        self, requests: Sequence[Request], logits: Tensor, drafts: Mapping[Request, Sequence[int]], add: AddToken
+    ) -> tuple[dict[Request, int], int]:
+        """How many tokens of each draft are accepted, and the number of new tokens. No token depends on earlier ones.
+
+        So the host waits for the device once.
+        """
+        places = [(request, i) for request in requests for i in range(1 + len(drafts[request]))]
+        sampled = iter(sample(logits, [request for request, _ in places], ahead=[i for _, i in places]).read())
+        accepted, count = dict.fromkeys(requests, 0), 0
+        for request, draft in drafts.items():
+            tokens = [next(sampled) for _ in range(1 + len(draft))]
+            count += 1
+            while self.accepts(request, tokens[accepted[request]], add):
+                accepted[request] += 1
+                count += 1
+        return accepted, count
+
+    def verify_in_turn(
+        self, requests: Sequence[Request], rows: Mapping[Request, Tensor], add: AddToken
+    ) -> tuple[dict[Request, int], int]:
+        """The same where a token may depend on the tokens before it."""
+        accepted, active, count = dict.fromkeys(requests, 0), list(requests), 0
         while active:
             sampled = sample(torch.stack([rows[request][accepted[request]] for request in active]), active)
             tokens, count = zip(active, sampled.read(), strict=True), count + len(active)
             active = [request for request, token in tokens if self.accepts(request, token, add)]
             for request in active:
                 accepted[request] += 1
-        for request, draft in drafts.items():
-            if draft:
-                self.finish_round(request, len(draft), accepted[request])
-                self.drafter.observe(request, [last[request], *draft], accepted[request], rows[request])
-        return count
+        return accepted, count
 
     def accepts(self, request: Request, token: Token | str, add: AddToken) -> bool:
         """Add the next token of a request, or its error; True if the token is that of the draft."""
@@ -151,7 +196,7 @@ class Speculation:
         self.lengths[request].update(drafted, accepted)
         if accepted == drafted or request.row is None:
             return
-        if self.recurrent:
+        if self.store.needs_snapshots:
             snapshot = self.snapshots[request]
             self.store.rewind(request.row, snapshot.length, snapshot)
             request.cached = snapshot.length

@@ -1,25 +1,7 @@
-"""What speculation has gained: acceptance by position of the draft, tokens per forward, and the speed-up with its cost.
+"""What speculation has gained: acceptance by position of the draft, tokens per forward, and the measured speed-up.
 
-expected(α, k) = 1 + α + … + α^k = (1 - α^(k+1)) / (1 - α)      tokens per forward, if each token of a draft is
-                                                               accepted with probability α after its predecessor
-speed-up = expected / (1 + k·c)                                 c: cost of a draft token, in forwards of the model
+The expected numbers, from the acceptance of a token and the cost of drafts, are those of planning/speed.py.
 """
-
-import math
-
-
-def expected_tokens(acceptance: float, draft_tokens: int) -> float:
-    """Tokens per forward of the model, for drafts of this length."""
-    if not 0 <= acceptance <= 1:
-        raise ValueError(f"acceptance={acceptance!r} must be from 0 to 1")
-    if draft_tokens < 0:
-        raise ValueError(f"draft_tokens={draft_tokens!r} must be at least 0")
-    return math.fsum(acceptance**i for i in range(draft_tokens + 1))
-
-
-def expected_speedup(acceptance: float, draft_tokens: int, draft_cost: float) -> float:
-    """draft_cost: of one token of the draft, relative to a forward of the model."""
-    return expected_tokens(acceptance, draft_tokens) / (1 + draft_tokens * draft_cost)
 
 
 class SpeculationStatistics:

@@ -52,6 +52,7 @@ class Store(Protocol):
     max_span: int  # slots of a row that a forward reads at most
     in_place: bool  # a decode step reads the tokens of its row only, so its cost does not depend on the span
     shared_block: int  # rows share prefixes in multiples of this many tokens; 0: they share none
+    needs_snapshots: bool  # a row cannot drop its last tokens without a snapshot
     prompt_border: int  # a prompt is reused from forwards that end at multiples of this many tokens
 
     def begin_forward(
@@ -67,11 +68,14 @@ class Store(Protocol):
         """
         ...
 
-    def admit(self, row: int, tokens: Sequence[int | bytes], namespace: object = None) -> int | None:
+    def admit(
+        self, row: int, tokens: Sequence[int | bytes], namespace: object = None, prompt: int | None = None
+    ) -> int | None:
         """Reserve space for these tokens in an empty row; None, and nothing reserved, if there is too little.
 
         Returns how many of the first tokens the row holds already, because another row has committed them in an equal
         namespace: a value with a unique `repr`, None: the row shares nothing. The last token is never among them.
+        prompt: how many of the tokens are the prompt, for a cache that evicts after it; None: all.
         """
         ...
 

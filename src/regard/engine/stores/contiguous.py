@@ -37,6 +37,7 @@ class Contiguous:
             lambda declared: ContiguousStorage(declared, self, dtype),
         )  # fmt: skip
         self.per_token = [storage for storage in self.storages if isinstance(storage, ContiguousStorage)]
+        self.needs_snapshots = self.table.needs_snapshots
         self.max_span = capacity if self.per_token else 1
 
     def begin_forward(
@@ -56,8 +57,13 @@ class Contiguous:
         keys = torch.arange(span, device=rows.device).expand(len(rows), span)
         return Placement(rows.unsqueeze(-1), slots, span, KeyLayout(keys))
 
-    def admit(self, row: int, tokens: Sequence[int | bytes], namespace: object = None) -> int | None:
-        return 0 if self.reserve(row, len(tokens)) else None
+    def admit(
+        self, row: int, tokens: Sequence[int | bytes], namespace: object = None, prompt: int | None = None
+    ) -> int | None:
+        if not self.reserve(row, len(tokens)):
+            return None
+        self.table.prompts[row] = len(tokens) if prompt is None else prompt
+        return 0
 
     def commit(self, row: int, tokens: Sequence[int | bytes], length: int, copy_state: bool = False) -> None:
         pass  # rows share nothing

@@ -24,6 +24,7 @@ from regard.layout import TokenLayout, to_device
 from regard.parts.state import PerToken, State
 
 BLOCK = 16  # tokens per block
+FEW_BLOCKS = 4  # are cleared in all arrays by one kernel; more take a kernel per array
 EVICTED_SHARE = 32  # 1 / 32 of the blocks are evicted at a time: clearing them costs a kernel per array
 
 
@@ -68,6 +69,7 @@ class Paged:
         self.in_place = all(storage.as_pages for storage in self.per_token)
         self.max_span = self.capacity
         self.shared_block = block
+        self.needs_snapshots = self.table.needs_snapshots
         self.prompt_border = block if self.table.overwriting else 1
         self.prefix_queries = self.prefix_hits = 0
 
@@ -118,7 +120,9 @@ class Paged:
         keys = torch.arange(span, device=slots.device).expand(len(slots), span)
         return PagedPlacement(slots, blocks, KeyLayout(keys))
 
-    def admit(self, row: int, tokens: Sequence[int | bytes], namespace: object = None) -> int | None:
+    def admit(
+        self, row: int, tokens: Sequence[int | bytes], namespace: object = None, prompt: int | None = None
+    ) -> int | None:
         if self.owned[row]:
             raise ValueError(f"row {row} already has {len(self.owned[row])} blocks; release it first")
         chain = [] if namespace is None else self.pool.lookup(namespace, tokens, bool(self.table.overwriting))
@@ -135,6 +139,7 @@ class Paged:
             self.table.restore(row, self.pool.states.get(chain[-1], []), cached * self.block)
             self.prefix_hits += cached * self.block
         self.take(row, missing)
+        self.table.prompts[row] = len(tokens) if prompt is None else prompt
         return cached * self.block
 
     def commit(self, row: int, tokens: Sequence[int | bytes], length: int, copy_state: bool = False) -> None:
@@ -235,10 +240,17 @@ class Paged:
 
     def clear(self, blocks: Sequence[int], start: int = 0) -> None:
         """Zero these blocks from slot `start` of each on: masked slots are read too, and 0 · NaN is NaN."""
-        if blocks and self.per_token:
-            slots = self.slots(self.on_device(blocks))[start:]
-            for storage in self.per_token:
-                storage.clear(slots)
+        if not (blocks and self.per_token):
+            return
+        if len(blocks) <= FEW_BLOCKS:
+            ends = [(block * self.block, (block + 1) * self.block) for block in blocks]
+            ends[0] = (ends[0][0] + start, ends[0][1])
+            arrays = [array for storage in self.per_token for array in storage.arrays.values()]
+            torch._foreach_zero_([array[first:end] for array in arrays for first, end in ends])
+            return
+        slots = self.slots(self.on_device(blocks))[start:]
+        for storage in self.per_token:
+            storage.clear(slots)
 
     def copy(self, block: int, row: int, tokens: int) -> None:
         """Give a copy of the first tokens of a block to a row."""

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from regard.engine.stores.arrays import encoding_of, zeros
-from regard.engine.stores.rows import KeyLayout, RowTable, row_indices, rows_of
+from regard.engine.stores.rows import KeyLayout, RowTable, copy, row_indices, rows_of
 from regard.kernels.attention.arguments import Pages
 from regard.layout import TokenLayout
 from regard.parts.state import PerToken
@@ -73,6 +73,9 @@ class RingBuffer:
 
     def row_arrays(self, row: int) -> list[Tensor]:
         return [self.per_row(array)[row] for array in (self.positions, *self.arrays)]
+
+    def restore(self, row: int, copies: list[Tensor]) -> None:
+        copy(copies, self.row_arrays(row))
 
     def why_not_rewind(self, row: int, length: int) -> str | None:
         recent = range(max(0, length - self.window + 1), length)

@@ -13,7 +13,9 @@ from torch import Tensor
 
 from regard.engine.stores.base import CannotRewind, ModelMemory, Snapshot
 from regard.layout import TokenLayout
-from regard.parts.state import STATELESS, State, exact_cache_limit
+from regard.parts.state import STATELESS, State, exact_cache_limit, needs_snapshots
+
+UNKNOWN = 2**31 - 1  # length of the prompt in a row without a request
 
 
 class RowArrays(Protocol):
@@ -27,6 +29,10 @@ class OverwritingState(RowArrays, Protocol):
 
     def why_not_rewind(self, row: int, length: int) -> str | None:
         """Why the row cannot return to this length without a snapshot; None: it can."""
+        ...
+
+    def restore(self, row: int, copies: list[Tensor]) -> None:
+        """Replace everything kept for a row by copies of its `row_arrays`."""
         ...
 
     def clear(self, row: int, start: int) -> None:
@@ -58,6 +64,8 @@ class RowTable:
         self.max_exact_cache = exact_cache_limit(memory)
         self.lengths = torch.zeros(count, dtype=torch.int64, device=device)
         self.bounds = [0] * count  # on the host: no row has been longer since it was released
+        self.prompts = [UNKNOWN] * count  # tokens of each row's prompt
+        self.needs_snapshots = needs_snapshots(memory)
         self.overwriting: list[OverwritingState] = []
         self.sources: list[SourceArrays] = []
         self.snapshots: WeakSet[Snapshot] = WeakSet()
@@ -162,11 +170,13 @@ class RowTable:
         if int(self.lengths[to]) > 0:
             raise ValueError(f"row {to} already has {int(self.lengths[to])} tokens; release it first")
         self.restore(to, snapshot.arrays, snapshot.length)
+        self.prompts[to] = self.prompts[row]
         for source in self.sources:
             copy(source.row_arrays(row), source.row_arrays(to))
 
     def release(self, row: int) -> None:
         self.truncate(row, 0)
+        self.prompts[row] = UNKNOWN
         for source in self.sources:
             for array in source.row_arrays(row):
                 array.zero_()
@@ -181,7 +191,7 @@ class RowTable:
     def restore(self, row: int, copies: list[list[Tensor]], length: int) -> None:
         """Continue from copies of the states after this many tokens."""
         for state, arrays in zip(self.overwriting, copies, strict=True):
-            copy(arrays, state.row_arrays(row))
+            state.restore(row, arrays)
         self.lengths[row] = length
         self.bounds[row] = max(self.bounds[row], length)
 

@@ -13,9 +13,11 @@ from torch import Tensor
 
 from regard.engine.stores.arrays import QuantizedTokens, zeros
 from regard.engine.stores.base import ModelMemory
+from regard.engine.stores.evicting import EvictedTokens, EvictingSlots, EvictingStorage
+from regard.engine.stores.eviction_rules import EvictionRule
 from regard.engine.stores.recent import RecentStorage
 from regard.engine.stores.ring import RingBuffer, RingStorage
-from regard.engine.stores.rows import RowTable, Storage, Storages, row_indices, rows_of
+from regard.engine.stores.rows import RowTable, Storage, Storages, copy, row_indices, rows_of
 from regard.engine.stores.streaming import StreamedTokens, StreamingRing, StreamingStorage
 from regard.layout import Source, TokenLayout
 from regard.parts.state import FixedSize, Memory, PerSource, PerToken, declarations
@@ -35,6 +37,7 @@ def build_storages(
     """Layers with an attention window get a ring buffer if that is smaller, other attention layers `per_token`."""
     rings: dict[tuple[int, int], RingBuffer] = {}
     streaming: dict[tuple[int, int], StreamingRing] = {}
+    evicting: dict[EvictionRule, EvictingSlots] = {}
 
     def ring(window: int, first: int) -> RingBuffer:
         if (window, first) not in rings:
@@ -53,9 +56,14 @@ def build_storages(
                 if (window, first) not in streaming:
                     streaming[window, first] = StreamingRing(window, first, slack, rows)
                 return StreamingStorage(declared, streaming[window, first], dtype)
+            case EvictedTokens(rule=rule):
+                if rule not in evicting:
+                    evicting[rule] = EvictingSlots(rule, rows, capacity)
+                return EvictingStorage(declared, evicting[rule], dtype)
             case QuantizedTokens(recent=recent) if recent > 0:
-                newest = PerToken(declared.arrays, window=recent)
-                return RecentStorage(keep(declared), RingStorage(newest, ring(recent, 0), dtype), recent)
+                window = min(recent, capacity)  # a row has no more tokens
+                newest = PerToken(declared.arrays, window=window)
+                return RecentStorage(keep(declared), RingStorage(newest, ring(window, 0), dtype), recent)
             case PerToken():
                 return keep(declared)
             case FixedSize():
@@ -95,6 +103,9 @@ class FixedStorage:
 
     def row_arrays(self, row: int) -> list[Tensor]:
         return [array[row] for array in self.arrays.values()]
+
+    def restore(self, row: int, copies: list[Tensor]) -> None:
+        copy(copies, self.row_arrays(row))
 
     def why_not_rewind(self, row: int, length: int) -> str:
         return "a recurrent state is a sum over its tokens, which cannot be undone"

@@ -47,12 +47,18 @@ choose_once = lru_cache(maxsize=4096)(choose)  # layers and decode steps mostly 
 
 
 def unsupported_or_slower(module: ModuleType, call: AttentionCall) -> str | None:
-    reason = module.unsupported_reason(call)
+    reason = unsupported_call(module, call)
     return module.slower_reason(call) if reason is None else reason  # torch.compile cannot test a formatted string
 
 
 def unsupported(module: ModuleType, *arguments: Any) -> str | None:
-    return module.unsupported_reason(describe(*arguments))
+    return unsupported_call(module, describe(*arguments))
+
+
+def unsupported_call(module: ModuleType, call: AttentionCall) -> str | None:
+    if call.selects and module is not reference:
+        return f"{module.__name__.rpartition('.')[2]} does not return the scores by which a store chooses keys"
+    return module.unsupported_reason(call)
 
 
 def auto(q: Tensor, k: Keys, v: Keys, layout: TokenLayout, options: ScoreOptions) -> Tensor:

@@ -89,6 +89,7 @@ class AttentionCall(NamedTuple):
     own_keys: bool  # the keys are the queries' own tokens
     packed: bool  # several documents per row
     visible: bool  # keys that only some queries attend to, whatever the mask
+    selects: bool  # a store chooses among the keys by their scores
     ordered: bool  # as in TokenLayout
     consecutive: bool
 
@@ -104,5 +105,5 @@ def describe(q: Tensor, k: Keys, v: Keys, layout: TokenLayout, options: ScoreOpt
         isinstance(bias, Slopes) and bias.slopes.requires_grad,
         options.softcap, options.sinks is not None, options.dropout,
         layout.keys is None, layout.segments is not None and layout.key_segments is not None,
-        layout.key_visible is not None, layout.ordered, layout.consecutive,
+        layout.key_visible is not None, layout.key_select is not None, layout.ordered, layout.consecutive,
     )  # fmt: skip

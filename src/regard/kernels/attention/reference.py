@@ -44,8 +44,10 @@ def attend_edited(
     pattern: TensorFunction,
 ) -> Tensor:
     """`attend`, in which the functions read, and may replace, the masked scores and the weights, (B, H, L, S) each."""
-    s, allowed = attention_scores(q, k, layout, options), attention_mask(options.mask, layout)
-    return weighted_sum(normalize_edited(s, allowed, scores, pattern, options.sinks), q, v, options)
+    s = attention_scores(q, k, layout, options)
+    return weighted_sum(
+        normalize_edited(s, attended_keys(s, layout, options), scores, pattern, options.sinks), q, v, options
+    )
 
 
 def weighted_sum(weights: Tensor, q: Tensor, v: Tensor, options: ScoreOptions) -> Tensor:
@@ -58,7 +60,13 @@ def weighted_sum(weights: Tensor, q: Tensor, v: Tensor, options: ScoreOptions) -
 def attention_weights(q: Tensor, k: Tensor, layout: TokenLayout, options: ScoreOptions) -> Tensor:
     """(B, H, L, S)"""
     s = attention_scores(q, k, layout, options)
-    return normalize(s, attention_mask(options.mask, layout), options.sinks)
+    return normalize(s, attended_keys(s, layout, options), options.sinks)
+
+
+def attended_keys(s: Tensor, layout: TokenLayout, options: ScoreOptions) -> Tensor | None:
+    """(B, 1, L, S), or (B, H, L, S) if a store chooses among the keys by their scores; None if all are allowed."""
+    allowed, select = attention_mask(options.mask, layout), layout.key_select
+    return allowed if select is None else select(s, allowed, options.sinks)
 
 
 def attention_scores(q: Tensor, k: Tensor, layout: TokenLayout, options: ScoreOptions) -> Tensor:

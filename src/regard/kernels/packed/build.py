@@ -1,4 +1,4 @@
-"""Compile packed_linear.cpp for this machine on first use. The library is kept in a folder of the user's cache."""
+"""Compile the C++ files for this machine on first use. The library is kept in a folder of the user's cache."""
 
 import hashlib
 import os
@@ -12,7 +12,9 @@ from pathlib import Path
 
 import torch
 
-SOURCE = Path(__file__).with_name("packed_linear.cpp")
+FOLDER = Path(__file__).parent
+SOURCES = [FOLDER / "packed_linear.cpp", FOLDER / "decode_stack.cpp"]
+HEADERS = [FOLDER / "products.h", FOLDER / "vectors.h"]
 # Vectors for this CPU. No errno and no traps: else loops with nearbyint are not vectorized.
 FLAGS = ["-std=c++20", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-fPIC", "-w"]
 
@@ -24,7 +26,7 @@ def cache_folder() -> Path:
 
 @cache
 def load_library() -> str | None:
-    """Load the operator `torch.ops.regard.packed_linear`, compiled if it is not yet; returns why it cannot be."""
+    """Load the operators of `torch.ops.regard`, compiled if they are not yet; returns why it cannot be."""
     compiler = os.environ.get("CXX") or next(filter(shutil.which, ("g++", "c++", "clang++")), None)
     if compiler is None:
         return "there is no C++ compiler (g++ or clang++)"
@@ -32,27 +34,31 @@ def load_library() -> str | None:
         torch.ops.load_library(compiled(compiler))
     except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
         output = getattr(error, "stderr", "") or str(error)
-        return f"{compiler} cannot compile {SOURCE.name}: {output.strip().splitlines()[0] if output.strip() else error}"
+        reason = output.strip().splitlines()[0] if output.strip() else error
+        return f"{compiler} cannot compile the kernels in {FOLDER.name}: {reason}"
     return None
 
 
 def compiled(compiler: str) -> Path:
-    """The library for this source, compiler, CPU and torch."""
+    """The library for these sources, compiler, CPU and torch."""
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
-    parts = [SOURCE.read_text(), *FLAGS, version, torch.__version__, platform.machine(), cpu_features()]
+    sources = [path.read_text() for path in (*SOURCES, *HEADERS)]
+    parts = [*sources, *FLAGS, version, torch.__version__, platform.machine(), cpu_features()]
     folder = cache_folder()
     library = folder / f"packed_linear_{hashlib.sha256('|'.join(parts).encode()).hexdigest()[:16]}.so"
     if library.exists():
         return library
-    print("compiling the kernel for weights of few bits, once …", file=sys.stderr, flush=True)
+    print("compiling the kernels for weights of few bits, once …", file=sys.stderr, flush=True)
     folder.mkdir(parents=True, exist_ok=True)
     root = Path(torch.__file__).parent
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
-        built, object_file = Path(temporary) / library.name, Path(temporary) / "packed_linear.o"
-        command = [compiler, *FLAGS, f"-I{root / 'include'}", "-c", str(SOURCE), "-o", str(object_file)]
-        subprocess.run(command, capture_output=True, text=True, check=True)
+        built, objects = Path(temporary) / library.name, []
+        for source in SOURCES:
+            objects.append(str(Path(temporary) / f"{source.stem}.o"))
+            command = [compiler, *FLAGS, f"-I{root / 'include'}", "-c", str(source), "-o", objects[-1]]
+            subprocess.run(command, capture_output=True, text=True, check=True)
         # Without -fopenmp: the threads are those of torch, whose OpenMP library is loaded already.
-        link = [compiler, "-shared", str(object_file), f"-L{root / 'lib'}", "-ltorch_cpu", "-lc10", "-o", str(built)]
+        link = [compiler, "-shared", *objects, f"-L{root / 'lib'}", "-ltorch_cpu", "-lc10", "-o", str(built)]
         subprocess.run(link, capture_output=True, text=True, check=True)
         built.rename(library)  # whole or not at all
     return library

@@ -6,11 +6,13 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from regard.engine.caches import RULES, SMALLEST
 from regard.engine.stores.arrays import PlainArrays, QuantizedArrays
 from regard.engine.stores.base import Store
 from regard.kernels.attention.mask import Causal
 from regard.kernels.attention.patterns.window import Window
 from regard.parts.state import PerToken
+from regard.verification.laws.eviction import attend_to_kept
 from regard.verification.laws.memory import chunks
 from regard.verification.outcome import Outcome, broken, compared, difference, not_applicable, refused
 from regard.verification.trial import Trial
@@ -62,17 +64,31 @@ def within_bound(store: Store, exact: Store, length: int) -> bool:
 
 
 def evicting(trial: Trial) -> Outcome:
-    """A cache of the newest tokens equals a dense mask of these tokens; with first tokens, chunks equal one chunk."""
+    """A cache that evicts tokens equals a dense mask of the tokens that it keeps.
+
+    With first tokens, whose positions change, chunks equal one chunk. Tokens that are chosen by their scores are
+    compared in float64, because rounding may change the choice.
+    """
     if not trial.has_state(PerToken):
         return not_applicable(NO_KEYS)
     if trial.windows():
         return not_applicable("a layer has a window of its own")
+    checks, errors, refusals, held = {"by age": evicts_by_age}, [0.0], [], []
+    if trial.dtype == torch.float64:
+        checks["by scores"] = evicts_by_scores
+    for name, check in checks.items():
+        try:
+            errors += check(trial)
+            held.append(name)
+        except ValueError as error:
+            refusals.append(error)
+    return compared(f"{', '.join(held)}", *errors) if held else refused(refusals[0])
+
+
+def evicts_by_age(trial: Trial) -> list[float]:
     tokens, length = trial.inputs(2, trial.length), trial.length
     window = max(1, length // 3)
-    try:
-        newest, with_first = trial.with_cache(f"window:{window}"), trial.with_cache(f"sinks:1+{window}")
-    except ValueError as error:
-        return refused(error)
+    newest, with_first = trial.with_cache(f"window:{window}"), trial.with_cache(f"sinks:1+{window}")
     with dense_mask(trial.model, window):
         expected = trial.whole(tokens)
     cuts = [[0, length], [0, length // 2, length // 2 + 1, length]]
@@ -82,7 +98,27 @@ def evicting(trial: Trial) -> Outcome:
         for cut in cuts
     ]
     first: list[Tensor] = [chunks(with_first, tokens, with_first.open_store("contiguous", 2), cut) for cut in cuts]
-    return compared(f"a window of {window}", *errors, difference(*first))
+    return [*errors, difference(*first)]
+
+
+def evicts_by_scores(trial: Trial) -> list[float]:
+    tokens, length = trial.inputs(2, trial.length), trial.length
+    prompt, errors = 2 * length // 3, []
+    for name in RULES:
+        budget = max(SMALLEST, length // 3)
+        other = trial.with_cache(f"{name}:{budget}")
+        with attend_to_kept(trial.model, RULES[name](budget), prompt):
+            expected = trial.whole(tokens)
+        for cuts in (
+            [0, length],
+            [0, prompt - 1, prompt + 1, length],
+            [0, length // 2, *range(length // 2 + 1, length + 1)],
+        ):
+            store = other.open_store("contiguous", 2)
+            for row in range(2):
+                store.admit(row, range(length), prompt=prompt)
+            errors.append(difference(chunks(other, tokens, store, cuts), expected))
+    return errors
 
 
 @contextmanager

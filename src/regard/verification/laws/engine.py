@@ -11,9 +11,12 @@ import torch
 from torch import Tensor
 
 from regard.engine.engine import Engine
+from regard.engine.inputs import decoder_of
 from regard.engine.request import Draft, Request, Sampling
+from regard.engine.speculation.medusa import Medusa
 from regard.engine.stores.paged import Paged
 from regard.models.decoder import DecoderModule
+from regard.models.medusa import MedusaHeads
 from regard.verification.outcome import Outcome, broken, compared, not_applicable
 from regard.verification.trial import BLOCK, Trial
 
@@ -65,7 +68,7 @@ def prefixes(trial: Trial) -> Outcome:
 
 
 def speculative(trial: Trial) -> Outcome:
-    """Drafts of the right tokens with some wrong ones, in a batch with every store."""
+    """Drafts of the right tokens with some wrong ones, in a batch with every store; and those of untrained heads."""
     errors, prompts = [], prompt_lengths(trial)
     open_engine = partial(
         Engine, trial.model, rows=2, capacity=trial.length, source_capacity=trial.source_length or None, chunk=5
@@ -77,6 +80,9 @@ def speculative(trial: Trial) -> Outcome:
         errors += [error_of(trial, request) for request in run(engine, trial, prompts)]
     if not drafter.proposed:
         return not_applicable(f"sequences of {trial.length} tokens are too short for a draft")
+    heads = MedusaHeads.of(decoder_of(trial.model).spec, heads=2, shared=True).build(seed=0)  # they read hidden states
+    engine = open_engine(speculation=Medusa(heads), draft_tokens=2)
+    errors += [error_of(trial, request) for request in run(engine, trial, prompts)]
     return compared(f"{drafter.proposed} tokens of drafts", *errors)
 
 

@@ -12,6 +12,7 @@ from regard.adapt.adapters import DEFAULT, adapters, add_lora, merge_lora
 from regard.adapt.lora import LoRA
 from regard.adapt.quantized import QuantizedLinear
 from regard.adapt.targets import adaptable_weights, training_only
+from regard.adapt.w8a8 import W8A8Linear
 from regard.checkpoint.model_folder import export, load, save
 from regard.families import FAMILIES, can_express
 from regard.models.value_head import without_value_weights
@@ -58,6 +59,8 @@ def merged(trial: Trial) -> Outcome:
     targets = mergeable_weights(trial.model)
     if not targets:
         return not_applicable("no linear layer can be adapted")
+    if any(isinstance(module, W8A8Linear) for module in trial.model.modules()):
+        return not_applicable("layers that round their inputs (W8A8) refuse to be merged")
     model = deepcopy(trial.model)
     add_lora(model, LoRA(rank=4, alpha=4.0, targets=targets), seed=trial.seed)
     generator = torch.Generator().manual_seed(trial.seed)

@@ -115,6 +115,15 @@ def attend_token(
             load_half(q, rows, dims, exists), load_half(q + HALF, rows, dims, exists),
             q_norm, c, s, dims, eps, dtype, NORM, ROTATE,
         )  # fmt: skip
+        k = qkv + (HEADS * GROUP + head) * 2 * HALF  # of the token itself: loaded early, added last
+        v = k + HEADS * 2 * HALF
+        one = tl.arange(0, 1)
+        k_a, k_b = normalize_and_rotate(
+            load_half(k, one, dims, one < 1), load_half(k + HALF, one, dims, one < 1),
+            k_norm, c, s, dims, eps, dtype, NORM, ROTATE,
+        )  # fmt: skip
+        v_a, v_b = load_half(v, one, dims, one < 1), load_half(v + HALF, one, dims, one < 1)
+        own_page = tl.load(table + b * table_stride + tl.minimum(position // PAGE, last_page))
         chunk = tl.cdiv(tl.cdiv(position - begin, splits), BLOCK_N) * BLOCK_N
         low = begin + index * chunk
         high = tl.minimum(low + chunk, position)
@@ -129,32 +138,23 @@ def attend_token(
             inside = n < high
             page = tl.load(table + b * table_stride + tl.minimum(n // PAGE, last_page), mask=inside, other=0)
             slot = (page * PAGE + n % PAGE)[:, None] * (HEADS * 2 * HALF) + kv
-            k_a = tl.load(k_pool + slot, mask=inside[:, None], other=0.0)  # (N, E / 2)
-            k_b = tl.load(k_pool + slot + HALF, mask=inside[:, None], other=0.0)
-            v_a = tl.load(v_pool + slot, mask=inside[:, None], other=0.0)
-            v_b = tl.load(v_pool + slot + HALF, mask=inside[:, None], other=0.0)
-            scores = tl.dot(q_a, tl.trans(k_a), input_precision="ieee")
-            scores = tl.dot(q_b, tl.trans(k_b), scores, input_precision="ieee") * factor  # (M, N)
+            keys_a = tl.load(k_pool + slot, mask=inside[:, None], other=0.0)  # (N, E / 2)
+            keys_b = tl.load(k_pool + slot + HALF, mask=inside[:, None], other=0.0)
+            values_a = tl.load(v_pool + slot, mask=inside[:, None], other=0.0)
+            values_b = tl.load(v_pool + slot + HALF, mask=inside[:, None], other=0.0)
+            scores = tl.dot(q_a, tl.trans(keys_a), input_precision="ieee")
+            scores = tl.dot(q_b, tl.trans(keys_b), scores, input_precision="ieee") * factor  # (M, N)
             scores = tl.where(inside[None, :], scores, LOWEST)
             new_m = tl.maximum(m, tl.max(scores, 1))
             rescale = tl.exp2(m - new_m)
             p = tl.exp2(scores - new_m[:, None])
             l = l * rescale + tl.sum(p, 1)  # noqa: E741
-            o_a = tl.dot(p.to(dtype), v_a, o_a * rescale[:, None], input_precision="ieee")
-            o_b = tl.dot(p.to(dtype), v_b, o_b * rescale[:, None], input_precision="ieee")
+            o_a = tl.dot(p.to(dtype), values_a, o_a * rescale[:, None], input_precision="ieee")
+            o_b = tl.dot(p.to(dtype), values_b, o_b * rescale[:, None], input_precision="ieee")
             m = new_m
 
-        if index == splits - 1:  # the token itself
-            k = qkv + (HEADS * GROUP + head) * 2 * HALF
-            v = k + HEADS * 2 * HALF
-            one = tl.arange(0, 1)
-            k_a, k_b = normalize_and_rotate(
-                load_half(k, one, dims, one < 1), load_half(k + HALF, one, dims, one < 1),
-                k_norm, c, s, dims, eps, dtype, NORM, ROTATE,
-            )  # fmt: skip
-            v_a, v_b = load_half(v, one, dims, one < 1), load_half(v + HALF, one, dims, one < 1)
-            page = tl.load(table + b * table_stride + tl.minimum(position // PAGE, last_page))
-            slot = page * PAGE + position % PAGE
+        if index == splits - 1:
+            slot = own_page * PAGE + position % PAGE
             slot = slot * (HEADS * 2 * HALF) + kv
             tl.store(k_pool + slot, k_a)
             tl.store(k_pool + slot + HALF, k_b)

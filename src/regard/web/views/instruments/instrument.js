@@ -88,6 +88,7 @@ function Control({ control, value, onChange }) {
   const { kind, label } = control;
   if (kind === "slider") {
     const format = (number) =>
+      control.names[number - control.low] ??
       number.toLocaleString("en", { minimumFractionDigits: 0, maximumFractionDigits: digits(control.step) });
     return html`<${Slider}
       label=${label}
