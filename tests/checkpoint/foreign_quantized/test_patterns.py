@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from regard.checkpoint.foreign_quantized.compressed_tensors import matches
+from regard.checkpoint.foreign_quantized.compressed_tensors_config import matches
 from regard.families import FamilyError
 from regard.families.common.config_reader import Config
 

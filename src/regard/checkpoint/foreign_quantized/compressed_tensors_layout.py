@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.checkpoint.foreign_quantized.compressed_tensors import PER_TOKEN, words
+from regard.checkpoint.foreign_quantized.compressed_tensors import words
+from regard.checkpoint.foreign_quantized.compressed_tensors_config import PER_TOKEN
 from regard.checkpoint.foreign_quantized.layer import WrittenLayer, refuse
 from regard.formats.base import pack_bits
 from regard.formats.floats import Float

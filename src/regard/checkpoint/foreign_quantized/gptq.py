@@ -16,14 +16,13 @@ from torch import Tensor
 
 from regard.checkpoint.foreign_quantized.layer import (
     INTEGERS,
-    SCALES,
     ForeignWeight,
     LayerFiles,
     as_bytes,
     exact_weight,
     other_weight,
-    scale_dtype_name,
 )
+from regard.checkpoint.foreign_quantized.scales import SCALES, scale_dtype_name
 from regard.families.common.config_reader import Config
 from regard.formats.base import unpack_bits
 from regard.formats.integers import Group, Integer

@@ -18,7 +18,6 @@ from regard.formats.base import NumberFormat
 from regard.spec import SpecError
 from regard.weights.table import StoredTensor
 
-SCALES = ("F16", "BF16", "F32")
 INTEGERS = ("I32",)
 REMEDY = "export ordinary weights, to a folder or a GGUF file, with --dequantize (`dequantize_linears` in Python)"
 MAX_SMALL = 1 << 20  # numbers of a tensor that is read to learn the format of a layer
@@ -26,15 +25,14 @@ MAX_SMALL = 1 << 20  # numbers of a tensor that is read to learn the format of a
 
 @dataclass(frozen=True)
 class ForeignWeight:
-    """dequantize: the weight in a dtype. format: one of ours that holds the same numbers, and its tensors; else None
-    and the reason. int8_inputs: the layer rounds its inputs to eight bits."""
+    """The weight of a quantized layer in the files, which is read when `dequantize` or `stored` is called."""
 
     shape: tuple[int, int]  # (outputs, inputs)
-    dequantize: Callable[[torch.dtype], Tensor]
-    format: NumberFormat | None
-    stored: Callable[[], dict[str, Tensor]]
-    reason: str = ""
-    int8_inputs: bool = False
+    dequantize: Callable[[torch.dtype], Tensor]  # the weight in this dtype
+    format: NumberFormat | None  # of ours, with the same numbers; None: there is none
+    stored: Callable[[], dict[str, Tensor]]  # the tensors of that format
+    reason: str = ""  # why there is no such format
+    int8_inputs: bool = False  # the layer rounds its inputs to eight bits
 
 
 @dataclass(frozen=True)
@@ -132,7 +130,3 @@ class LayerFiles:
         if found is None:
             found = f", found {tensor.shape} in {tensor.dtype}"
         raise CheckpointError(f"{tensor.file}: {self.name}.{leaf} {fault}{found}; download the folder again")
-
-
-def scale_dtype_name(tensor: StoredTensor) -> str:
-    return {"F16": "float16", "BF16": "bfloat16", "F32": "float32"}[tensor.dtype]

@@ -16,7 +16,14 @@ import torch
 from torch import Tensor
 
 from regard.checkpoint.atomic_folder import CheckpointError
-from regard.checkpoint.foreign_quantized import awq, bitsandbytes, compressed_tensors, gptq, scaled_floats
+from regard.checkpoint.foreign_quantized import (
+    awq,
+    bitsandbytes,
+    compressed_tensors,
+    compressed_tensors_config,
+    gptq,
+    scaled_floats,
+)
 from regard.checkpoint.foreign_quantized.layer import ForeignWeight, LayerFiles
 from regard.checkpoint.safetensors_header import Cast
 from regard.checkpoint.weight_files import open_tensors
@@ -51,7 +58,7 @@ METHODS = {
     "fp8": FP8,
     "fbgemm_fp8": FP8,
     "compressed-tensors": ForeignMethod(
-        ("weight_packed", "weight_scale"), compressed_tensors.LEAVES, compressed_tensors.check,
+        ("weight_packed", "weight_scale"), compressed_tensors.LEAVES, compressed_tensors_config.check,
         compressed_tensors.open_layer,
     ),
 }  # fmt: skip

@@ -9,6 +9,7 @@ have one format: rows of codes follow each other. What a layout cannot hold is r
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -63,16 +64,13 @@ def foreign_layers(
     layers: Mapping[str, QuantizedLinear], like: Mapping[str, Tensor], table: Table, dtype: torch.dtype
 ) -> Iterator[WrittenLayer]:
     """like: the parameters of the model on the meta device. dtype: of its ordinary weights."""
-    found = set()
+    found: set[str] = set()
     for link, values, names in table.matches(like):
-        paths = [name.removesuffix(".weight") for name in names]
-        if not any(path in layers for path in paths):
-            continue
-        found |= {*paths}
-        parts = [layers.get(path) for path in paths]
-        targets = link.foreign_names(values, len(link.stages([like[name] for name in names])[0]))
-        target = targets[0].removesuffix(".weight")
-        yield merged(link, paths, parts, target, len(targets), dtype)
+        parts = {path: layers.get(path) for path in (name.removesuffix(".weight") for name in names)}
+        if any(layer is not None for layer in parts.values()):
+            found |= {*parts}
+            count = len(link.stages([like[name] for name in names])[0])
+            yield family_layer(link, parts, link.foreign_names(values, count), dtype)
     for name in layers:
         if name not in found:
             refuse(
@@ -80,50 +78,53 @@ def foreign_layers(
             )
 
 
-def merged(
-    link: Link,
-    paths: Sequence[str],
-    parts: Sequence[QuantizedLinear | None],
-    target: str,
-    targets: int,
-    dtype: torch.dtype,
+def family_layer(
+    link: Link, parts: Mapping[str, QuantizedLinear | None], foreign: Sequence[str], dtype: torch.dtype
 ) -> WrittenLayer:
-    """One layer of the family from one or several of ours."""
-    first_path, first = next((path, part) for path, part in zip(paths, parts, strict=True) if part is not None)
+    """The layer of the family with the rows of one or several of ours.
+
+    parts: our layers by name, None for those that are not quantized. foreign: the names of the family's weights.
+    """
+    source, first = next((name, layer) for name, layer in parts.items() if layer is not None)
+    target = foreign[0].removesuffix(".weight")
     if isinstance(first, QuantizedExperts):
-        refuse(first_path, first.format, "no layout has stacked matrices of experts")
-    if targets > 1 or not all(map(moves_rows, link.ops)):
-        refuse(first_path, first.format, f"the family stores it in another order, as {target}")
-    for path, part in zip(paths, parts, strict=True):
-        if part is None or part.format != first.format or type(part) is not type(first):
-            refuse(first_path, first.format, f"the family fuses it with {path}, which has another format, as {target}")
-    layers = [part for part in parts if part is not None]
+        refuse(source, first.format, "no layout has stacked matrices of experts")
+    if len(foreign) > 1 or not all(map(moves_rows, link.ops)):
+        refuse(source, first.format, f"the family stores it in another order, as {target}")
+    layers = []
+    for name, layer in parts.items():
+        if layer is None or layer.format != first.format or type(layer) is not type(first):
+            refuse(source, first.format, f"the family fuses it with {name}, which has another format, as {target}")
+        layers.append(layer)
+    joined = join_rows(link, layers)
+    if joined is None:
+        refuse(source, first.format, f"the family fuses it as {target}, and its rows share scales")
     shape = (sum(layer.out_features for layer in layers), first.in_features)
-    format = first.format
-    if isinstance(format, Integer) and format.group == "tensor":
-        format = Integer(format.bits, format.symmetric, "channel", format.scale_dtype)
-    per_row = [with_scale_per_output(first.format, layer) for layer in layers]
-    if link.ops:
-        rows = row_format(format, first.in_features)
-        if rows is None:
-            refuse(first_path, format, f"the family fuses it as {target}, and its rows share scales")
-        tables = [
-            to_rows(format, stored, (layer.out_features, layer.in_features))
-            for stored, layer in zip(per_row, layers, strict=True)
-        ]
-        stored = {key: link.write([table[key] for table in tables])[0] for key in tables[0]}
-        format = rows
-    else:
-        (stored,) = per_row
-    return WrittenLayer(target, first_path, format, stored, shape, isinstance(first, W8A8Linear), dtype)
+    return WrittenLayer(target, source, *joined, shape, isinstance(first, W8A8Linear), dtype)
 
 
-def with_scale_per_output(format: NumberFormat, layer: QuantizedLinear) -> dict[str, Tensor]:
-    """The stored tensors; a scale of the whole weight is repeated for every output."""
+def join_rows(link: Link, layers: Sequence[QuantizedLinear]) -> tuple[NumberFormat, dict[str, Tensor]] | None:
+    """The format and the stored tensors of one layer with the rows of these; None if rows share scales."""
+    format, stored = with_scale_per_output(layers[0])
+    if not link.ops:
+        return format, stored
+    joined = row_format(format, layers[0].in_features)
+    if joined is None:
+        return None
+    tables = [
+        to_rows(format, with_scale_per_output(layer)[1], (layer.out_features, layer.in_features)) for layer in layers
+    ]
+    return joined, {name: link.write([table[name] for table in tables])[0] for name in tables[0]}
+
+
+def with_scale_per_output(layer: QuantizedLinear) -> tuple[NumberFormat, dict[str, Tensor]]:
+    """The format and the stored tensors; a scale of the whole weight is repeated for every output."""
+    format, stored = layer.format, dict(layer.stored)
     if not isinstance(format, Integer) or format.group != "tensor":
-        return dict(layer.stored)
-    codes = layer.stored["codes"]
-    return {k: v if k == "codes" else v.reshape(1, 1).repeat(len(codes), 1) for k, v in layer.stored.items()}
+        return format, stored
+    outputs = layer.out_features
+    repeated = {name: tensor.reshape(1, 1).repeat(outputs, 1) for name, tensor in stored.items() if name != "codes"}
+    return replace(format, group="channel"), {"codes": stored["codes"], **repeated}
 
 
 def foreign_modules(table: Table, names: Sequence[str]) -> Iterator[str]:
