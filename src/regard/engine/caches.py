@@ -184,7 +184,7 @@ class EvictingCache(Cache):
     def evict(self, declared: PerToken) -> PerToken:
         if declared.window is not None and declared.first + declared.window <= self.budget:
             return declared
-        if not declared.chosen:
+        if not declared.selectable:
             raise ValueError(
                 f"cache {self}: a layer with the arrays {', '.join(declared.arrays)} cannot choose keys by their "
                 "scores: it needs attention with keys and values per head, the causal mask, and positions in the keys, "

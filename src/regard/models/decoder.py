@@ -110,7 +110,7 @@ class Decoder(Model["DecoderModule"]):
         if not self.position.replaces_bias:
             return memory
         # The scores of all layers depend on the positions of their keys.
-        return tuple(tuple(declare_tokens(body, chosen=False) for body in block) for block in memory)
+        return tuple(tuple(declare_tokens(body, selectable=False) for body in block) for block in memory)
 
     def module(self, scheme: Scheme) -> "DecoderModule":
         return DecoderModule(self, scheme)

@@ -106,10 +106,10 @@ class Attention(Body):
 
     def memory(self, width: int) -> Memory:
         mask = self.mask or Causal()
-        chosen = self.pages and type(mask) is Causal and not self.position.replaces_bias
+        selectable = self.pages and type(mask) is Causal and not self.position.replaces_bias
         return PerToken(
             self.arrays(width), mask.sliding_window, mask.first_tokens, pages=self.pages,
-            rotated=(("k", self.position),), chosen=chosen, relative=mask.relative,
+            rotated=(("k", self.position),), selectable=selectable, relative=mask.relative,
         )  # fmt: skip
 
     def arrays(self, width: int) -> dict[str, tuple[int, int]]:

@@ -32,10 +32,12 @@ class PerToken:
     first: int = 0  # number of first tokens that it attends to as well
     pages: bool = False  # a paged store may return them in place, as Pages (kernels/attention/arguments.py)
     max_exact_cache: int | None = None  # tokens up to which cached decoding is exact; set by Block.memory
-    rotated: tuple[tuple[str, Position], ...] | None = None  # arrays that depend on positions; None: every key must be
-    # returned once, because the mixer reads its keys not only through the mask of a layout
-    chosen: bool = False  # a store may choose among earlier keys by their scores (TokenLayout.select): all of them are
-    # allowed, whatever their positions, and the scores are computed from queries and keys alone
+    # Arrays that depend on positions. None: a store must return every key once, because the mixer reads its keys not
+    # only through the mask of a layout.
+    rotated: tuple[tuple[str, Position], ...] | None = None
+    # A store may select among the earlier keys by their scores (TokenLayout.select): the mask allows all of them, and
+    # the scores depend on queries and keys alone.
+    selectable: bool = False
     relative: bool = False  # the mask depends on distances alone, so positions may be counted from any token
 
 
