@@ -1,18 +1,20 @@
-"""Differences between versions of torch and between machines."""
+"""Differences between versions of torch and safetensors, and between machines."""
 
 import ctypes
 import importlib.util
 import os
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from functools import wraps
 from inspect import signature
+from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import torch
+from safetensors.torch import save_file
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -147,3 +149,21 @@ def resolve_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise ValueError(f"dtype={dtype!r} is unknown; choose one of {', '.join(DTYPES)}, or a torch.dtype")
     return DTYPES[dtype]
+
+
+def save_tensors(tensors: Mapping[str, torch.Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
+    """Write a safetensors file with the mode that the umask gives: some versions of safetensors write it with 0600.
+
+    It replaces an older file when it is complete.
+    """
+    partial = path.with_name(f".{path.name}.part")
+    partial.unlink(missing_ok=True)
+    try:
+        partial.touch()
+        mode = partial.stat().st_mode
+        save_file(dict(tensors), partial, metadata)
+        partial.chmod(mode)
+        partial.replace(path)
+    except BaseException:  # a full disk: nothing of the new file stays
+        partial.unlink(missing_ok=True)
+        raise

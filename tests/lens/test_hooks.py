@@ -196,11 +196,11 @@ def test_a_full_disk_leaves_the_old_activation(tmp_path: Path, monkeypatch: pyte
     stored = StoredActivations(tmp_path)
     stored.keep("x", torch.ones(2))
 
-    def fail(tensors: dict, file: Path) -> None:
+    def fail(tensors: dict, file: Path, metadata: None) -> None:
         file.write_bytes(b"the first part")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("regard.lens.recorded.save_file", fail)
+    monkeypatch.setattr("regard.compat.save_file", fail)
     with pytest.raises(OSError, match="No space left"):
         stored.keep("x", torch.zeros(2))
     assert stored["x"].equal(torch.ones(2)) and [file.name for file in tmp_path.iterdir()] == ["x.safetensors"]

@@ -23,13 +23,13 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import nn
 
 from regard.adapt.adapters import DEFAULT, adapters, add_lora_to, check_new_adapter, resolve_adapter
 from regard.adapt.lora import LoRA, Targets
 from regard.adapt.pissa import INIT, PISSA, from_residual
 from regard.adapt.targets import AdaptableWeight, AdapterError, adaptable_weights, ends_in, select_weights
+from regard.compat import save_tensors
 from regard.formats.base import NumberFormat
 from regard.spec import SpecError
 
@@ -79,9 +79,8 @@ def write_adapter(
     folder.mkdir(parents=True, exist_ok=True)
     if base is not None:
         (folder / BASE_FORMAT).write_text(base.to_json() + "\n", encoding="utf-8")
-    save_file(tensors, folder / TENSORS, metadata={"format": "pt"})
+    save_tensors(tensors, folder / TENSORS, {"format": "pt"})
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    (folder / TENSORS).chmod((folder / CONFIG).stat().st_mode)  # safetensors writes its files with 0600
 
 
 def adapter_config(

@@ -10,9 +10,9 @@ from random import Random
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from regard.compat import save_tensors
 from regard.instruments.examples import (
     MASK,
     MAX_REVERSED,
@@ -95,7 +95,7 @@ def main() -> None:
     for name in sys.argv[1:] or EXAMPLES:
         model = train(name)
         weights = {key: value.half().contiguous().clone() for key, value in model.state_dict().items()}
-        save_file(weights, WEIGHTS / f"{name}.safetensors")
+        save_tensors(weights, WEIGHTS / f"{name}.safetensors")
         print(f"{name}: {accuracy(model, name):.3f} correct", flush=True)
 
 

@@ -10,8 +10,9 @@ from collections import UserDict
 from pathlib import Path
 
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
+
+from regard.compat import save_tensors
 
 SUFFIX = ".safetensors"
 
@@ -41,13 +42,7 @@ class StoredActivations(Recorded):
             self.data[file.name.removesuffix(SUFFIX)] = EMPTY
 
     def keep(self, name: str, output: Tensor) -> None:
-        written = self.folder / f".{name}{SUFFIX}.part"
-        try:
-            save_file({"x": output.detach().cpu().contiguous()}, written)
-            written.rename(self.folder / f"{name}{SUFFIX}")
-        except BaseException:  # a full disk: nothing of the new file stays
-            written.unlink(missing_ok=True)
-            raise
+        save_tensors({"x": output.detach().cpu().contiguous()}, self.folder / f"{name}{SUFFIX}")
         self.data.pop(name, None)
         self.data[name] = EMPTY
 

@@ -15,8 +15,9 @@ from typing import Literal, NamedTuple
 import torch
 import torch.nn.functional as F
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
+
+from regard.compat import save_tensors
 
 
 class Quality(NamedTuple):
@@ -123,7 +124,8 @@ class SparseAutoencoder(nn.Module):
         return Quality(1 - residual.item(), on.sum(-1).double().mean().item(), dead)
 
     def save(self, path: str | Path) -> None:
-        save_file(self.state_dict(), path, {"kind": self.kind, "k": str(self.k), "l1": str(self.l1)})
+        options = {"kind": self.kind, "k": str(self.k), "l1": str(self.l1)}
+        save_tensors(self.state_dict(), Path(path), options)
 
     @classmethod
     def load(cls, path: str | Path) -> "SparseAutoencoder":

@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from regard.compat import save_tensors
 from regard.lens.hooks import record
 from regard.lens.inputs import single_stream
 from regard.lens.logit_lens import unembed
@@ -72,7 +73,7 @@ class TunedLens(nn.Module):
         return losses
 
     def save(self, path: str | Path) -> None:
-        save_file(self.state_dict(), path)
+        save_tensors(self.state_dict(), Path(path))
 
     @classmethod
     def load(cls, path: str | Path, model: nn.Module) -> "TunedLens":
