@@ -100,7 +100,7 @@ def test_rewind_fork_and_reuse_of_a_row(cache: str) -> None:
     run(model, store, tokens, [0, 10])
     snapshot = store.snapshot(0)
     run(model, store, random_ids(1, LENGTH, seed=3), [10, 22])
-    with pytest.raises(CannotRewind, match="evicted tokens because of the attention that later queries paid"):
+    with pytest.raises(CannotRewind, match="evicted tokens because of the attention weights of later queries"):
         store.rewind(0, 21)
     store.rewind(0, 10, snapshot)
     assert store.fork(0, 1, snapshot)

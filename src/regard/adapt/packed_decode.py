@@ -1,9 +1,9 @@
 """A stack of packed weights that a CPU computes in one kernel per forward of a few tokens (kernels/packed).
 
-Between two products of such a forward there is little to compute, so that calls, and threads that wait for each other,
-would take as long as the products. Here a decode step is one call: no code is generated, and torch.compile, which takes
-a minute and 200 MB, is not needed. It is for inference on a copy of the modules, which shares all tensors. Longer
-inputs, other stores and gradients use the ordinary modules.
+Such a forward computes little between two products, so the overhead of calls and of synchronizing threads would take as
+long as the products. Here a decode step is one call, without torch.compile, which takes a minute and 200 MB. It is for
+inference on a copy of the modules, which shares all tensors. Longer inputs, other stores and gradients use the ordinary
+modules.
 
 It fits stacks of Llama's kind: pre-norm blocks of causal attention and SwiGLU with RMSNorm, without biases, where the
 weights of all linear layers are packed (adapt/packing.py).
@@ -28,7 +28,7 @@ from regard.parts.feedforward import ACTIVATIONS, GatedModule
 from regard.parts.position.base import PositionModule
 from regard.parts.position.rope import RopeModule, rotations
 
-MAX_TOKENS = 32  # of a forward; products and attention of longer ones are faster by themselves
+MAX_TOKENS = 32  # of a forward; longer ones are faster in the ordinary modules
 
 
 class PackedStack(nn.Module):

@@ -2,9 +2,8 @@
 
 A graph repeats kernels with the same addresses and sizes. So the tokens of a step and their positions are copied into
 tensors that are kept, and there is one graph per number of rows and of tokens per row (powers of two), and per number
-of slots that are read. A row has one token, or a few: those of a draft that is verified.
-It is captured when it is first needed, or before, by `warm_up`. Its kernels are found out by a step without valid
-tokens, which changes no state.
+of slots that are read. A row has one token, or a few: those of a draft that is verified. A graph is captured when it is
+first needed, or before, by `warm_up`, from a step without valid tokens, which changes no state.
 """
 
 from collections.abc import Callable, Sequence

@@ -30,15 +30,15 @@ FORMATS = {  # by the name on the slider, from many bits to few
     "INT4": "int4", "NF4": "nf4", "INT3": "int3", "INT2": "int2",
 }  # fmt: skip
 NAMES = tuple(FORMATS)
-ROW = 64  # weights of the row that the chosen one is in
-LARGE = (8192, 8192)  # a weight, for the bits per number with its scales
+ROW = 64  # weights; the first is set by the slider
+LARGE = (8192, 8192)  # shape of a weight, for the bits per number with scales
 GPU = 80e9  # bytes
 STEPS, RATE, SENTENCES = 30, 0.02, 16  # of quantization-aware training
 
 
 @cache
 def weight_row() -> Tensor:
-    """(1, 64) random weights from -0.9 to 1; the first one is replaced by the chosen weight."""
+    """(1, 64) random weights from -0.9 to 1; the first one is set later."""
     row = 0.35 * random_matrix(1, ROW, seed=0).clamp(-2, 2)
     row[0, 1], row[0, 2] = 1.0, -0.9
     return row
@@ -56,13 +56,13 @@ def round_weight(format: NumberFormat, weight: float) -> tuple[Tensor, Tensor, d
 def nearest_between(
     format: NumberFormat, scales: dict[str, Tensor], low: float, high: float, count: int
 ) -> tuple[Tensor, Tensor]:
-    """Weights in equal distances, and the numbers that are nearest to them."""
+    """Equally spaced weights, and the nearest numbers of the format."""
     values = torch.linspace(low, high, count)
     return values, format.nearest(values, {name: scale.expand(count) for name, scale in scales.items()})
 
 
 def staircase(format: NumberFormat, scales: dict[str, Tensor], low: float, high: float) -> list[tuple[float, float]]:
-    """The ends of the steps of W -> W' between two weights, as exact as a plot needs them."""
+    """The points (W, W') at the ends of each step between two weights, as exact as a plot needs them."""
     values, rounded = nearest_between(format, scales, low, high, 1001)
     ends = (rounded[1:] != rounded[:-1]).nonzero().flatten().tolist()
     kept = sorted({0, len(values) - 1, *ends, *(i + 1 for i in ends)})
@@ -81,7 +81,7 @@ def neighbours(format: NumberFormat, scales: dict[str, Tensor], rounded: float, 
 
 
 def bits_per_weight(format: NumberFormat) -> float:
-    """With the scales of its groups."""
+    """Scales included."""
     return 8 * format.bytes(LARGE) / (LARGE[0] * LARGE[1])
 
 

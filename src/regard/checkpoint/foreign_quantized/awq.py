@@ -23,7 +23,7 @@ from regard.formats.base import pack_bits, unpack_bits
 from regard.formats.integers import Group, Integer
 
 LEAVES = ("qweight", "qzeros", "scales")
-ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # where a word has the codes of outputs 0, 1, 2 …: 0 2 4 6 1 3 5 7 are in it
+ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # places in a word of the codes of outputs 0, 1, 2 …
 BITS = 4
 MIDDLE = 8  # the zero point of symmetric codes
 

@@ -41,7 +41,7 @@ class EvictingSlots:
     """The slots of all layers with one rule: they hold equally many tokens, though different ones."""
 
     def __init__(self, rule: EvictionRule, rows: RowTable, capacity: int):
-        # Without memory, on the meta device, as many as there may be.
+        # The meta device takes no memory: as many slots as a sequence may need.
         most = -(-capacity // STEP) * STEP if torch.device(rows.device).type == "meta" else 0
         self.rule, self.rows, self.slots = rule, rows, most if rule.slots is None else min(rule.slots, capacity)
         self.storages: list[EvictingStorage] = []
@@ -49,7 +49,7 @@ class EvictingSlots:
         rows.overwriting.append(self)
 
     def place(self, layout: TokenLayout, span: int) -> Tensor:
-        """(B, 1) the lengths of the rows' prompts. The slots hold the tokens before this forward and after it."""
+        """Allocate slots for the tokens kept before and after this forward; returns the prompts' lengths (B, 1)."""
         prompts = self.rows.prompts
         if self.rule.slots is None:
             before, lengths = self.held, self.rows.lengths.tolist()
@@ -60,7 +60,7 @@ class EvictingSlots:
         return to_device(chosen, layout.positions.device)
 
     def resize(self, slots: int) -> None:
-        """Allocate this many slots per row, or a few more, but do not shrink for little."""
+        """Allocate at least this many slots per row; they shrink only to half of their number or less."""
         slots = -(-slots // STEP) * STEP
         if slots > self.slots or 2 * slots <= self.slots:
             self.slots = slots
@@ -79,7 +79,7 @@ class EvictingSlots:
             new[:, :width] = old
 
     def why_not_rewind(self, row: int, length: int) -> str:
-        return "the cache may have evicted tokens because of the attention that later queries paid to others"
+        return "the cache may have evicted tokens because of the attention weights of later queries"
 
     def clear(self, row: int, start: int) -> None:
         for storage in self.storages:
@@ -136,7 +136,7 @@ class EvictingState(NamedTuple):
     def extend(self, layout: TokenLayout, **arrays: Tensor) -> tuple:
         rows, slots = rows_of(layout), self.storage.positions.shape[2]
         joined = {name: torch.cat([self.storage.arrays[name][rows], new], 2) for name, new in arrays.items()}
-        # Every earlier key is allowed; those that a head keeps have different positions than those of other heads.
+        # The heads keep keys of different positions, so all get position 0, to which every query attends.
         earlier = torch.zeros(len(layout.positions), slots, dtype=torch.int64, device=layout.positions.device)
         valid = (
             None if layout.valid is None else torch.cat([torch.ones_like(earlier, dtype=torch.bool), layout.valid], 1)

@@ -8,7 +8,7 @@ largest m. So it never holds more than `budget` tokens.
 
 PromptWindow (SnapKV, Li et al. 2024, arXiv:2404.14469): the last `window` queries of the prompt count. After the prompt
 the cache is reduced to `budget` tokens: these `window` ones, and of the others those with the largest mean of m over
-`pool` neighbours, because a key without its neighbours says little. Later tokens are all kept.
+`pool` neighbours, because a key is of little use without its neighbours. Later tokens are all kept.
 
 Queries are divided into blocks by their positions, and tokens are evicted after the last query of a block only. Queries
 of a block attend to all of its tokens up to their own. So the result does not depend on the chunks of a forward.
@@ -43,7 +43,7 @@ class EvictionRule(Protocol):
         ...
 
     def blocks(self, positions: Tensor, prompts: Tensor) -> Tensor:
-        """(B, n) the block of each query; they increase by 1."""
+        """(B, n) the number of the block of each query; consecutive blocks have consecutive numbers."""
         ...
 
     def counts(self, positions: Tensor, prompts: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 FOLDER = Path(__file__).parent
 SOURCES = [FOLDER / "packed_linear.cpp", FOLDER / "decode_stack.cpp"]
 HEADERS = [FOLDER / "products.h", FOLDER / "vectors.h"]
-# Vectors for this CPU. No errno and no traps: else loops with nearbyint are not vectorized.
+# All instructions of this CPU. With errno or traps, loops with nearbyint would not be vectorized.
 FLAGS = ["-std=c++20", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-fPIC", "-w"]
 
 
@@ -26,7 +26,7 @@ def cache_folder() -> Path:
 
 @cache
 def load_library() -> str | None:
-    """Load the operators of `torch.ops.regard`, compiled if they are not yet; returns why it cannot be."""
+    """Compile the operators of `torch.ops.regard` if needed, and load them. Returns why that is impossible, or None."""
     compiler = os.environ.get("CXX") or next(filter(shutil.which, ("g++", "c++", "clang++")), None)
     if compiler is None:
         return "there is no C++ compiler (g++ or clang++)"

@@ -4,8 +4,8 @@
 //     x = x + W_down (silu(W_gate n) ⊙ W_up n)               n = norm(x)
 //
 // Each thread computes a share of the outputs of every product. Where it needs those of the other threads it waits at a
-// barrier; the inputs of products are normalized and rounded in every thread, which takes less time than one more of
-// them. Keys and values are appended to the pages of a paged store, which are read in place. A token is computed in the
+// barrier; the inputs of products are normalized and rounded in every thread, which takes less time than another
+// barrier. Keys and values are appended to the pages of a paged store, which are read in place. A token is computed in the
 // same order of operations whatever the other tokens are.
 
 #include <ATen/Parallel.h>

@@ -240,7 +240,7 @@ at::Tensor packed_linear(const at::Tensor& x, const at::Tensor& packed, int64_t 
   at::Tensor y = at::empty(shape, x.options());
   if (rows == 0) return y;
   thread_local Rows buffer;
-  Rows& quantized = buffer;  // that of this thread, in all threads
+  Rows& quantized = buffer;  // inside parallel_for the name `buffer` would be that of each thread
   quantized.resize(rows, inputs);
   const float* from = x.const_data_ptr<float>();
   at::parallel_for(0, rows, 16, [&](int64_t begin, int64_t end) {
