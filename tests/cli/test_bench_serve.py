@@ -86,6 +86,7 @@ def test_errors_are_counted_by_status(start_server, monkeypatch: pytest.MonkeyPa
     [
         (("--prompt-tokens", "9-5"), "--prompt-tokens='9-5' must be a positive number, or a range"),
         (("--output-tokens", "many"), "--output-tokens='many' must be"),
+        (("--output-tokens", "٣٢"), "--output-tokens='٣٢' must be"),
         (("--file", "{folder}/empty"), "is empty"),
         (("--file", "{folder}/wrong"), "line 2: not a JSON object with either prompt or messages"),
     ],

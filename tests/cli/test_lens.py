@@ -111,6 +111,7 @@ def test_lens_ablates_heads_and_layers(demo_run: Path, tmp_path: Path) -> None:
     picture = tmp_path / "heads.png"
     assert regard("lens", "ablate", demo_run, *text, "-o", picture).exit_code == 0 and picture.exists()
     assert "is not of the form N.N" in str(regard("lens", "ablate", demo_run, *text, "--heads", "4").exception)
+    assert "is not of the form N.N" in str(regard("lens", "ablate", demo_run, *text, "--heads", "٠.١").exception)
 
 
 def test_lens_report_is_one_file_without_requests(demo_run: Path, tmp_path: Path) -> None:

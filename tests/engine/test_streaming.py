@@ -186,7 +186,8 @@ def test_an_engine_generates_past_the_context_in_constant_memory() -> None:
 @pytest.mark.parametrize(("text", "message"), [
     ("sinks:4", "is not of the form sinks:4+1020"),
     ("window:x", "is not of the form window:1024"),
-    ("sink:4+10", "there is no cache 'sink:4+10'; did you mean 'sinks'?"),
+    ("sinks:٤+١٠", "is not of the form sinks:4+1020"),
+    ("sink:4+10", "there is no cache 'sink:4+10'; choose one of int8, fp8, int4:64, sinks:4+1020, window:1024, h2o:"),
     ("window:0", "the window must be at least 1"),
     ("sinks:4+20", "24 tokens exceed the model's context of 16"),
 ])  # fmt: skip

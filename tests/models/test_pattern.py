@@ -101,6 +101,7 @@ def test_in_an_encoder_full_and_windows_are_bidirectional() -> None:
         ("windw(3)", "there is no mask, position, mixer or feed-forward 'windw'; did you mean 'window'?"),
         ("3*", "expected a term such as window(256) or full, found 'the end'"),
         ("3 window(2)", "expected '*', found 'window'"),
+        ("٣*full", "unexpected character '٣'"),
         ("window(3", "expected ')', found 'the end'"),
         ("window(3) full", "expected ',' or the end, found 'full'"),
         ("window(3) $", "unexpected character '$'"),

@@ -107,6 +107,7 @@ def test_activations_are_counted_on_request():
         (["llama-7b", "--weights", "int5"], "there is no format 'int5'"),
         (["transformer-2017"], "has no context"),
         (["llama-8b"], "'llama-8b' is neither a file or folder nor a known name; did you mean 'llama-7b'"),
+        (["٧B"], "'٧B' is neither a file or folder nor a known name"),
         (["llama-8b"], "published models: bert-base, clip-b32, .*; models: .*minilm.*; recipes: .*demo, "),
     ],
 )

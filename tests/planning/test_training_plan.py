@@ -256,6 +256,7 @@ def test_a_size_is_planned_on_several_devices() -> None:
     ("arguments", "message"),
     [
         (("7B", "--gpus", "8h100"), "--gpus 8h100 is not a number of devices"),
+        (("7B", "--gpus", "٨xh100"), "--gpus ٨xh100 is not a number of devices"),
         (("7B", "--gpus", "h10"), "did you mean 'h100'"),
         (("7B", "--gpus", "8xh100", "--split", "shard=4"), "uses 4 devices, but --gpus has 8"),
         (("7B", "--gpus", "h100", "--split", "shards=1"), "write it as replicate=2,shard=4"),

@@ -160,6 +160,8 @@ def test_names_of_formats() -> None:
     for name, group, symmetric, expected in [
         ("int9", None, None, "format='int9' is unknown"),
         ("int4", "0", None, "group='0' is neither"),
+        ("int4", "٣٢", None, "group='٣٢' is neither"),
+        ("nf4", "٣٢", None, "group='٣٢' of nf4 is a number"),
         ("bf16", "8", None, "has no groups"),
         ("nf4", None, True, "has no zero points"),
     ]:

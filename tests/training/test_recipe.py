@@ -59,6 +59,12 @@ def test_a_new_kind_keeps_the_options_that_it_has_too() -> None:
         override(tables, {"train.schedule.kind": "lin"})
 
 
+@pytest.mark.parametrize("key", ["2", "²", "٠", "-1"])
+def test_an_index_of_a_list_is_a_number_below_its_length(key: str) -> None:
+    with pytest.raises(SpecError, match=f"'{key}' is not an index of a list of 2; count from 0"):
+        override({"data": {"sources": [{"kind": "world"}, {"kind": "text"}]}}, {f"data.sources.{key}.weight": "2"})
+
+
 @pytest.mark.parametrize(
     ("tables", "message"),
     [

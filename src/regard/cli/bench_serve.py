@@ -180,7 +180,7 @@ def open_server(model: str, options: EngineOptions) -> Generator[str]:
 
 
 def parse_range(option: str, text: str) -> tuple[int, int]:
-    found = re.fullmatch(r"(\d+)(?:-(\d+))?", text)
+    found = re.fullmatch(r"([0-9]+)(?:-([0-9]+))?", text)
     low, high = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
     if not 1 <= low <= high:
         raise ValueError(f"{option}={text!r} must be a positive number, or a range such as 100-1024")

@@ -96,7 +96,7 @@ def pairs(text: str, *lengths: int) -> list[tuple[int, ...]]:
     found = []
     for entry in filter(None, text.split(",")):
         numbers = entry.strip().split(".")
-        if len(numbers) not in lengths or not all(number.isdecimal() for number in numbers):
+        if len(numbers) not in lengths or not all(number.isascii() and number.isdecimal() for number in numbers):
             form = " or ".join(".".join("N" * length) for length in lengths)
             raise ValueError(f"{entry!r} is not of the form {form}; separate several by commas")
         found.append(tuple(map(int, numbers)))

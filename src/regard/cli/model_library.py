@@ -196,7 +196,7 @@ class ModelLibrary:
         entry = self.stored().get(model)
         if entry is not None and entry.path is not None:
             return find_spec(str(entry.path))
-        if size := re.fullmatch(r"(\d+(?:\.\d+)?)([MBT])", model):
+        if size := re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([MBT])", model):
             if float(size[1]) * UNITS[size[2]] > LARGEST * UNITS["T"]:
                 raise ValueError(f"{model:.20} is too large to count here; give at most {LARGEST}T")
         elif model not in self.choices()["recipes"] and model not in PUBLISHED:

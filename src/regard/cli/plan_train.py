@@ -132,7 +132,7 @@ def parse_devices(text: str | None) -> tuple[int, str | None]:
     """'8xh100' -> (8, 'h100')"""
     if text is None:
         return 1, None
-    form = re.fullmatch(r"(?:(\d+)x)?([a-z]\w*)", text)
+    form = re.fullmatch(r"(?:([0-9]+)x)?([a-z]\w*)", text)
     if form is None or form[1] == "0":
         raise ValueError(f"--gpus {text} is not a number of devices, such as 8xh100, or one device, such as h100")
     return int(form[1] or 1), form[2]

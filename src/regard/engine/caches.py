@@ -32,7 +32,7 @@ from regard.formats.floats import Float
 from regard.formats.integers import Integer
 from regard.models.decoder import Decoder
 from regard.parts.state import Declared, Memory, PerToken
-from regard.spec import SpecError, suggest_name
+from regard.spec import SpecError
 
 ENDLESS = 2**20  # tokens per sequence by default, where memory does not depend on them
 STREAMING_CHUNK = 256  # tokens per step: each of them attends to its own copies of the first tokens
@@ -239,8 +239,8 @@ def parse_cache(text: str) -> Cache:
     """The cache of a string such as "sinks:4+1020". ValueError if it is none."""
     name, _, rest = text.partition(":")
     if name not in FORMS:
-        raise ValueError(f"there is no cache {text!r}; {suggest_name(name, FORMS)}")
-    numbers = [int(number) for number in rest.split("+")] if re.fullmatch(r"\d{1,12}(\+\d{1,12})?", rest) else []
+        raise ValueError(f"there is no cache {text!r}; choose one of {HELP}")
+    numbers = [int(number) for number in rest.split("+")] if re.fullmatch(r"[0-9]{1,12}(\+[0-9]{1,12})?", rest) else []
     if name in FORMATS and text == name:
         return QuantizedCache(name, RECENT.get(name, 0))
     match name, numbers:

@@ -27,7 +27,7 @@ def format_named(name: str, group: str | None = None, symmetric: bool | None = N
     require(known, f"format={name!r} is unknown; choose one of {FORMAT_NAMES}")
     require(symmetric is None, f"format={name} has no zero points to choose; leave out --symmetric and --asymmetric")
     if name == "nf4":
-        require(group is None or group.isdecimal(), f"group={group!r} of nf4 is a number of weights; 64 by default")
+        require(group is None or is_size(group), f"group={group!r} of nf4 is a number of weights; 64 by default")
         return NF4(64 if group is None else int(group))
     require(group is None, f"format={name} has no groups to choose; leave out --group")
     return FLOATS[name] if name in FLOATS else BLOCKS[name]
@@ -36,10 +36,14 @@ def format_named(name: str, group: str | None = None, symmetric: bool | None = N
 def integer_format(bits: int, group: str | None, symmetric: bool | None) -> Integer:
     chosen = ("channel" if bits == 8 else "64") if group is None else group
     require(
-        chosen in ("channel", "tensor") or chosen.isdecimal() and int(chosen) > 0,
+        chosen in ("channel", "tensor") or is_size(chosen),
         f"group={chosen!r} is neither a positive number of inputs nor 'channel' or 'tensor'",
     )
     symmetric = bits == 8 if symmetric is None else symmetric
-    if chosen.isdecimal():
+    if is_size(chosen):
         return Integer(bits, symmetric, int(chosen), "float16")
     return Integer(bits, symmetric, "tensor" if chosen == "tensor" else "channel")
+
+
+def is_size(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and int(text) > 0

@@ -11,7 +11,8 @@ from typing import Any
 
 from regard.spec import SpecError
 
-TOKEN = re.compile(r"\s*(?:(?P<number>-?\d+(?:\.\d*)?(?:[eE][-+]?\d+)?)|(?P<name>[A-Za-z_]\w*)|(?P<sign>[*+(),=\[\]]))")
+NUMBER = r"-?[0-9]+(?:\.[0-9]*)?(?:[eE][-+]?[0-9]+)?"
+TOKEN = re.compile(rf"\s*(?:(?P<number>{NUMBER})|(?P<name>[A-Za-z_]\w*)|(?P<sign>[*+(),=\[\]]))")
 
 
 @dataclass(frozen=True)

@@ -108,5 +108,5 @@ def find_published(name: str) -> Model | None:
     """The spec of a published model, or of a LLaMA of a size such as 7B; None if the name is neither."""
     if name in PUBLISHED:
         return PUBLISHED[name].spec()
-    size = re.fullmatch(r"(\d+(?:\.\d+)?)([MBT])", name)
+    size = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([MBT])", name)
     return scaled_llama(depth_for(float(size[1]) * UNITS[size[2]])) if size else None

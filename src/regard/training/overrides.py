@@ -54,7 +54,7 @@ def with_replaced_kinds(table: Mapping[str, Any], values: Mapping[str, Any]) -> 
 
 def index(items: list, key: str, name: str) -> int:
     require(
-        key.isdigit() and int(key) < len(items),
+        key.isascii() and key.isdigit() and int(key) < len(items),
         f"--{name}: {key!r} is not an index of a list of {len(items)}; count from 0",
     )
     return int(key)
