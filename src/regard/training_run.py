@@ -33,7 +33,7 @@ from regard.reinforcement_run import with_rollouts, with_samples
 from regard.text.tokenizer import Tokenizer
 from regard.training.base_model import check_weights, fingerprint_model, keep_base
 from regard.training.loop import Trainer, TrainingResult
-from regard.training.overrides import override
+from regard.training.overrides import override, quoted
 from regard.training.parallel.distribute import check_settings
 from regard.training.parallel.mesh import (
     Processes,
@@ -141,8 +141,8 @@ def read_tables(
 
 
 def path_overrides(start: str | Path | None, data: str | Path | None) -> dict[str, str]:
-    """The model to start from and the path of the data as overrides."""
-    return {name: str(path) for name, path in (("from", start), ("data.path", data)) if path is not None}
+    """The model to start from and the path of the data as overrides; the name of a file may look like a number."""
+    return ({} if start is None else {"from": str(start)}) | ({} if data is None else {"data.path": quoted(str(data))})
 
 
 def start_run(path: Path, resolved: ResolvedRecipe, device: str, console: Console) -> TrainingResult:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,26 @@ def test_adapters_are_trained_saved_and_loaded_with_their_model(base: Path, chat
     assert (tuned.model(ids) - before.model(ids)).abs().max() > 1e-4
     assert isinstance(tuned.chat([{"role": "user", "content": "Where is 3?"}], max_new=3), str)
     assert json.loads((newest / "adapter_config.json").read_text())["base_model_name_or_path"].startswith(str(base))
+
+
+@pytest.mark.parametrize("name", ["1e3", "true", "2024-01-01", '["x"]'])
+def test_a_path_is_no_other_value_of_toml(
+    name: str, base: Path, chats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a model, of data, and of a reward; a trial of a sweep reads the same paths."""
+    monkeypatch.chdir(tmp_path)
+    for start, data, linked in ((name, chats, base), (base, name, chats)):
+        Path(name).symlink_to(linked)
+        sweep = new_sweep("finetune", ["adapter.rank=2"], Path("sweep"), None, 0, "cpu", path_overrides(start, data))
+        for command in (("train", "--from", start, "--data", data), sweep.command(sweep.trials[0])):
+            shown = regard(*command, "--show")
+            assert shown.exit_code == 0, shown.exception
+            table = tomllib.loads(shown.stdout)
+            assert Path(table["from"]).resolve().is_relative_to(base)
+            assert Path(table["data"]["sources"][0]["path"]).resolve() == chats
+        Path(name).unlink()
+    shown = regard("tune", "ppo", base, "--data", chats, "--reward", name, "--show")
+    assert tomllib.loads(shown.stdout)["objective"]["reward"] == name
 
 
 def test_a_fine_tuned_run_resumes_bit_identically(base: Path, chats: Path, tmp_path: Path) -> None:

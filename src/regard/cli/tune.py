@@ -76,14 +76,14 @@ def tune(
       regard train --resume runs/dpo
     """
     from regard.spec import suggest_name
-    from regard.training.overrides import parse_overrides
+    from regard.training.overrides import parse_overrides, quoted
     from regard.training.recipe import FULL_RATE, train_all_weights
     from regard.training_run import read_tables
 
     if method not in METHODS:
         raise typer.BadParameter(f"{method!r} is not a method; {suggest_name(method, list(METHODS))}")
     find_model(Path(model))  # before torch is imported: a mistyped name is refused at once
-    overrides = parse_overrides(context.args) | ({} if reward is None else {"objective.reward": reward})
+    overrides = parse_overrides(context.args) | ({} if reward is None else {"objective.reward": quoted(reward)})
     _, tables = read_tables(METHODS[method], overrides, model, data)
     if not {"path", "source", "sources"} & set(tables["data"]):
         raise typer.BadParameter("there are no examples; give a file or folder with --data")

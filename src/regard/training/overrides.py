@@ -5,14 +5,15 @@ from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from typing import Any
 
-from regard.spec import class_of, field_types, require
+from regard.spec import class_of, field_types, require, toml_value
 from regard.training.data_settings import read_data_table, without_source
 from regard.training.optimizer import Optimizer
 from regard.training.schedule import Schedule
 
 
 def override(tables: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Set values by dotted names, in which a number is an index of a list. A value that is not TOML is a string.
+    """Set values by dotted names, in which a number is an index of a list. A value that is not TOML is a string; `from`
+    is always one.
 
     A new source of data replaces that of the tables with all its options. A new kind of optimizer or schedule keeps the
     options of the tables that it has too.
@@ -28,7 +29,8 @@ def override(tables: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, 
         for key in path:
             table = table[index(table, key, name)] if isinstance(table, list) else table.setdefault(key, {})
             require(isinstance(table, dict | list), f"--{name}: {key} is a single value, not a table")
-        table[index(table, last, name) if isinstance(table, list) else last] = parse_value(value)
+        key = index(table, last, name) if isinstance(table, list) else last
+        table[key] = value if name == "from" else parse_value(value)
     if "tokenizer.by" in values and "tokenizer.path" not in values:
         tables["tokenizer"].pop("path", None)
     for name, base in (("optimizer", Optimizer), ("schedule", Schedule)):
@@ -58,6 +60,11 @@ def index(items: list, key: str, name: str) -> int:
         f"--{name}: {key!r} is not an index of a list of {len(items)}; count from 0",
     )
     return int(key)
+
+
+def quoted(text: str) -> str:
+    """A value that is a string, whatever it looks like."""
+    return toml_value(text, "")
 
 
 def parse_value(text: Any) -> Any:
