@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from rich.console import Console
 
+from regard.checkpoint.atomic_folder import check_new
 from regard.compat import resolve_device
 from regard.data.loader import Loader
 from regard.data.sources.base import Examples
@@ -61,8 +62,7 @@ def train_drafter(
     heads: of medusa, which also `shared` is for: they use the head of the decoder.
     """
     out = Path(out)
-    if out.exists():
-        raise ValueError(f"{out} exists; choose another name")
+    check_new(out)
     recipe, tokenizer, splits = resolve(
         read_recipe(find_recipe(FINE_TUNE), DEFAULTS | path_overrides(model, data) | dict(overrides or {}))
     )

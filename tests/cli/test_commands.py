@@ -152,6 +152,20 @@ def test_a_drafter_is_trained_and_used(demo_run: Path, tmp_path: Path) -> None:
     assert "there are no examples; give a file or folder with --data" in str(refused)
 
 
+@pytest.mark.parametrize("command", ["quantize", "export", "import", "speculate train"])
+def test_the_place_of_a_new_model_is_checked_first(command: str, demo_run: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to("nowhere")
+    options = ("--data.source=world",) if command == "speculate train" else ()
+    for out, message in {
+        tmp_path / "file": "exists; choose another name",
+        tmp_path / "link": "exists; choose another name",
+        tmp_path / "file" / "out": f"files cannot be written in {tmp_path / 'file'} (Not a directory)",
+        Path("/proc/new/out"): "files cannot be written in /proc",
+    }.items():
+        assert message in str(regard(*command.split(), demo_run, out, *options).exception)
+
+
 def test_generate_ends_before_a_stop_string(demo_run: Path) -> None:
     arguments = ("generate", demo_run, "--prompt", "Anna is in", "--max-new", 20, "--temperature", 0, "--json")
     text = json.loads(regard(*arguments).stdout)["text"]

@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 
 MANIFEST = "manifest.json"
 
@@ -41,6 +42,24 @@ def write_folder(path: str | Path) -> Generator[Path]:
     partial.rename(path)
     sync_folder(path.parent)
     shutil.rmtree(old, ignore_errors=True)  # if this fails, the next writer deletes it
+
+
+def check_new(path: Path) -> None:
+    """Raise ValueError if a file or folder of this name exists, or cannot be created."""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        check_writable(next(parent for parent in path.absolute().parents if parent.exists()), str(path))
+    else:
+        raise ValueError(f"{path} exists; choose another name")
+
+
+def check_writable(folder: Path, name: str) -> None:
+    """Raise ValueError if no file can be created in the folder. name: what is to be written there."""
+    try:
+        TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise ValueError(f"{name}: files cannot be written in {folder} ({error.strerror})") from error
 
 
 def check_folder(path: str | Path) -> None:

@@ -219,17 +219,14 @@ def answers_of(
 
 def check_output(path: Path, prompts: str) -> None:
     """Raise ValueError if the file cannot be written, or should not be."""
-    from tempfile import TemporaryFile
+    from regard.checkpoint.atomic_folder import check_writable
 
     if not path.parent.is_dir():
         raise ValueError(f"--out {path}: there is no folder {path.parent}; create it first")
     if path.exists() and (not path.is_file() or (Path(prompts).exists() and path.samefile(prompts))):
         wrong = "has the prompts" if path.is_file() else "is not a file"
         raise ValueError(f"--out {path} {wrong}; choose another name")
-    try:
-        TemporaryFile(dir=path.resolve().parent).close()
-    except OSError as error:
-        raise ValueError(f"--out {path}: files cannot be written in {path.parent} ({error.strerror})") from error
+    check_writable(path.resolve().parent, f"--out {path}")
 
 
 def pair_lines(

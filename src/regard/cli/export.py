@@ -53,6 +53,7 @@ def export(
     from regard.adapt.adapters import merge_lora
     from regard.adapt.peft import has_head
     from regard.adapt.quantized import dequantize_linears
+    from regard.checkpoint.atomic_folder import check_new
     from regard.checkpoint.gguf import export_gguf
     from regard.checkpoint.model_folder import export as write
     from regard.checkpoint.model_folder import read_extra_files, read_source_family
@@ -66,8 +67,7 @@ def export(
     from regard.text.write_gguf import gguf_metadata
     from regard.training.base_model import base_of, load_model, root_of
 
-    if out.exists():
-        raise ValueError(f"{out} exists; choose another name")
+    check_new(out)
     if gguf and out.suffix != ".gguf":
         raise ValueError(f"--gguf {gguf} is for GGUF files, and {out} is the name of a folder; name it {out}.gguf")
     console, folder = Console(stderr=True), model_folder(model)

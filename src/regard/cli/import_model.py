@@ -33,6 +33,7 @@ def import_(
     """
     from rich.console import Console
 
+    from regard.checkpoint.atomic_folder import check_new
     from regard.checkpoint.model_folder import load, read_extra_files, read_source_family, save
     from regard.cli.open_model import loading_bar
     from regard.compat import resolve_device, resolve_dtype
@@ -43,8 +44,7 @@ def import_(
     from regard.text.tokenizer import Tokenizer
     from regard.text.tokenizer_folder import has_tokenizer
 
-    if out.exists():
-        raise ValueError(f"{out} exists; choose another name")
+    check_new(out)
     console = Console(stderr=True)
     folder = find_model(folder)
     tokenizer = Tokenizer.load(folder) if has_tokenizer(folder) else None

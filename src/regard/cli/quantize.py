@@ -93,15 +93,15 @@ def quantize(
       regard quantize smollm2 models/small --format nf4 --head --skip "stack.blocks.0.*"
     """
     find_model(model)  # before torch is imported: a mistyped name is refused at once
-    if out.exists():
-        raise ValueError(f"{out} exists; choose another name")
     from rich.console import Console
 
+    from regard.checkpoint.atomic_folder import check_new
     from regard.checkpoint.model_folder import save
     from regard.cli.open_model import open_model, require_decoder
     from regard.formats.names import format_named
     from regard.quantization.select_layers import select_layers
 
+    check_new(out)
     trained = trained_settings(model) if (format, group, symmetric) == (None, None, None) else None
     chosen = trained.format if trained else format_named(format or "int4", group, symmetric)
     method = method or ("nearest" if trained else "gptq")
