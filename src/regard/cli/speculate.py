@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from regard.cli.open_model import DataOption, DeviceOption, ModelArgument
+from regard.cli.open_model import DeviceOption, ModelArgument
 from regard.find_model import find_model
 
 
@@ -17,8 +17,11 @@ def train(
         Literal["medusa", "eagle"],
         typer.Option(help="medusa: heads on the last hidden state; eagle: a layer that drafts token by token."),
     ] = "medusa",
-    data: DataOption = None,
-    heads: Annotated[int, typer.Option(min=1, max=15, help="Of medusa: the tokens of a draft.")] = 4,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="A file or folder with examples: text, .jsonl (text, messages …). None by default."),
+    ] = None,
+    heads: Annotated[int, typer.Option(min=1, max=15, help="Of medusa: heads, which is tokens per draft.")] = 4,
     shared: Annotated[
         bool, typer.Option("--shared", help="Of medusa: use the model's output layer, instead of one for each head.")
     ] = False,
@@ -27,8 +30,9 @@ def train(
     """Train a drafter, which proposes tokens that the model verifies several at a time. The model is not changed.
 
     The examples are those of `regard train --from MODEL`, best of the kind of text that the model will generate. Every
-    value of the recipe `finetune` can be overridden by its dotted name. The same command resumes an interrupted
-    training. At the end the share of accepted tokens is measured on held-out examples.
+    value of the recipe `finetune` can be overridden by its dotted name, such as --train.steps (1000 by default),
+    --train.lr (0.001) and --data.rows (sequences per step). The same command resumes an interrupted training. At the
+    end the share of accepted tokens is measured on held-out examples.
 
     \b
     Examples:
