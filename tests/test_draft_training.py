@@ -170,6 +170,21 @@ def test_an_interrupted_training_is_resumed(trained, tmp_path: Path, monkeypatch
     assert files[0] == files[1]
 
 
+def test_a_training_that_fails_at_once_leaves_nothing(trained, tmp_path: Path) -> None:
+    model, data = trained
+    (tmp_path / "bad.jsonl").write_text('{"txt": "a misspelt field"}\n' * 9)
+    drafts = tmp_path / "drafts"
+    for method, path, overrides, message in (
+        ("medusa", tmp_path / "bad.jsonl", {}, "an example needs `text`"),
+        ("medusa", data, {"train.precision": "bfloat16"}, "needs a CUDA device"),
+        ("medusa", data, {"train.lr": "abc"}, "Training.lr: expected float"),
+        ("eagles", data, {}, "method='eagles' is unknown; choose one of medusa, eagle"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            train_drafter(model, drafts / "out", method, OPTIONS | overrides, path, device="cpu")
+        assert not drafts.exists() or not any(drafts.iterdir()), message
+
+
 def test_what_does_not_fit_is_refused(trained, tmp_path: Path) -> None:
     model, data = trained
     with pytest.raises(CheckpointError, match="has no drafter; train one: regard speculate train MODEL"):

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from rich.console import Console
 
@@ -31,6 +31,7 @@ from regard.models.medusa import MedusaHeads, MedusaHeadsModule
 from regard.objectives.base import LossFunction, Objective
 from regard.objectives.drafting import EagleLoss, MedusaLoss
 from regard.objectives.next_token import NextToken
+from regard.spec import require
 from regard.text.tokenizer import Tokenizer
 from regard.training.base_model import check_weights, fingerprint_model
 from regard.training.loop import Trainer
@@ -63,6 +64,10 @@ def train_drafter(
     """
     out = Path(out)
     check_new(out)
+    require(
+        method in get_args(DraftMethod),
+        f"method={method!r} is unknown; choose one of {', '.join(get_args(DraftMethod))}",
+    )
     recipe, tokenizer, splits = resolve(
         read_recipe(find_recipe(FINE_TUNE), DEFAULTS | path_overrides(model, data) | dict(overrides or {}))
     )
@@ -75,13 +80,18 @@ def train_drafter(
     target = target.requires_grad_(False).eval().to(resolve_device(device))
     drafter = build_drafter(target, method, heads, shared, recipe.train.seed)
     fingerprint, console = fingerprint_model(Path(recipe.start)), Console(stderr=True)
-    trainer = Trainer(
-        drafter, loader(recipe, splits.train, tokenizer), loss_of(target, method), recipe.train,
-        open_run(out.with_name(f"{out.name}-training"), replace(recipe, model=drafter.spec), fingerprint),
-        held_out=held_out_batches(recipe, splits.held_out, tokenizer), listener=progress_listener(console),
-        prefetch=recipe.data.prefetch, resumed_by="the same command",
-    )  # fmt: skip
-    if not trainer.train().finished:
+    run = open_run(out.with_name(f"{out.name}-training"), replace(recipe, model=drafter.spec), fingerprint)
+    try:
+        trainer = Trainer(
+            drafter, loader(recipe, splits.train, tokenizer), loss_of(target, method), recipe.train, run,
+            held_out=held_out_batches(recipe, splits.held_out, tokenizer), listener=progress_listener(console),
+            prefetch=recipe.data.prefetch, resumed_by="the same command",
+        )  # fmt: skip
+        finished = trainer.train().finished
+    except Exception:
+        run.discard_unused()  # so that the corrected command finds no other training in its way
+        raise
+    if not finished:
         return None
     save_drafter(drafter, out, fingerprint)
     count = min(MOST_PROMPTS, max(1, recipe.data.held_out * recipe.data.rows))
