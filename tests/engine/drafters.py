@@ -16,12 +16,12 @@ from regard.models.eagle import EagleLayer
 from regard.models.medusa import MedusaHeads
 
 
-def medusa(model: DecoderModule, heads: int = 3) -> Medusa:
+def medusa(model: DecoderModule, heads: int = 3, chains: int = 1) -> Medusa:
     built = MedusaHeads.of(model.spec, heads).build(seed=3)
     built.copy_head(model)
     for parameter in built.blocks.parameters():
         torch.nn.init.normal_(parameter, std=0.1, generator=torch.Generator().manual_seed(parameter.numel()))
-    return Medusa(built)
+    return Medusa(built, chains)
 
 
 def eagle(model: DecoderModule) -> Eagle:
@@ -29,7 +29,7 @@ def eagle(model: DecoderModule) -> Eagle:
     torch.nn.init.eye_(
         layer.fuse.weight[:, model.spec.width :]
     )  # so that it predicts about the hidden state that it reads
-    return Eagle(layer)
+    return Eagle(layer, chains=2)
 
 
 METHODS: dict[str, Callable[[DecoderModule], Drafter]] = {
@@ -37,7 +37,8 @@ METHODS: dict[str, Callable[[DecoderModule], Drafter]] = {
     "lookahead": lambda model: Lookahead(),
     "draft": DraftModel,
     "medusa": medusa,
+    "medusa tree": lambda model: medusa(model, chains=4),
     "eagle": eagle,
     "first layers": lambda model: FirstLayers(1),
 }
-RANDOM = ("draft", "medusa", "eagle", "first layers")  # their drafts of sampled requests are drawn
+RANDOM = ("draft", "medusa", "medusa tree", "eagle", "first layers")  # their drafts of sampled requests are drawn

@@ -192,6 +192,7 @@ class Draft:
 
     ids: list[int]
     probabilities: Tensor | None = None  # (len(ids), V) that the ids were drawn from; None: they were not drawn
+    others: list[list[int]] = field(default_factory=list)  # more candidates, the best first; of greedy requests only
 
     def pop(self) -> None:
         del self.ids[0]

@@ -19,9 +19,10 @@ from regard.models.decoder import DecoderModule
 
 
 class AheadBlocks:
-    def __init__(self, memory: float | None = None):
-        """memory: of its store, as for the engine."""
-        self.memory, self.streams = memory, Streams()
+    def __init__(self, chains: int = 1, memory: float | None = None):
+        """chains: candidate drafts per greedy request. memory: of its store, as for the engine."""
+        self.chains, self.memory, self.streams = chains, memory, Streams()
+        self.adopt = self.streams.adopt
 
     def open(self, target: DecoderModule, rows: int, capacity: int) -> None:
         spec, weight = target.spec, next(target.parameters())
@@ -34,7 +35,7 @@ class AheadBlocks:
         self.target, self.rows = target, StreamRows(self.streams, memory, rows, capacity, weight, self.memory)
 
     def read_stream(self, batch: ScheduledBatch, stream: Tensor) -> None:
-        self.streams.read(batch, stream)
+        self.streams.record(batch, stream)
 
     def propose(self, requests: Sequence[Request], lengths: Sequence[int]) -> list[Draft]:
         limits, drafts = dict(zip(requests, lengths, strict=True)), {request: Draft([]) for request in requests}
@@ -45,7 +46,8 @@ class AheadBlocks:
         if rows:
             logits = self.target.logits(self.target.final_norm(self.forward(rows, [row.own.pending for row in rows])))
             targets = [row.target for row in rows]
-            drafts |= zip(targets, draft_chain(logits, targets, [limits[request] for request in targets]), strict=True)
+            lengths = [limits[request] for request in targets]
+            drafts |= zip(targets, draft_chain(logits, targets, lengths, self.chains), strict=True)
         return list(drafts.values())
 
     def observe(self, request: Request, inputs: Sequence[int], accepted: int, logits: Tensor) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from regard.engine.request import Draft, Request
 from regard.engine.sampling import DRAW_DRAFT, apply_filters, draw, random_numbers
+from regard.engine.speculation.candidate_chains import likeliest, other_chains
 
 
 class DrawnToken(NamedTuple):
@@ -39,12 +40,15 @@ def as_draft(tokens: Sequence[DrawnToken]) -> Draft:
     return Draft([token.id for token in tokens], torch.stack(rows) if rows else None)
 
 
-def draft_chain(logits: Tensor, requests: Sequence[Request], lengths: Sequence[int]) -> list[Draft]:
+def draft_chain(logits: Tensor, requests: Sequence[Request], lengths: Sequence[int], chains: int = 1) -> list[Draft]:
     """Drafts of B requests from the logits (K, B, V) of K heads; head k predicts token k of the draft.
 
     The next token was sampled from the model's own logits, and the heads do not know one another's tokens.
+    chains: candidates per greedy request, the draft among them.
     """
-    tokens = [draw_drafts(head, requests, i) for i, head in enumerate(logits[: max(lengths, default=0)])]
+    logits = logits[: max(lengths, default=0)]
+    tokens = [draw_drafts(head, requests, i) for i, head in enumerate(logits)]
+    candidates = [likeliest(head, chains) for head in logits] if chains > 1 else []
     drafts = []
     for b, length in enumerate(lengths):
         chosen = []
@@ -53,5 +57,8 @@ def draft_chain(logits: Tensor, requests: Sequence[Request], lengths: Sequence[i
             if token is None:  # its logits are not finite
                 break
             chosen.append(token)
-        drafts.append(as_draft(chosen))
+        draft = as_draft(chosen)
+        if requests[b].sampling.temperature == 0:
+            draft.others = other_chains([head[b] for head in candidates[:length]], chains - 1, independent=True)
+        drafts.append(draft)
     return drafts

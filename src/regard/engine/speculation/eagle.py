@@ -4,7 +4,8 @@
 
 A draft of k tokens costs k forwards of one layer and of the model's head. The layer has a cache of its own, with one
 entry per token. Its entries of a draft are replaced by those of the accepted tokens, with the hidden states that the
-model has computed for them. Li et al. 2024.
+model has computed for them. Other candidates leave the draft with their last token: the layer does not continue them.
+Li et al. 2024.
 """
 
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from regard.engine.request import Draft, Request
 from regard.engine.scheduler import ScheduledBatch
+from regard.engine.speculation.candidate_chains import Candidates, likeliest, other_chains
 from regard.engine.speculation.draw_drafts import DrawnToken, as_draft, draw_drafts
 from regard.engine.speculation.stream_rows import StreamRow, StreamRows, Streams
 from regard.models.decoder import DecoderModule
@@ -21,9 +23,10 @@ from regard.models.eagle import EagleLayerModule
 
 
 class Eagle:
-    def __init__(self, layer: EagleLayerModule, memory: float | None = None):
-        """memory: of its store, as for the engine."""
-        self.layer, self.memory, self.streams = layer.eval(), memory, Streams()
+    def __init__(self, layer: EagleLayerModule, chains: int = 1, memory: float | None = None):
+        """chains: candidate drafts per greedy request. memory: of its store, as for the engine."""
+        self.layer, self.chains, self.memory, self.streams = layer.eval(), chains, memory, Streams()
+        self.adopt = self.streams.adopt
 
     def open(self, target: DecoderModule, rows: int, capacity: int) -> None:
         spec, weight = target.spec, next(target.parameters())
@@ -37,12 +40,13 @@ class Eagle:
         self.rows = StreamRows(self.streams, self.layer.spec.memory(), rows, capacity, weight, self.memory)
 
     def read_stream(self, batch: ScheduledBatch, stream: Tensor) -> None:
-        self.streams.read(batch, stream)
+        self.streams.record(batch, stream)
 
     def propose(self, requests: Sequence[Request], lengths: Sequence[int]) -> list[Draft]:
         limits = dict(zip(requests, lengths, strict=True))
         rows = self.rows.prepare(requests, lengths)
         drafts: dict[Request, list[DrawnToken]] = {request: [] for request in requests}
+        candidates: dict[Request, list[Candidates]] = {request: [] for request in requests}
         for row in rows.values():
             for length in self.rows.chunks(row):
                 self.forward([row], [length], [self.features(row, length)])
@@ -51,7 +55,10 @@ class Eagle:
         for i in range(max(limits.values(), default=0)):
             if not active:
                 break
-            tokens = draw_drafts(self.target.logits(features), [row.target for row in active], i)
+            logits = self.target.logits(features)
+            tokens = draw_drafts(logits, [row.target for row in active], i)
+            for row, likely in zip(active, likeliest(logits, self.chains) if self.chains > 1 else (), strict=False):
+                candidates[row.target].append(likely)
             kept = []
             for b, (row, token) in enumerate(zip(active, tokens, strict=True)):
                 if token is not None:
@@ -63,7 +70,13 @@ class Eagle:
                 features = self.forward(active, [1] * len(active), [features[b : b + 1] for b in kept])
         for row, size in sizes.items():
             self.rows.truncate(row, size)
-        return [as_draft(tokens) for tokens in drafts.values()]
+        return [self.as_draft(request, tokens, candidates[request]) for request, tokens in drafts.items()]
+
+    def as_draft(self, request: Request, tokens: list[DrawnToken], candidates: list[Candidates]) -> Draft:
+        draft = as_draft(tokens)
+        if request.sampling.temperature == 0:
+            draft.others = other_chains(candidates, self.chains - 1, independent=False)
+        return draft
 
     def observe(self, request: Request, inputs: Sequence[int], accepted: int, logits: Tensor) -> None:
         pass  # the next draft begins with the tokens of the request

@@ -3,6 +3,7 @@
     h: the hidden state from which the last token was sampled        d_k ~ head_k(h)
 
 A draft costs one product per head, and no forward of another model. It has at most as many tokens as there are heads.
+The heads give several candidates for each token, so drafts can be trees (candidate_chains.py).
 Cai et al. 2024.
 """
 
@@ -22,8 +23,10 @@ from regard.models.outputs import materialize
 
 
 class Medusa:
-    def __init__(self, heads: MedusaHeadsModule):
-        self.heads, self.streams = heads.eval(), Streams()
+    def __init__(self, heads: MedusaHeadsModule, chains: int = 1):
+        """chains: candidate drafts per greedy request."""
+        self.heads, self.chains, self.streams = heads.eval(), chains, Streams()
+        self.adopt = self.streams.adopt
 
     def open(self, target: DecoderModule, rows: int, capacity: int) -> None:
         spec, weight = self.heads.spec, next(target.parameters())
@@ -36,7 +39,7 @@ class Medusa:
         self.heads.to(weight.device, weight.dtype)
 
     def read_stream(self, batch: ScheduledBatch, stream: Tensor) -> None:
-        self.streams.read(batch, stream, last=SLACK)
+        self.streams.record(batch, stream, last=SLACK)
 
     def propose(self, requests: Sequence[Request], lengths: Sequence[int]) -> list[Draft]:
         states = {request: x for request in requests if (x := self.streams.last(request)) is not None}
@@ -45,9 +48,8 @@ class Medusa:
             hidden = self.target.final_norm(torch.stack(list(states.values())))  # (B, D)
             logits = torch.stack([materialize(head) for head in self.heads(hidden, self.target)])  # (K, B, V)
             limits = dict(zip(requests, lengths, strict=True))
-            drafts |= zip(
-                states, draft_chain(logits, list(states), [limits[request] for request in states]), strict=True
-            )
+            lengths = [limits[request] for request in states]
+            drafts |= zip(states, draft_chain(logits, list(states), lengths, self.chains), strict=True)
         return list(drafts.values())
 
     def observe(self, request: Request, inputs: Sequence[int], accepted: int, logits: Tensor) -> None:

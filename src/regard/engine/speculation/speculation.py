@@ -10,10 +10,15 @@ from (p - q)₊: other tokens, with the distribution of plain decoding. Leviatha
 
 After a rejection the row of the store returns to its last accepted token. A recurrent state cannot: it returns to the
 state before the forward, and the accepted tokens are computed again with the next one.
+
+A drafter may propose several candidates for a greedy request. The same forward computes each of the others in a free
+row, forked from that of the request. The candidate that agrees with the most likely tokens for longest becomes the
+draft, and its row is forked back: whichever is chosen, the tokens are those of plain decoding.
 """
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from time import perf_counter
 from typing import Protocol, runtime_checkable
 from weakref import WeakKeyDictionary
@@ -63,6 +68,17 @@ class StreamReader(Protocol):
         ...
 
 
+@runtime_checkable
+class TreeDrafter(Protocol):
+    """A drafter that proposes several candidates for a greedy request (Draft.others)."""
+
+    chains: int  # candidates per request
+
+    def adopt(self, request: Request, other: Request) -> None:
+        """Continue a request with what the last forward has computed for another candidate of it."""
+        ...
+
+
 class Speculation:
     def __init__(self, drafter: Drafter, draft_tokens: int, scheduler: Scheduler, runner: Runner):
         """draft_tokens: the most per request and forward. The number follows the acceptance of recent drafts."""
@@ -72,6 +88,13 @@ class Speculation:
         self.lengths: WeakKeyDictionary[Request, DraftLength] = WeakKeyDictionary()
         self.costs = COSTS.get(runner.device.type, COSTS["cpu"])
         self.snapshots: dict[Request, Snapshot] = {}
+        self.branches: dict[Request, list[Request]] = {}  # copies of a request: its other candidates
+        self.branch_rows: list[int] = []  # free rows of the store, which they use
+        self.chains = drafter.chains if isinstance(drafter, TreeDrafter) else 1
+        if type(self.chains) is not int or self.chains < 1:
+            raise ValueError(f"chains={self.chains!r} must be a positive integer; 1 for one candidate")
+        if self.store.needs_snapshots:  # every other candidate would need a copy of all states
+            self.chains = 1
         self.statistics = SpeculationStatistics(draft_tokens)
         drafter.open(runner.model, self.store.rows, self.store.max_tokens)
         if isinstance(drafter, StreamReader):
@@ -92,18 +115,23 @@ class Speculation:
             start = perf_counter()
             batch = self.add_drafts(batch)
             drafted = perf_counter()
-            logits = forward(batch)
+            logits = self.forward(batch, forward)
             tokens = self.verify(self.scheduler.advance(batch), logits, add)
             plain = all(length == 1 for _, length in batch)
             self.statistics.count_step(plain, tokens, drafted - start, perf_counter() - drafted)
         finally:
             for request, _ in batch:
                 request.draft = None
+            for row in self.branch_rows:
+                self.store.release(row)
+            self.branch_rows.clear()
+            self.branches.clear()
             self.snapshots.clear()
 
     def add_drafts(self, batch: ScheduledBatch) -> ScheduledBatch:
         """The batch with drafts for its requests."""
-        lengths = {request: self.draft_length(request) for request, _ in batch}
+        chains = min(self.chains, 1 + len(self.scheduler.free_rows) // len(batch))
+        lengths = {request: self.draft_length(request, chains) for request, _ in batch}
         drafted = [request for request, length in lengths.items() if length > 0]
         for request, draft in zip(drafted, self.propose(drafted, lengths), strict=True):
             assert request.row is not None and len(draft.ids) <= lengths[request]
@@ -111,8 +139,53 @@ class Speculation:
                 request.draft = draft
                 if self.store.needs_snapshots:
                     self.snapshots[request] = self.store.snapshot(request.row)
+                self.add_branches(request, draft.others[: chains - 1])
         self.store.upload()
         return [(request, length + (len(request.draft.ids) if request.draft else 0)) for request, length in batch]
+
+    def add_branches(self, request: Request, others: Sequence[list[int]]) -> None:
+        """A copy of the request for each of these candidates, in a row that continues the same prefix."""
+        if not others:
+            return
+        assert request.row is not None
+        snapshot = self.store.snapshot(request.row)
+        for ids in others:
+            row = min(self.scheduler.free_rows.difference(self.branch_rows))
+            self.branch_rows.append(row)
+            forked = self.store.fork(request.row, row, snapshot)
+            if not (forked and self.store.reserve(row, request.length + len(ids))):
+                return
+            branch = copy(request)
+            branch.row, branch.draft = row, Draft(ids)
+            self.branches.setdefault(request, []).append(branch)
+
+    def forward(self, batch: ScheduledBatch, run: Callable[[ScheduledBatch], Tensor]) -> Tensor:
+        """Run a batch with its branches. Returns the logits of one candidate per request, which is then its draft."""
+        if not self.branches:
+            return run(batch)
+        branches = [branch for group in self.branches.values() for branch in group]
+        forwarded = [*batch, *((branch, 1 + len(branch.draft.ids)) for branch in branches if branch.draft)]
+        logits = run(forwarded)  # it sorts its batch by row
+        sizes = {request: 1 + (len(request.draft.ids) if request.draft else 0) for request, _ in forwarded}
+        rows = dict(zip(sizes, logits.split(list(sizes.values())), strict=True))
+        likeliest = dict(zip(sizes, logits.argmax(-1).split(list(sizes.values())), strict=True))
+        for request, group in self.branches.items():
+            best = max((request, *group), key=lambda candidate: agreement(candidate, likeliest[candidate].tolist()))
+            if best is not request:
+                self.adopt(request, best)
+                rows[request] = rows[best]
+        return torch.cat([rows[request] for request, _ in batch])
+
+    def adopt(self, request: Request, branch: Request) -> None:
+        """Continue a request with the row and the draft of one of its branches."""
+        assert request.row is not None and branch.row is not None
+        snapshot = self.store.snapshot(branch.row)
+        self.store.release(request.row)
+        forked = self.store.fork(branch.row, request.row, snapshot)
+        assert forked, "the row has released the space that it needs"
+        request.draft = branch.draft
+        assert isinstance(self.drafter, TreeDrafter)
+        self.drafter.adopt(request, branch)
 
     def propose(self, requests: Sequence[Request], lengths: Mapping[Request, int]) -> Sequence[Draft]:
         try:
@@ -122,13 +195,14 @@ class Speculation:
             warnings.warn(f"the drafter failed ({reason}); decoding without drafts in this step", stacklevel=4)
             return [Draft([]) for _ in requests]
 
-    def draft_length(self, request: Request) -> int:
+    def draft_length(self, request: Request, chains: int) -> int:
         """How many tokens are drafted: none for the last token, after a failure, and if accepted tokens are pending."""
         if request.pending != 1 or request.isolated:
             return 0
         if request not in self.lengths:
             self.lengths[request] = DraftLength(self.draft_tokens, self.costs)
-        return min(self.lengths[request].next(), request.limit - len(request.new) - 1)
+        chains = chains if request.sampling.temperature == 0 else 1
+        return min(self.lengths[request].next(chains), request.limit - len(request.new) - 1)
 
     def verify(self, requests: Sequence[Request], logits: Tensor, add: AddToken) -> int:
         """Sample the next tokens of requests, as many as their drafts allow. Returns how many.
@@ -202,6 +276,12 @@ class Speculation:
             request.cached = snapshot.length
         else:
             self.store.rewind(request.row, request.cached)
+
+
+def agreement(candidate: Request, likeliest: Sequence[int]) -> int:
+    """How many tokens of the draft of a candidate are the most likely ones, before the first that is not."""
+    ids = candidate.draft.ids if candidate.draft else []
+    return next((i for i, (id, best) in enumerate(zip(ids, likeliest, strict=False)) if id != best), len(ids))
 
 
 def open_speculation(

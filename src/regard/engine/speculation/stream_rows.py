@@ -70,7 +70,7 @@ class Streams:
     def __init__(self) -> None:
         self.of: WeakKeyDictionary[Request, RequestStream] = WeakKeyDictionary()
 
-    def read(self, batch: ScheduledBatch, x: Tensor, last: int | None = None) -> None:
+    def record(self, batch: ScheduledBatch, x: Tensor, last: int | None = None) -> None:
         """After a forward of the model. last: how many states of a request are kept at most; None: all of them."""
         for b, (request, length) in enumerate(batch):
             first = 0 if last is None else max(0, length - last)
@@ -79,6 +79,11 @@ class Streams:
             stream.add(request.cached + first, part)
             if last is not None:
                 stream.drop(stream.end - last)
+
+    def adopt(self, request: Request, other: Request) -> None:
+        """Continue a request with the states of another candidate, which the same forward has computed."""
+        stream = self.of[other]
+        self.of[request].add(stream.start, stream.read(stream.start, stream.end))
 
     def last(self, request: Request) -> Tensor | None:
         """The state (D,) of the last computed token; None if it is not known."""

@@ -256,10 +256,11 @@ class Paged:
         """Give a copy of the first tokens of a block to a row."""
         self.take(row, 1)
         self.upload()  # the block may be one that is not cleared yet
-        new = self.owned[row][-1]
-        old, to = self.slots(self.on_device([[block], [new]]))[:, :tokens]
-        for storage in self.per_token:
-            storage.copy(old, to)
+        old, to = block * self.block, self.owned[row][-1] * self.block
+        if arrays := [array for storage in self.per_token for array in storage.arrays.values()]:
+            torch._foreach_copy_(
+                [array[to : to + tokens] for array in arrays], [array[old : old + tokens] for array in arrays]
+            )
 
     def slots(self, blocks: Tensor) -> Tensor:
         """(…, n) blocks -> (…, n · block) their slots."""
@@ -304,10 +305,6 @@ class PagedStorage:
     def clear(self, slots: Tensor) -> None:
         for array in self.arrays.values():
             array[slots] = 0
-
-    def copy(self, slots: Tensor, to: Tensor) -> None:
-        for array in self.arrays.values():
-            array[to] = array[slots]
 
 
 class PagedState(NamedTuple):
