@@ -31,6 +31,7 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("methods", nargs="+", help="as for --speculate")
     parser.add_argument("--draft-tokens", type=int, default=2)
+    parser.add_argument("--draft-chains", type=int, default=1, help="candidates, of methods that have several")
     parser.add_argument("--prompts", type=int, default=2)
     parser.add_argument("--max-new", type=int, default=40)
     parser.add_argument("--runs", type=int, default=2)
@@ -41,8 +42,10 @@ def main() -> None:
     prompts = prompts_of(stories, options.prompts, NextToken(), llm.tokenizer)
     engines = {"plain": Engine(llm.model, rows=1)}
     for method in options.methods:
-        drafter = open_drafter(method, options.model, "cpu")
-        engines[method] = Engine(llm.model, rows=1, speculation=drafter, draft_tokens=options.draft_tokens)
+        drafter = open_drafter(method, options.model, "cpu", chains=options.draft_chains)
+        engines[method] = Engine(
+            llm.model, rows=options.draft_chains, speculation=drafter, draft_tokens=options.draft_tokens
+        )
         engines[method].speculation.costs = DraftCosts(1.0, 0.0)  # ty: ignore[invalid-assignment]
     seconds: dict[str, list[float]] = {name: [] for name in engines}
     sampling, expected = Sampling(max_new=options.max_new, temperature=0, ignore_eos=True), {}

@@ -169,7 +169,9 @@ def engine_for(cell: Cell, reference: bool) -> Engine:
     if not reference:
         store: Any = cell["store"]
         options |= {"store": store, "speculation": drafter(cell["drafts"], cell["mixer"]), "draft_tokens": 4}
-        if feature in ("batch", "preemption", "sampled", "grammar"):
+        if feature in ("alone", "batch"):
+            options["rows"] = 6  # free ones are for further candidates
+        if feature in ("preemption", "sampled", "grammar"):
             options["rows"] = 3
         if feature == "small chunks":
             options["chunk"] = 3

@@ -46,9 +46,9 @@ def load_drafter(folder: str | Path, kind: str, target: str, device: torch.devic
     return load(folder, device)
 
 
-def as_drafter(module: nn.Module) -> Drafter:
-    """The drafter of an engine with these heads or this layer."""
+def as_drafter(module: nn.Module, chains: int = 1) -> Drafter:
+    """The drafter of an engine with these heads or this layer. chains: candidates per greedy request."""
     if isinstance(module, MedusaHeadsModule):
-        return Medusa(module)
+        return Medusa(module, chains)
     assert isinstance(module, EagleLayerModule), f"{type(module).__name__} is no drafter"
-    return Eagle(module)
+    return Eagle(module, chains)

@@ -152,7 +152,9 @@ def test_a_model_is_served_with_the_given_options(monkeypatch: pytest.MonkeyPatc
         raise OSError("not started")
 
     monkeypatch.setattr("regard.cli.bench_serve.subprocess.Popen", start)
-    options = ("--quantize", "int8", "--cache", "int4:8", "--speculate", "ngram", "--draft-tokens", "3")
+    options = (
+        "--quantize", "int8", "--cache", "int4:8", "--speculate", "self", "--draft-tokens", "3", "--draft-chains", "2",
+    )  # fmt: skip
     assert "not started" in str(regard("bench", "serve", "smollm2", *options).exception)
     pairs = set(zip(started[0], started[0][1:], strict=False))
     assert set(zip(options[::2], options[1::2], strict=True)) <= pairs

@@ -121,6 +121,9 @@ def test_generate_with_drafts_prints_the_same_text_and_statistics(demo_run: Path
     }
     for method, message in errors.items():
         assert message in str(regard(*arguments, "--speculate", method).exception)
+    for method in ("ngram", "self:1"):
+        refused = regard(*arguments, "--speculate", method, "--draft-chains", 2).exception
+        assert "--draft-chains 2 needs --speculate medusa:FOLDER, eagle:FOLDER or self" in str(refused)
     refused = regard(*arguments, "--speculate", "ngram", "--batch-invariant").exception
     assert "--speculate does not support --batch-invariant" in str(refused)
 
@@ -142,7 +145,7 @@ def test_a_drafter_is_trained_and_used(demo_run: Path, tmp_path: Path) -> None:
         out = tmp_path / method
         trained = regard("speculate", "train", demo_run, out, "--method", method, "--data.source=world", *steps)
         assert "accepted on held-out text: " in trained.stdout and f"--speculate {method}:{out}" in trained.stdout
-        with_drafts = regard(*arguments, "--json", "--speculate", f"{method}:{out}").stdout
+        with_drafts = regard(*arguments, "--json", "--speculate", f"{method}:{out}", "--draft-chains", 3).stdout
         assert json.loads(with_drafts)["ids"] == plain
     refused = regard(*arguments, "--speculate", f"eagle:{tmp_path / 'medusa'}").exception
     assert "has a drafter of kind medusa; use --speculate medusa:" in str(refused)
@@ -312,10 +315,11 @@ def test_flags_are_frozen() -> None:
         "--cache",
         "--speculate",
         "--draft-tokens",
+        "--draft-chains",
         "--stats",
     }
     for name in ("chat", "serve", "batch", "bench serve"):
-        assert {"--quantize", "--cache", "--speculate", "--draft-tokens"} <= flags[name], name
+        assert {"--quantize", "--cache", "--speculate", "--draft-tokens", "--draft-chains"} <= flags[name], name
     assert "--quantize" in flags["eval"]
     assert flags["serve"] >= {"--host", "--port", "--key", "--name", "--rows", "--context", "--device"}
     assert flags["serve"] >= {"--memory", "--queue", "--max-body", "--dtype", "--compile", "--no-compile", "--adapter"}

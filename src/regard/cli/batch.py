@@ -23,7 +23,7 @@ from regard.cli.open_engine import (
 )
 from regard.cli.open_model import AdapterOption, ContextOption, DeviceOption, ModelArgument
 from regard.cli.open_served import NamedModel, named_model, open_served
-from regard.cli.speculation_options import DraftTokensOption, SpeculateOption, check_speculation
+from regard.cli.speculation_options import DraftChainsOption, DraftTokensOption, SpeculateOption, check_speculation
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -48,6 +48,7 @@ def batch(
     cache: CacheOption = None,
     speculate: SpeculateOption = None,
     draft_tokens: DraftTokensOption = 5,
+    draft_chains: DraftChainsOption = 1,
     compile: CompileOption = None,
     batch_invariant: BatchInvariantOption = False,
     device: DeviceOption = "auto",
@@ -82,10 +83,10 @@ def batch(
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     options = EngineOptions(
         device, context, adapter, dtype, rows, memory, compile=compile, batch_invariant=batch_invariant,
-        quantize=quantize, cache=cache, speculate=speculate, draft_tokens=draft_tokens,
+        quantize=quantize, cache=cache, speculate=speculate, draft_tokens=draft_tokens, draft_chains=draft_chains,
     )  # fmt: skip
     check_cache(options)
-    check_speculation(options.speculate, excludes_drafts(options))
+    check_speculation(options.speculate, excludes_drafts(options), draft_chains)
     with BatchOutput(out, {entry.custom_id for entry in entries}) as output:
         missing = [entry for entry in entries if entry.custom_id not in output.done]
         if output.done:

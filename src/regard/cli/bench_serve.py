@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from regard.cli.open_engine import CacheOption, EngineOptions, QuantizeOption, check_cache
-from regard.cli.speculation_options import DraftTokensOption, SpeculateOption, check_speculation
+from regard.cli.speculation_options import DraftChainsOption, DraftTokensOption, SpeculateOption, check_speculation
 from regard.find_model import find_model
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ def bench_serve(
     cache: CacheOption = None,
     speculate: SpeculateOption = None,
     draft_tokens: DraftTokensOption = 5,
+    draft_chains: DraftChainsOption = 1,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds until a silent request fails.")] = 600.0,
     seed: Annotated[int, typer.Option(help="Seed of prompts, lengths and arrivals.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -73,7 +74,9 @@ def bench_serve(
       regard bench serve smollm2 --quantize int8 --cache int8 --speculate ngram
     """
     is_url = target.startswith(("http://", "https://"))
-    options = EngineOptions(quantize=quantize, cache=cache, speculate=speculate, draft_tokens=draft_tokens)
+    options = EngineOptions(
+        quantize=quantize, cache=cache, speculate=speculate, draft_tokens=draft_tokens, draft_chains=draft_chains
+    )
     check_server_options(options, is_url)
     if not is_url:
         find_model(target)  # before slow imports: a mistyped name is refused at once
@@ -149,14 +152,14 @@ def check_server_options(options: EngineOptions, is_url: bool) -> None:
     if is_url and (given := server_options(options)):
         raise ValueError(f"{', '.join(given)}: the server at this address has its own options; give a model instead")
     check_cache(options)
-    check_speculation(options.speculate, excluded=False)
+    check_speculation(options.speculate, excluded=False, draft_chains=options.draft_chains)
 
 
 @contextmanager
 def open_server(model: str, options: EngineOptions) -> Generator[str]:
     """`regard serve` on a free port, with these options; its messages are printed."""
     command = [sys.executable, "-m", "regard", "serve", model, "--port", "0"]
-    command += ["--draft-tokens", str(options.draft_tokens)]
+    command += ["--draft-tokens", str(options.draft_tokens), "--draft-chains", str(options.draft_chains)]
     for name, value in server_options(options).items():
         command += [name, value]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:

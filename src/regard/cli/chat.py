@@ -13,7 +13,13 @@ from regard.cli.open_engine import (
     quantize_weights,
 )
 from regard.cli.open_model import AdapterOption, ContextOption, DeviceOption, ModelArgument
-from regard.cli.speculation_options import DraftTokensOption, SpeculateOption, check_speculation, open_drafter
+from regard.cli.speculation_options import (
+    DraftChainsOption,
+    DraftTokensOption,
+    SpeculateOption,
+    check_speculation,
+    open_drafter,
+)
 
 
 def chat(
@@ -30,6 +36,7 @@ def chat(
     cache: CacheOption = None,
     speculate: SpeculateOption = None,
     draft_tokens: DraftTokensOption = 5,
+    draft_chains: DraftChainsOption = 1,
 ) -> None:
     """Chat with a model in the terminal.
 
@@ -49,9 +56,9 @@ def chat(
     from regard.cli.conversation import Conversation
     from regard.cli.open_model import open_model
 
-    options = EngineOptions(device, quantize=quantize, cache=cache, speculate=speculate)
+    options = EngineOptions(device, quantize=quantize, cache=cache, speculate=speculate, draft_chains=draft_chains)
     check_cache(options)
-    check_speculation(options.speculate, excludes_drafts(options))
+    check_speculation(options.speculate, excludes_drafts(options), draft_chains)
     llm = open_model(model, device, context, adapter, packed=quantize == "stored")
     if llm.tokenizer.chat_template is None:
         raise ValueError(f"{model} has no chat template, so it cannot chat; use `regard generate`")
@@ -62,8 +69,8 @@ def chat(
         from regard.engine.engine import Engine
 
         llm.engine = Engine(
-            llm.model, rows=1, capacity=context, cache=cache,
-            speculation=open_drafter(options.speculate, model, options.device), draft_tokens=draft_tokens,
+            llm.model, rows=draft_chains, capacity=context, cache=cache, draft_tokens=draft_tokens,
+            speculation=open_drafter(options.speculate, model, options.device, chains=draft_chains),
         )  # fmt: skip
     terminal = open_terminal()
     conversation = Conversation(

@@ -19,6 +19,7 @@ from regard.cli.open_engine import (
 )
 from regard.cli.open_model import AdapterOption, ContextOption, DeviceOption, ModelArgument
 from regard.cli.speculation_options import (
+    DraftChainsOption,
     DraftTokensOption,
     SpeculateOption,
     StatsOption,
@@ -77,6 +78,7 @@ def generate(
     cache: CacheOption = None,
     speculate: SpeculateOption = None,
     draft_tokens: DraftTokensOption = 5,
+    draft_chains: DraftChainsOption = 1,
     stats: StatsOption = False,
     logprobs: Annotated[
         int, typer.Option(min=0, help="With --json: also the most likely tokens at each place, this many.")
@@ -105,8 +107,9 @@ def generate(
     """
     find_model(model)  # before torch is imported: a mistyped name is refused at once
     engine = EngineOptions(
-        device, context, adapter, rows=n, tensor_parallel=tensor_parallel, batch_invariant=batch_invariant,
-        quantize=quantize, cache=cache, speculate=speculate, draft_tokens=draft_tokens,
+        device, context, adapter, rows=n * draft_chains, tensor_parallel=tensor_parallel,
+        batch_invariant=batch_invariant, quantize=quantize, cache=cache, speculate=speculate,
+        draft_tokens=draft_tokens, draft_chains=draft_chains,
     )  # fmt: skip
     check_combination(engine)
     check_output_options(logprobs, as_json, schema, regex, choice)
@@ -153,7 +156,7 @@ def check_combination(options: EngineOptions) -> None:
     if (options.batch_invariant or options.quantize) and options.tensor_parallel > 1:
         raise ValueError("--batch-invariant and --quantize do not support --tensor-parallel; leave it out")
     check_cache(options)
-    check_speculation(options.speculate, excludes_drafts(options))
+    check_speculation(options.speculate, excludes_drafts(options), options.draft_chains)
 
 
 def open_model_with_engine(model: Path, options: EngineOptions) -> "LanguageModel":
@@ -174,8 +177,8 @@ def open_model_with_engine(model: Path, options: EngineOptions) -> "LanguageMode
     elif options.batch_invariant or options.cache or options.speculate:
         llm.engine = Engine(
             llm.model, rows=rows, capacity=context, source_capacity=context, batch_invariant=options.batch_invariant,
-            cache=options.cache, speculation=open_drafter(options.speculate, model, options.device),
-            draft_tokens=options.draft_tokens,
+            cache=options.cache, draft_tokens=options.draft_tokens,
+            speculation=open_drafter(options.speculate, model, options.device, chains=options.draft_chains),
         )  # fmt: skip
     return llm
 

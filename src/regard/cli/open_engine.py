@@ -91,6 +91,7 @@ class EngineOptions(NamedTuple):
     cache: str | None = None
     speculate: str | None = None
     draft_tokens: int = 5
+    draft_chains: int = 1
 
 
 def excludes_drafts(options: EngineOptions) -> bool:
@@ -174,7 +175,9 @@ def open_engine(
             llm.model, rows=options.rows, capacity=options.context, source_capacity=options.context, memory=memory,
             queue=options.queue, compile=compiles.value == "on", max_cpu_loras=options.max_cpu_loras,
             max_loras=options.max_loras, batch_invariant=options.batch_invariant, cache=options.cache,
-            speculation=open_drafter(options.speculate, path, options.device, options.dtype, options.compile),
+            speculation=open_drafter(
+                options.speculate, path, options.device, options.dtype, options.compile, options.draft_chains
+            ),
             draft_tokens=options.draft_tokens,
         )  # fmt: skip
         llm.rows = llm.engine.store.rows

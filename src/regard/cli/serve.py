@@ -38,7 +38,7 @@ from regard.cli.serve_options import (
     ServedModelsArgument,
     split_keys,
 )
-from regard.cli.speculation_options import DraftTokensOption, SpeculateOption, check_speculation
+from regard.cli.speculation_options import DraftChainsOption, DraftTokensOption, SpeculateOption, check_speculation
 from regard.cli.tensor_parallel import TensorParallelOption
 
 if TYPE_CHECKING:
@@ -74,6 +74,7 @@ def serve(
     cache: CacheOption = None,
     speculate: SpeculateOption = None,
     draft_tokens: DraftTokensOption = 5,
+    draft_chains: DraftChainsOption = 1,
     compile: CompileOption = None,
     batch_invariant: BatchInvariantOption = False,
     device: DeviceOption = "auto",
@@ -119,7 +120,7 @@ def serve(
         device=device, context=context, adapter=adapter, dtype=dtype, rows=rows, memory=memory, queue=queue,
         compile=compile, max_cpu_loras=max_cpu_loras, max_loras=max_loras, tensor_parallel=tensor_parallel,
         batch_invariant=batch_invariant, quantize=quantize, cache=cache,
-        speculate=speculate, draft_tokens=draft_tokens,
+        speculate=speculate, draft_tokens=draft_tokens, draft_chains=draft_chains,
     )  # fmt: skip
     check_combination(named, options, loras, lora_folder, replicas)
     require_server()
@@ -196,6 +197,6 @@ def check_combination(
     if options.quantize and (options.tensor_parallel > 1 or loras or lora_folder is not None):
         raise ValueError("--quantize does not support --tensor-parallel, --lora-modules and --lora-folder")
     check_cache(options)
-    check_speculation(options.speculate, excludes_drafts(options))
+    check_speculation(options.speculate, excludes_drafts(options), options.draft_chains)
     if replicas is not None and lora_folder is not None:
         raise ValueError("--lora-folder loads adapters into one replica only; give them to all with --lora-modules")

@@ -41,6 +41,15 @@ SpeculateOption = Annotated[
 DraftTokensOption = Annotated[
     int, typer.Option(min=1, max=15, help="With --speculate: propose at most this many tokens at a time.")
 ]
+DraftChainsOption = Annotated[
+    int,
+    typer.Option(
+        min=1,
+        max=64,
+        help="With --speculate medusa, eagle or self: verify this many candidate drafts of a greedy request at a time, "
+        "in rows that are free.",
+    ),
+]
 StatsOption = Annotated[
     bool, typer.Option("--stats", help="Print speed, and with --speculate the acceptance of its tokens, at the end.")
 ]
@@ -51,8 +60,13 @@ def reads_hidden_states(speculate: str) -> bool:
     return speculate == "self" or speculate.partition(":")[0] in ("medusa", "eagle")
 
 
-def check_speculation(speculate: str | None, excluded: bool) -> None:
+def check_speculation(speculate: str | None, excluded: bool, draft_chains: int = 1) -> None:
     """Raise ValueError for a method that does not exist. excluded: an option is given that does not support drafts."""
+    if draft_chains > 1 and not (speculate and reads_hidden_states(speculate)):
+        raise ValueError(
+            f"--draft-chains {draft_chains} needs --speculate medusa:FOLDER, eagle:FOLDER or self; the other methods "
+            "have one draft"
+        )
     if speculate is None:
         return
     method, _, name = speculate.partition(":")
@@ -78,9 +92,13 @@ def check_speculation(speculate: str | None, excluded: bool) -> None:
 
 
 def open_drafter(
-    speculate: str | None, target: Path | None, device: str, dtype: str = "auto", compile: bool | None = None
-) -> "Drafter | None":
-    """The drafter of a new engine for the model `target`. device, dtype, compile: of a draft model."""
+    speculate: str | None, target: Path | None, device: str, dtype: str = "auto", compile: bool | None = None,
+    chains: int = 1,
+) -> "Drafter | None":  # fmt: skip
+    """The drafter of a new engine for the model `target`. device, dtype, compile: of a draft model.
+
+    chains: candidates per greedy request.
+    """
     if speculate is None:
         return None
     method, _, name = speculate.partition(":")
@@ -97,7 +115,7 @@ def open_drafter(
             from regard.engine.speculation.ahead_blocks import AheadBlocks
             from regard.engine.speculation.first_layers import FirstLayers
 
-            return FirstLayers(int(name)) if name else AheadBlocks()
+            return FirstLayers(int(name)) if name else AheadBlocks(chains)
         case "draft":
             from regard.engine.speculation.draft_model import DraftModel
             from regard.load_model import load
@@ -109,7 +127,7 @@ def open_drafter(
     from regard.training.run import newest_checkpoint
 
     assert target is not None, "a trained drafter is compared with the files of its model"
-    return as_drafter(load_drafter(name, method, fingerprint_model(newest_checkpoint(target))))
+    return as_drafter(load_drafter(name, method, fingerprint_model(newest_checkpoint(target))), chains)
 
 
 def print_statistics(engine: "Engine", tokens: int, seconds: float, console: "Console") -> None:
