@@ -68,10 +68,10 @@ def prefixes(trial: Trial) -> Outcome:
 
 
 def speculative(trial: Trial) -> Outcome:
-    """Drafts of the right tokens with some wrong ones, in a batch with every store; and those of untrained heads."""
+    """Two drafts, one with some wrong tokens, in a batch with every store; and those of untrained heads."""
     errors, prompts = [], prompt_lengths(trial)
     open_engine = partial(
-        Engine, trial.model, rows=2, capacity=trial.length, source_capacity=trial.source_length or None, chunk=5
+        Engine, trial.model, rows=8, capacity=trial.length, source_capacity=trial.source_length or None, chunk=5
     )
     plain = run(open_engine(), trial, prompts)
     drafter = PartlyWrong([request.tokens for request in plain])
@@ -81,13 +81,15 @@ def speculative(trial: Trial) -> Outcome:
     if not drafter.proposed:
         return not_applicable(f"sequences of {trial.length} tokens are too short for a draft")
     heads = MedusaHeads.of(decoder_of(trial.model).spec, heads=2, shared=True).build(seed=0)  # they read hidden states
-    engine = open_engine(speculation=Medusa(heads), draft_tokens=2)
+    engine = open_engine(speculation=Medusa(heads, chains=2), draft_tokens=2)
     errors += [error_of(trial, request) for request in run(engine, trial, prompts)]
     return compared(f"{drafter.proposed} tokens of drafts", *errors)
 
 
 class PartlyWrong:
-    """Proposes the continuations of known sequences, in which every third token is replaced."""
+    """Proposes the continuations of known sequences, in which every third token is replaced, then the right ones."""
+
+    chains = 2
 
     def __init__(self, sequences: list[list[int]]):
         self.sequences, self.proposed = sequences, 0
@@ -103,7 +105,10 @@ class PartlyWrong:
         known = next((ids[size : size + length] for ids in self.sequences if ids[:size] == tokens), [])
         ids = [id if (size + i) % 3 else tokens[0] for i, id in enumerate(known)]
         self.proposed += len(ids)
-        return Draft(ids)
+        return Draft(ids, others=[known] if ids != known else [])
+
+    def adopt(self, request: Request, other: Request) -> None:
+        pass
 
     def observe(self, request: Request, inputs: Sequence[int], accepted: int, logits: Tensor) -> None:
         pass
