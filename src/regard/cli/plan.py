@@ -24,7 +24,7 @@ ContextFlag = Annotated[int | None, typer.Option(min=1, help="Tokens per sequenc
 WeightsFlag = Annotated[
     str | None, typer.Option(help="Format of the weights, if not that of the cache: int8, int4/128, q4_k, nf4 …")
 ]
-RankFlag = Annotated[int | None, typer.Option(min=1, metavar="RANK", help="Count LoRA adapters of this rank.")]
+RankFlag = Annotated[int | None, typer.Option(min=1, max=2**20, metavar="RANK", help="Count LoRA adapters of this rank.")]
 DeviceFlag = Annotated[
     str | None, typer.Option(help="Estimate capacity and speed on this device: h100, a100, rtx4090 …")
 ]
@@ -140,6 +140,8 @@ def cache_groups(numbers: "Plan", names: Sequence[str]) -> dict[str, Any]:
 
     if numbers.dtype not in ("float64", "float32", "bfloat16", "float16"):
         raise ValueError(f"--cache is for a model in float32, bfloat16 or float16, not --dtype {numbers.dtype}")
+    if numbers.context < 2:
+        raise ValueError("--cache counts the bytes of further tokens; give a --context of at least 2")
     decoder, dtype = numbers.decoder, getattr(torch, numbers.dtype)
     if decoder is None:
         raise ValueError(f"a model of kind {numbers.spec.kind} keeps no keys and values; leave --cache out")

@@ -41,6 +41,7 @@ from regard.planning.training import (
 )
 
 Groups = dict[str, Any]
+MOST_TRAINED = 1e18  # tokens
 PREFIXES = {1000: ["", *"kMGTPEZY"], 1024: ["", *(f"{prefix}i" for prefix in "KMGTPEZY")]}
 
 
@@ -122,6 +123,8 @@ def decoding_groups(plan: Costs) -> Groups:
 
 def training_run_groups(plan: Costs, tokens: float) -> Groups:
     """FLOPs of training on this many tokens, and the model size and token count that are optimal for 6ND FLOPs."""
+    if not 1 <= tokens <= MOST_TRAINED:
+        raise ValueError(f"tokens={tokens} must be from 1 to {MOST_TRAINED:.0e}")
     compute = flops_6nd(plan.count.active, tokens)
     best_parameters, best_tokens = BESIROGLU.optimum(compute)
     return {

@@ -14,6 +14,8 @@ from regard.planning.parameters import count_parameters, stacks
 from regard.planning.published import PUBLISHED, find_published
 from regard.spec import suggest_name
 
+MOST_TOKENS = 10**12  # per sequence, and sequences per batch
+
 
 class HasModel(Protocol):
     """A model with its tokenizer, such as a LanguageModel."""
@@ -62,8 +64,8 @@ def plan(
     if context is None:
         raise ValueError("this spec has no context; pass the length to plan for, for example context=2048")
     for name, count in (("context", context), ("batch", batch)):
-        if count < 1:
-            raise ValueError(f"{name}={count} must be at least 1")
+        if not 1 <= count <= MOST_TOKENS:
+            raise ValueError(f"{name}={count} must be from 1 to {MOST_TOKENS:,}")
     weights = dtype if weights is None else weights
     for name in (dtype, weights):
         format_of(name)

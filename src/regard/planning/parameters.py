@@ -22,6 +22,8 @@ from regard.models.encoder import Encoder
 from regard.models.stack import Stack, unroll
 from regard.parts.body import Body
 
+MOST_LAYERS = 10_000
+
 # The part under which a child module's parameters are counted, apart from those of its bodies.
 PART_OF_CHILD = {
     "input": "embedding",
@@ -75,8 +77,20 @@ class Parameters:
         return self.total - self.inactive
 
 
+def build_to_count(spec: Model) -> nn.Module:
+    """The model on the meta device. ValueError if it has too many layers to count, or a size that exceeds 64 bits."""
+    layers = sum(run.times * len(run.blocks) for stack in stacks(spec).values() for run in stack.layers)
+    if layers > MOST_LAYERS:
+        raise ValueError(f"a model of {layers:,} layers is too large to count; give at most {MOST_LAYERS:,}")
+    try:
+        return build_on_meta(spec)
+    except (RuntimeError, TypeError, OverflowError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"this model is too large: {reason}; lower its width, layers or vocab") from error
+
+
 def count_parameters(spec: Model) -> Parameters:
-    model = build_on_meta(spec)
+    model = build_to_count(spec)
     counts, counted = Counter(), set()
 
     def count(part: str, parameters: Iterable[nn.Parameter]) -> None:
@@ -135,7 +149,7 @@ def quantized_size(spec: Model, format: NumberFormat, bits: int) -> QuantizedSiz
 
     An output layer that shares its matrix with the embedding gets a matrix of its own.
     """
-    model = build_on_meta(spec)
+    model = build_to_count(spec)
     layers = {module: module.weight for name, module in model.named_modules() if can_quantize(name, module, format)}
     shapes = [weight.shape for weight in layers.values()]
     others = {
