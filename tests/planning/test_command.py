@@ -113,7 +113,7 @@ def test_activations_are_counted_on_request():
         (["7B", "--context", "1", "--cache", "int8"], "give a --context of at least 2"),
         (["99999999T"], "a model of 79,824 layers is too large to count; give at most 10,000"),
         (["llama", f"--model.layers.0.times={2**63}"], "layers is too large to count"),
-        (["llama", f"--model.width={2**62}"], "this model is too large: .*; lower its width, layers or vocab"),
+        (["demo", f"--model.width={2**62}"], "this model is too large: .*; lower its width, layers or vocab"),
         (["llama", f"--model.vocab={2**63}"], "this model is too large: .*; lower its width, layers or vocab"),
         (["llama-8b"], "'llama-8b' is neither a file or folder nor a known name; did you mean 'llama-7b'"),
         (["٧B"], "'٧B' is neither a file or folder nor a known name"),

@@ -24,7 +24,9 @@ ContextFlag = Annotated[int | None, typer.Option(min=1, help="Tokens per sequenc
 WeightsFlag = Annotated[
     str | None, typer.Option(help="Format of the weights, if not that of the cache: int8, int4/128, q4_k, nf4 …")
 ]
-RankFlag = Annotated[int | None, typer.Option(min=1, max=2**20, metavar="RANK", help="Count LoRA adapters of this rank.")]
+RankFlag = Annotated[
+    int | None, typer.Option(min=1, max=2**20, metavar="RANK", help="Count LoRA adapters of this rank.")
+]
 DeviceFlag = Annotated[
     str | None, typer.Option(help="Estimate capacity and speed on this device: h100, a100, rtx4090 …")
 ]
