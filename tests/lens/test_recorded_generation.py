@@ -5,7 +5,9 @@ import torch
 
 from regard.engine.engine import Engine
 from regard.engine.request import Sampling
+from regard.engine.speculation.draft_length import DraftCosts
 from regard.lens import attention_maps, record, record_generation
+from tests.engine.drafters import medusa
 from tests.laws import MODELS, build, random_ids
 
 GREEDY = Sampling(max_new=9, temperature=0)
@@ -63,6 +65,21 @@ def test_a_cached_prefix_is_not_used_while_a_request_is_recorded() -> None:
     assert request.reused > 0, "the test needs a cached prefix"
     found = record_generation(engine, prompt, GREEDY, "stack.blocks.0")
     assert found.tokens == first and found["stack.blocks.0"].shape[0] == len(prompt) + 8
+
+
+@torch.no_grad()
+def test_drafts_are_left_out_while_a_request_is_recorded() -> None:
+    """Tokens of a draft that are rejected, or accepted in another row, would be recorded too."""
+    model, prompt = build(MODELS["grouped-query"]), [1, 2, 3]
+    engine = Engine(model, rows=4, capacity=64, speculation=medusa(model, chains=4))
+    assert engine.speculation is not None
+    engine.speculation.costs = DraftCosts(1.0, 0.0)  # a draft in every step
+    found = record_generation(engine, prompt, GREEDY, "*.pattern")
+    assert [token.id for token in engine.generate(prompt, GREEDY)] == found.tokens
+    assert engine.metrics()["accepted_draft_tokens"] > 0
+    maps = attention_maps(model, [*prompt, *found.tokens[:-1]])
+    assert found["stack.blocks.1.sublayers.0.body.pattern"].shape == maps[1].shape
+    assert (found["stack.blocks.1.sublayers.0.body.pattern"] - maps[1]).abs().max() <= 1e-9
 
 
 def test_prepared_steps_are_left_out_while_a_request_is_recorded() -> None:

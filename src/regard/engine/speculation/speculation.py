@@ -84,7 +84,8 @@ class Speculation:
         """draft_tokens: the most per request and forward. The number follows the acceptance of recent drafts."""
         if type(draft_tokens) is not int or not 1 <= draft_tokens <= MAX_DRAFT:
             raise ValueError(f"draft_tokens={draft_tokens!r} must be an integer from 1 to {MAX_DRAFT}")
-        self.drafter, self.draft_tokens, self.scheduler, self.store = drafter, draft_tokens, scheduler, runner.store
+        self.drafter, self.draft_tokens, self.scheduler = drafter, draft_tokens, scheduler
+        self.runner, self.store = runner, runner.store
         self.lengths: WeakKeyDictionary[Request, DraftLength] = WeakKeyDictionary()
         self.costs = COSTS.get(runner.device.type, COSTS["cpu"])
         self.snapshots: dict[Request, Snapshot] = {}
@@ -106,7 +107,12 @@ class Speculation:
                 runner.graphs = runner.compiled = None
 
     def handles(self, batch: ScheduledBatch) -> bool:
-        """Whether this is a decode batch: not of prompts, but perhaps with accepted tokens that are computed again."""
+        """Whether this is a decode batch: not of prompts, but perhaps with accepted tokens that are computed again.
+
+        While forwards are observed there are no drafts: hooks would be called with tokens that are rejected.
+        """
+        if self.runner.observers:
+            return False
         return all(length == r.pending and (length == 1 or r.new) and not r.pending_source for r, length in batch)
 
     def step(self, batch: ScheduledBatch, forward: Callable[[ScheduledBatch], Tensor], add: AddToken) -> None:
