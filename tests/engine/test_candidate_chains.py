@@ -224,6 +224,24 @@ def test_a_failed_forward_leaves_no_row_behind() -> None:
     assert engine.scheduler.free_rows == set(range(8)) and not any(engine.store.table.lengths)  # ty: ignore[unresolved-attribute]
 
 
+def test_a_request_whose_candidates_need_too_much_memory_continues_without_them() -> None:
+    """It is the only one, and a forward without drafts succeeds."""
+    model = build(KINDS["decoder"])
+    (plain,) = run(Engine(model, rows=1, capacity=CAPACITY), [[1, 2, 3]], GREEDY)
+    engine = Engine(model, rows=4, capacity=CAPACITY, speculation=ScriptedTree([plain.tokens], 3), draft_tokens=4)
+    forward, failures = engine.runner.forward, []
+
+    def limited(batch):
+        if len(batch) > 1:
+            failures.append(batch)
+            raise RuntimeError("planted")
+        return forward(batch)
+
+    engine.runner.forward = limited  # ty: ignore[invalid-assignment]
+    (request,) = step_all(engine, [[1, 2, 3]])
+    assert failures and request.error is None and ids_of([request]) == ids_of([plain])
+
+
 @pytest.mark.parametrize("chains", [0, -1, 1.5, True])
 def test_the_number_of_candidates_is_checked(chains) -> None:
     model = build(KINDS["decoder"])

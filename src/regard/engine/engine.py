@@ -384,10 +384,11 @@ class Engine:
             self.end(request, finish)
 
     def handle_failure(self, batch: ScheduledBatch, error: Exception) -> None:
-        """End the request of a failed forward; if it had several, preempt them, to be recomputed one at a time."""
+        """End the request of a failed forward; if it had several, or drafts, preempt them: each is recomputed alone."""
         self.read_tokens()
+        ran_alone = len(batch) == 1 and (self.speculation is None or batch[0][0].isolated)
         for request in [request for request, _ in batch if request.finish is None]:
-            if len(batch) == 1:
+            if ran_alone:
                 self.end(request, "error", f"the model failed on this request: {str(error).splitlines()[0]}")
             else:
                 request.isolated = True

@@ -233,7 +233,7 @@ class Request:
     unread: int = 0  # new tokens that are computed, but not read from the device yet; they are not in `tokens`
     limit: int = 0  # new tokens at most, by max_new and the capacity of the engine
     preempted: bool = False  # has lost its row, and waits for another
-    isolated: bool = False  # was in a batch that failed; has a batch to itself until its next token
+    isolated: bool = False  # was in a batch that failed; has a batch to itself, without a draft, until its next token
     leader: "Request | None" = None  # has the same prompt; this request waits until that has computed it
     history: "TokenHistory | None" = None  # only with penalties
     matcher: Matcher | None = None  # only with a grammar
