@@ -14,7 +14,9 @@ from regard.adapt.fake_quantized import FakeQuantization, FakeQuantizedLinear, f
 from regard.adapt.quantized import QuantizedLinear, quantize_linears
 from regard.adapt.w8a8 import W8A8Linear
 from regard.checkpoint import load
+from regard.cli.quantize import print_results
 from regard.formats.integers import Integer
+from regard.quantization.quantize_model import LayerResult
 from regard.text.tokenizer import Tokenizer
 from tests.cli.conftest import regard
 
@@ -150,6 +152,7 @@ def test_rounding_to_nearest_needs_no_text(
     ("options", "expected"),
     [
         (["--format", "int9"], "format='int9' is unknown; choose one of int8"),
+        (["--format", ""], "format='' is unknown; choose one of int8"),
         (["--group", "7"], "group=7 does not divide"),
         (["--group", "many"], "group='many' is neither a positive number"),
         (["--skip", "*.q_prj"], r"--skip \*.q_prj matches no linear layer"),
@@ -178,6 +181,24 @@ def test_layers_that_a_format_does_not_fit_are_named(capsys) -> None:
     assert "--quantize q4_k: 1 linear layers stay as they are" in capsys.readouterr().err
     quantize_weights(nn.Sequential(nn.Linear(256, 8), nn.Linear(32, 8)), "int8")
     assert capsys.readouterr().err == ""
+
+
+def test_an_empty_format_of_the_weights_is_refused(demo_run: Path) -> None:
+    refused = regard("generate", demo_run, "--prompt", "Anna", "--max-new", 1, "--quantize", "")
+    assert "format='' is unknown" in str(refused.exception)
+
+
+def test_the_table_of_many_layers_has_the_largest_errors(capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("regard.cli.quantize.MOST_SHOWN", 2)
+    layers = [LayerResult(f"layer-{i}", Integer(4), 8, error, 0.5) for i, error in enumerate((0.1, 0.4, 0.2, 0.3))]
+    summary = {"sample": 9, "bytes": 1, "bytes_before": 2, "perplexity": None}
+    print_results(layers, {}, summary)
+    printed = capsys.readouterr().out
+    assert [name for name in ("layer-0", "layer-1", "layer-2", "layer-3") if name in printed] == ["layer-1", "layer-3"]
+    assert printed.index("layer-1") < printed.index("layer-3") and "2 of 4 layers" in printed and "0.2500" in printed
+    print_results(layers[:2], {}, summary)
+    printed = capsys.readouterr().out
+    assert printed.index("layer-0") < printed.index("layer-1") and "median" not in printed
 
 
 def test_a_quantized_model_is_not_quantized_again(quantized: tuple[Path, dict]) -> None:

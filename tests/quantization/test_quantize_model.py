@@ -139,6 +139,11 @@ def test_layers_that_cannot_be_quantized_stay_or_are_refused() -> None:
     add_lora(adapted, LoRA(2))
     with pytest.raises(QuantizationError, match="has an adapter; merge it first"):
         select_layers(adapted, Integer(4))
+    damaged = model()
+    name, weight = next((name, p) for name, p in damaged.named_parameters() if name.endswith("down_proj.weight"))
+    weight.data[0, 0] = torch.nan
+    with pytest.raises(QuantizationError, match=f"{name} has values that are not finite"):
+        select_layers(damaged, Integer(4))
     twice = model()
     quantize_model(twice, select_layers(twice, Integer(8)), "nearest", sample(1))
     with pytest.raises(QuantizationError, match="is stored as integer already"):
@@ -159,6 +164,9 @@ def test_names_of_formats() -> None:
     assert format_named("fp8") == Float("float8_e4m3fn") and format_named("nf4", "32") == NF4(32)
     for name, group, symmetric, expected in [
         ("int9", None, None, "format='int9' is unknown"),
+        ("", None, None, "format='' is unknown"),
+        ("stored", None, None, "format='stored' is unknown"),
+        (None, None, None, "format=None is not a name"),
         ("int4", "0", None, "group='0' is neither"),
         ("int4", "٣٢", None, "group='٣٢' is neither"),
         ("nf4", "٣٢", None, "group='٣٢' of nf4 is a number"),

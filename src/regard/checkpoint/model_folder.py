@@ -212,7 +212,9 @@ def load(
     """
     folder, device = locate(folder), torch.device(device)
     if packed and folder.suffix != ".gguf":
-        raise CheckpointError(f"{folder} is no GGUF file, so it has no blocks to keep; load it without packed=True")
+        raise CheckpointError(
+            f"{folder} is no GGUF file, so it has no blocks to keep; leave out packed=True (--quantize stored)"
+        )
     if folder.suffix == ".gguf":
         (spec, table, stored), types = open_gguf(folder), {}
         check_size(folder, spec, stored)

@@ -168,7 +168,7 @@ def open_model_with_engine(model: Path, options: EngineOptions) -> "LanguageMode
     packed = options.quantize == "stored"
     llm = load(model, options.device, context=context, adapter=options.adapter, packed=packed)
     llm.rows = rows  # the engine reserves memory for these
-    if options.quantize and not packed:
+    if options.quantize is not None and not packed:
         quantize_weights(llm.model, options.quantize)
     if ranks > 1:
         from regard.cli.tensor_parallel import end_later, open_parallel_engine

@@ -111,7 +111,7 @@ def load_weights(path: Path, options: "EngineOptions", several: bool) -> "tuple[
     encoder = open_text_encoder(path, device, None if several else context, adapter, dtype)
     stored = options.quantize == "stored"
     loaded = encoder or (open_model(path, device, context, adapter, dtype, stored), None)
-    if options.quantize and not stored:
+    if options.quantize is not None and not stored:
         quantize_weights(loaded[0].model, options.quantize)
     return loaded
 

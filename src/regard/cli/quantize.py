@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from regard.text.tokenizer import Tokenizer
 
 ROWS = 8  # of a batch
+MOST_SHOWN = 40  # layers in the printed table
 
 
 def quantize(
@@ -103,7 +105,7 @@ def quantize(
 
     check_new(out)
     trained = trained_settings(model) if (format, group, symmetric) == (None, None, None) else None
-    chosen = trained.format if trained else format_named(format or "int4", group, symmetric)
+    chosen = trained.format if trained else format_named("int4" if format is None else format, group, symmetric)
     method = method or ("nearest" if trained else "gptq")
     if trained:
         skip, head = [*(skip or ()), *trained.skip], head or trained.head
@@ -273,12 +275,16 @@ def print_results(results: "Sequence[LayerResult]", left: dict[str, str], summar
 
     numbers = [Column(name, justify="right") for name in ("bytes", "error", "nearest", "ratio")]
     table = Table(Column("layer", overflow="fold"), *numbers)
-    for result in results:
+    largest = sorted(results, key=lambda result: result.error, reverse=True)[:MOST_SHOWN]
+    for result in results if len(results) <= MOST_SHOWN else largest:
         ratio = result.error / result.nearest_error if result.nearest_error else 1.0
         figures = (f"{result.error:.4f}", f"{result.nearest_error:.4f}", f"{ratio:.2f}")
         table.add_row(result.name.removeprefix("stack.blocks."), f"{result.bytes:,}", *figures)
     console = Console(highlight=False)
     console.print(table)
+    if len(results) > MOST_SHOWN:
+        middle = median(result.error for result in results)
+        print(f"{MOST_SHOWN} of {len(results)} layers, by error; the median error is {middle:.4f}; --json lists all")
     below = sum(result.error < result.nearest_error for result in results)
     if summary["sample"]:
         print(f"{below} of {len(results)} layers have a smaller error than rounding to nearest")

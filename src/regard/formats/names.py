@@ -21,6 +21,7 @@ FORMAT_NAMES = f"int8, int6, int5, int4, int3, int2, nf4, {', '.join(FLOATS)}, o
 def format_named(name: str, group: str | None = None, symmetric: bool | None = None) -> NumberFormat:
     """The format of a name such as int4. group, symmetric: of integers; by default groups of 64 with zero points below
     eight bits, and one scale per output without them for eight."""
+    require(isinstance(name, str), f"format={name!r} is not a name; choose one of {FORMAT_NAMES}")
     if name[:3] == "int" and name[3:] in tuple("2345678"):
         return integer_format(int(name[3:]), group, symmetric)
     known = name in FLOATS or name in BLOCKS or name == "nf4"

@@ -51,6 +51,9 @@ def select_layers(
             raise QuantizationError(
                 f"{name} is stored as {module.format.kind} already; quantize the model that it was made from"
             )
+    for name, parameter in model.named_parameters():
+        if not bool(parameter.isfinite().all()):
+            raise QuantizationError(f"{name} has values that are not finite; use another checkpoint of this model")
     matchable = [name for name, module in modules.items() if isinstance(module, nn.Linear | GroupedLinear)]
     for pattern in skip:
         if not any(fnmatchcase(name, pattern) for name in matchable):
