@@ -104,7 +104,7 @@ def test_candidates_with_wrong_tokens_change_nothing(kind: str, store: str) -> N
     assert ids_of(found) == ids_of(plain)
     for token, expected in zip(found[2].new, plain[2].new, strict=True):
         assert math.isclose(token.logprob, expected.logprob, abs_tol=1e-9)
-    assert (drafter.adopted > 0) != engine.store.needs_snapshots  # with these a request has one candidate
+    assert drafter.adopted
     assert engine.scheduler.free_rows == set(range(12))
 
 

@@ -91,11 +91,10 @@ class Speculation:
         self.snapshots: dict[Request, Snapshot] = {}
         self.branches: dict[Request, list[Request]] = {}  # copies of a request: its other candidates
         self.branch_rows: list[int] = []  # free rows of the store, which they use
+        self.chosen: dict[Request, Request] = {}  # the branch of a request whose draft is verified
         self.chains = drafter.chains if isinstance(drafter, TreeDrafter) else 1
         if type(self.chains) is not int or self.chains < 1:
             raise ValueError(f"chains={self.chains!r} must be a positive integer; 1 for one candidate")
-        if self.store.needs_snapshots:  # every other candidate would need a copy of all states
-            self.chains = 1
         self.statistics = SpeculationStatistics(draft_tokens)
         drafter.open(runner.model, self.store.rows, self.store.max_tokens)
         if isinstance(drafter, StreamReader):
@@ -132,6 +131,7 @@ class Speculation:
                 self.store.release(row)
             self.branch_rows.clear()
             self.branches.clear()
+            self.chosen.clear()
             self.snapshots.clear()
 
     def add_drafts(self, batch: ScheduledBatch) -> ScheduledBatch:
@@ -154,7 +154,7 @@ class Speculation:
         if not others:
             return
         assert request.row is not None
-        snapshot = self.store.snapshot(request.row)
+        snapshot = self.snapshots.get(request) or self.store.snapshot(request.row)
         for ids in others:
             row = min(self.scheduler.free_rows.difference(self.branch_rows))
             self.branch_rows.append(row)
@@ -166,7 +166,7 @@ class Speculation:
             self.branches.setdefault(request, []).append(branch)
 
     def forward(self, batch: ScheduledBatch, run: Callable[[ScheduledBatch], Tensor]) -> Tensor:
-        """Run a batch with its branches. Returns the logits of one candidate per request, which is then its draft."""
+        """Run a batch with its branches. Returns the logits of the best candidate of each request: its draft."""
         if not self.branches:
             return run(batch)
         branches = [branch for group in self.branches.values() for branch in group]
@@ -178,18 +178,16 @@ class Speculation:
         for request, group in self.branches.items():
             best = max((request, *group), key=lambda candidate: agreement(candidate, likeliest[candidate].tolist()))
             if best is not request:
-                self.adopt(request, best)
-                rows[request] = rows[best]
+                self.chosen[request], request.draft, rows[request] = best, best.draft, rows[best]
         return torch.cat([rows[request] for request, _ in batch])
 
     def adopt(self, request: Request, branch: Request) -> None:
-        """Continue a request with the row and the draft of one of its branches."""
+        """Continue a request with the row of one of its branches."""
         assert request.row is not None and branch.row is not None
         snapshot = self.store.snapshot(branch.row)
         self.store.release(request.row)
         forked = self.store.fork(branch.row, request.row, snapshot)
         assert forked, "the row has released the space that it needs"
-        request.draft = branch.draft
         assert isinstance(self.drafter, TreeDrafter)
         self.drafter.adopt(request, branch)
 
@@ -271,16 +269,19 @@ class Speculation:
         return True
 
     def finish_round(self, request: Request, drafted: int, accepted: int) -> None:
-        """Drop the rejected tokens of a draft."""
+        """Keep the row of the candidate that was verified, without its rejected tokens."""
         self.statistics.count_draft(drafted, accepted)
         self.lengths[request].update(drafted, accepted)
-        if accepted == drafted or request.row is None:
+        if request.row is None:  # it has ended
             return
-        if self.store.needs_snapshots:
+        if accepted < drafted and self.store.needs_snapshots:
             snapshot = self.snapshots[request]
             self.store.rewind(request.row, snapshot.length, snapshot)
             request.cached = snapshot.length
-        else:
+            return
+        if request in self.chosen:
+            self.adopt(request, self.chosen[request])
+        if accepted < drafted:
             self.store.rewind(request.row, request.cached)
 
 
