@@ -74,6 +74,36 @@ def test_models_of_other_tokenizers(demo_run: Path, tmp_path: Path) -> None:
     assert "there is no such file" in str(regard("compare", demo_run, demo_run, "--text", "missing").exception)
 
 
+def test_a_model_whose_logits_are_not_finite_is_named(
+    demo_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("regard.cli.compare_models.RUNS", 1)
+    damaged, model = tmp_path / "damaged", regard_package.load(demo_run)
+    next(iter(model.model.parameters())).data.fill_(float("nan"))
+    regard_package.save(model, damaged)
+    for names in ((demo_run, damaged), (damaged, demo_run)):
+        result = regard("compare", *names, "--tokens", 50, "--device", "cpu", "--json")
+        assert result.exit_code == 0 and "NaN" not in result.stdout, result.output
+        found = json.loads(result.stdout)
+        entries = {entry["model"]: entry for entry in (found["a"], found["b"])}
+        keys = ("perplexity", "perplexity_per_byte", "tokens_per_second")
+        assert all(entries[str(damaged)][key] is None for key in keys) and found["agreement"] is None
+        assert all(entries[str(demo_run)][key] > 0 for key in keys)
+        assert f"the logits of {damaged} are not finite" in found["agreement_refused"]
+    printed = regard("compare", demo_run, damaged, "--tokens", 50, "--device", "cpu", "--no-speed").stdout
+    assert f"the logits of {damaged} are not finite" in printed and "–" in printed and "nan " not in printed
+
+
+def test_rates_of_a_text_without_tokens_are_left_out(demo_run: Path, tmp_path: Path) -> None:
+    for text in ("", "a"):
+        (tmp_path / "short.txt").write_text(text)
+        arguments = ("compare", demo_run, demo_run, "--text", tmp_path / "short.txt", "--device", "cpu")
+        found = json.loads(regard(*arguments, "--json").stdout)
+        assert found["a"]["perplexity"] is found["b"]["perplexity_per_byte"] is found["agreement"] is None
+        assert (found["a"]["tokens_per_second"] is None) == (text == "")
+    assert "the text has too few tokens to predict one" in regard(*arguments, "--no-speed").stdout
+
+
 @pytest.fixture
 def endless_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """No token ends an answer, so that all are cut off, whatever random numbers the machine draws."""

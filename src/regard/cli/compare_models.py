@@ -63,7 +63,7 @@ def compare_models(names: "tuple[str, str]", options: ComparisonOptions, as_json
         describe(name, llm, loss, rate) for name, llm, loss, rate in zip(names, opened, losses, rates, strict=True)
     ]
     result = {"a": found[0], "b": found[1] | {"quantize": options.quantize, "cache": options.cache}}
-    refused = None if agreement is not None else refuse_agreement(opened)
+    refused = None if agreement is not None else refuse_agreement(opened, names, losses)
     result["agreement"] = agreement and {"equal_tokens": agreement.share, "kl": agreement.divergence}
     if refused is not None:
         result["agreement_refused"] = refused
@@ -120,8 +120,8 @@ def bytes_on_disk(llm: "LanguageModel") -> int:
 
 def decode_rates(
     opened: "Sequence[LanguageModel]", caches: "tuple[str | None, str | None]", text: str
-) -> "tuple[float, float]":
-    """Tokens per second of greedy decoding, both models in turn."""
+) -> "tuple[float | None, float | None]":
+    """Tokens per second of greedy decoding, both models in turn; None of a model that generates no tokens."""
     from regard.cli.open_engine import choose_compile
     from regard.engine.engine import Engine
 
@@ -131,6 +131,8 @@ def decode_rates(
         capacity = min(PROMPT + NEW + 1, llm.model.spec.context or PROMPT + NEW + 1)
         engines.append(Engine(llm.model, rows=1, capacity=capacity, cache=cache, compile=compiles))
     prompts = [llm.tokenizer.encode(text)[: min(PROMPT, engine.capacity // 2)] for llm, engine in both(opened, engines)]
+    if not all(prompts):
+        return None, None
     rates: tuple[list[float], list[float]] = ([], [])
     with progress_bar("decoding", 2 * (RUNS + 1)) as on_progress:
         for run in range(RUNS + 1):
@@ -139,7 +141,7 @@ def decode_rates(
                 if run > 0:  # the first compiles kernels
                     rates[index].append(rate)
                 on_progress(2 * run + index + 1)
-    return median(rates[0]), median(rates[1])
+    return median(rates[0]) or None, median(rates[1]) or None
 
 
 def both(first: "Sequence[Any]", second: "Sequence[Any]") -> Any:
@@ -160,7 +162,11 @@ def decode_rate(engine: "Engine", prompt: list[int]) -> float:
     return (len(request.new) - before) / max(perf_counter() - start, 1e-9)
 
 
-def refuse_agreement(opened: "Sequence[LanguageModel]") -> str:
+def refuse_agreement(opened: "Sequence[LanguageModel]", names: "tuple[str, str]", losses: "Sequence[TextLoss]") -> str:
+    if damaged := [name for name, loss in zip(names, losses, strict=True) if not loss.finite]:
+        return f"the logits of {' and '.join(damaged)} are not finite, so they have no perplexity; check the weights"
+    if not all(loss.tokens for loss in losses):
+        return "the text has too few tokens to predict one; give a longer one with --text"
     sizes = " and ".join(f"{llm.tokenizer.vocab_size:,}" for llm in opened)
     return f"the tokenizers differ ({sizes} ids), so next tokens cannot be compared; compare the perplexity per byte"
 
@@ -181,9 +187,11 @@ def print_table(result: dict[str, Any], agreement: "TokenAgreement | None", refu
         ("tokens/s, decoding", "tokens_per_second", "{:.1f}"),
     )  # fmt: skip
     for title, key, form in rows:
-        if first[key] is None or title == "perplexity" and agreement is None:
+        values = (first[key], second[key])
+        if values == (None, None) or title == "perplexity" and agreement is None:
             continue  # perplexities of different tokens cannot be compared
-        table.add_row(title, form.format(first[key]), form.format(second[key]), f"{second[key] / first[key]:.4f}")
+        ratio = "–" if None in values else f"{second[key] / first[key]:.4f}"
+        table.add_row(title, *("–" if value is None else form.format(value) for value in values), ratio)
     console = Console(highlight=False)
     console.print(table)
     tokens = f"{first['tokens']:,}" if agreement is not None else f"{first['tokens']:,} and {second['tokens']:,}"

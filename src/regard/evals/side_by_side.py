@@ -45,12 +45,18 @@ class TextLoss:
     nats: float = 0.0
 
     @property
-    def perplexity(self) -> float:
-        return math.exp(min(self.nats / self.tokens, 700))
+    def finite(self) -> bool:
+        """Whether the logits were: one that is NaN or infinite makes all probabilities of its token NaN."""
+        return not math.isnan(self.nats)
 
     @property
-    def perplexity_per_byte(self) -> float:
-        return math.exp(min(self.nats / self.bytes, 700))
+    def perplexity(self) -> float | None:
+        """None if there are no tokens, or if the logits are not finite."""
+        return math.exp(min(self.nats / self.tokens, 700)) if self.tokens and self.finite else None
+
+    @property
+    def perplexity_per_byte(self) -> float | None:
+        return math.exp(min(self.nats / self.bytes, 700)) if self.tokens and self.finite else None
 
 
 @dataclass
@@ -74,7 +80,7 @@ def read_both(
     rows: tuple[list[TextRow], list[TextRow]],
     on_progress: Callable[[int], object] = lambda done: None,
 ) -> tuple[TextLoss, TextLoss, TokenAgreement | None]:
-    """The losses of both models; no agreement if their tokenizers differ.
+    """The losses of both models; no agreement if their tokenizers differ, or if it cannot be measured.
 
     rows: `text_rows` of the tokenizer of each. on_progress: called with the number of rows that are read.
     """
@@ -95,7 +101,8 @@ def read_both(
                 on_progress(done := done + 1)
     for own, loss in zip(rows, losses, strict=True):
         loss.bytes = sum(row.bytes for row in own)
-    return *losses, found if same else None
+    measured = same and found.tokens > 0 and all(loss.finite for loss in losses)
+    return *losses, found if measured else None
 
 
 def aligned(first: Iterator[Piece], second: Iterator[Piece]) -> Iterator[tuple[Piece, Piece]]:
@@ -116,7 +123,7 @@ def same_tokens(first: Tokenizer, second: Tokenizer) -> bool:
 
 
 def text_rows(tokenizer: Tokenizer, text: str, length: int) -> list[TextRow]:
-    """The text in rows of `length` ids, special ids included. ValueError if it has too few tokens."""
+    """The text in rows of `length` ids, special ids included; none if it has too few tokens."""
     ids, starts = tokenizer.encode_with_starts(text)
     prefix, rows = list(tokenizer.prefix_ids), []
     first, size = max(1, len(prefix)), length - len(prefix)
@@ -126,8 +133,6 @@ def text_rows(tokenizer: Tokenizer, text: str, length: int) -> list[TextRow]:
             begin = starts[start + first - len(prefix)]
             end = starts[stop] if stop < len(ids) else len(text)
             rows.append(TextRow(row, first, len(text[begin:end].encode())))
-    if not rows:
-        raise ValueError(f"the text has {len(ids)} tokens, too few for a perplexity; give a longer one with --text")
     return rows
 
 
