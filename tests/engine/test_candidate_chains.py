@@ -46,6 +46,19 @@ class ScriptedTree(Scripted):
         self.adopted += 1
 
 
+class SecondIsRight(ScriptedTree):
+    """Of two candidates for one request, all tokens of the first are wrong, and all of the second are right."""
+
+    def __init__(self, tokens: Sequence[int]):
+        super().__init__([], chains=2)
+        self.known = list(tokens)
+
+    def propose(self, requests: Sequence[Request], lengths: Sequence[int]) -> list[Draft]:
+        (request,), (length,) = requests, lengths
+        right = self.known[len(request.tokens) :][:length]
+        return [Draft([(id + 1) % VOCAB for id in right], others=[right])]
+
+
 def step_all(engine: Engine, prompts: Sequence[Sequence[int]], sampling: Sampling = GREEDY) -> list[Request]:
     requests = [engine.submit(ids, sampling) for ids in prompts]
     while not engine.idle:
@@ -112,21 +125,31 @@ def test_another_candidate_saves_forwards() -> None:
     """All first candidates are wrong, and all second ones right: as many forwards as with right drafts."""
     model = build(KINDS["decoder"])
     (plain,) = run(Engine(model, rows=1, capacity=CAPACITY), [[1, 2, 3]], GREEDY)
-    known = plain.tokens
-
-    class SecondIsRight(ScriptedTree):
-        def propose(self, requests: Sequence[Request], lengths: Sequence[int]) -> list[Draft]:
-            (request,), (length,) = requests, lengths
-            right = known[len(request.tokens) :][:length]
-            return [Draft([(id + 1) % VOCAB for id in right], others=[right])]
-
     steps = {}
     for rows in (1, 2):
-        engine = Engine(model, rows=rows, capacity=CAPACITY, speculation=SecondIsRight([], chains=2), draft_tokens=5)
+        engine = Engine(model, rows=rows, capacity=CAPACITY, speculation=SecondIsRight(plain.tokens), draft_tokens=5)
         assert ids_of(step_all(engine, [[1, 2, 3]])) == ids_of([plain])
         steps[rows] = engine.metrics()["steps"]
     assert steps[1] == 24  # there is no free row for the second candidate
     assert steps[2] == 1 + math.ceil(23 / 6)  # the prompt, then six tokens per forward
+
+
+@pytest.mark.parametrize("kind", ["decoder", "window", "latent"])
+def test_the_cached_prefix_of_a_finished_request_is_that_of_the_accepted_candidate(kind: str) -> None:
+    """A request ends in the forward of its candidates. The next request continues its tokens."""
+    model, sampling = build(KINDS[kind]), Sampling(max_new=6, temperature=0)
+    (plain,) = run(Engine(model, rows=1, capacity=CAPACITY), [[1, 2, 3]], sampling)
+    prompt = [*plain.tokens, 4]
+    (expected,) = run(Engine(model, rows=1, capacity=CAPACITY), [prompt], GREEDY)
+    engine = Engine(
+        model, rows=2, capacity=CAPACITY, store=partial(Paged, block=2, blocks=64),
+        speculation=SecondIsRight(plain.tokens), draft_tokens=5,
+    )  # fmt: skip
+    assert ids_of(step_all(engine, [[1, 2, 3]], sampling)) == ids_of([plain])
+    (found,) = step_all(engine, [prompt])
+    assert found.reused and ids_of([found]) == ids_of([expected])
+    for token, other in zip(found.new, expected.new, strict=True):
+        assert math.isclose(token.logprob, other.logprob, abs_tol=1e-9)
 
 
 def test_rows_are_divided_among_the_requests() -> None:

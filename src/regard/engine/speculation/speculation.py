@@ -264,7 +264,8 @@ class Speculation:
         if request.finish is not None or draft is None or not draft.ids or request.tokens[-1] != draft.ids[0]:
             return False
         draft.pop()
-        request.cached += 1
+        if request not in self.chosen:  # until finish_round, the row of a request with another draft lacks its tokens
+            request.cached += 1
         self.scheduler.waiting.charge(request.tenant, 1)
         return True
 
@@ -281,6 +282,7 @@ class Speculation:
             return
         if request in self.chosen:
             self.adopt(request, self.chosen[request])
+            request.cached += accepted
         if accepted < drafted:
             self.store.rewind(request.row, request.cached)
 
