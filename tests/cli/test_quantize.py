@@ -47,6 +47,18 @@ def test_the_folder_has_the_planned_size_and_the_perplexity_that_was_printed(
     assert llm.tokenizer.decode(llm.encode("Anna is here.")) == "Anna is here."
 
 
+def test_the_folder_is_planned_as_it_is_stored(quantized: tuple[Path, dict], demo_run: Path) -> None:
+    out, summary = quantized
+    plans = {path: json.loads(regard("plan", path, "--json").stdout) for path in (out, demo_run)}
+    stored, whole = plans[out]["weight_bytes"]["stored"], plans[demo_run]["weight_bytes"]["float32"]
+    assert (stored, whole) == (summary["bytes"], summary["bytes_before"])
+    reads = {path: found["bytes_read_per_step"]["weights"] for path, found in plans.items()}
+    assert stored - reads[out] == whole - reads[demo_run], "an embedding is not quantized"
+    assert "weights as stored, others in float32" in regard("plan", out).stdout
+    as_float = json.loads(regard("plan", out, "--weights", "float32", "--json").stdout)
+    assert as_float["bytes_read_per_step"] == plans[demo_run]["bytes_read_per_step"]
+
+
 def test_commands_read_the_folder(quantized: tuple[Path, dict], tmp_path: Path) -> None:
     out, _ = quantized
     result = regard("generate", out, "--prompt", "Anna", "--max-new", 4, "--device", "cpu")

@@ -13,13 +13,15 @@ from regard.cli import app
 from regard.engine.engine import Engine
 from regard.engine.memory import bytes_of
 from regard.engine.request import Sampling
+from regard.formats.integers import Integer
 from regard.formats.names import format_named
 from regard.kernels.attention.patterns.window import Window
+from regard.models.base import build_on_meta
 from regard.models.presets import bert, transformer_2017
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
 from regard.parts.body import Body
-from regard.parts.experts import Experts
+from regard.parts.experts import Experts, GroupedLinear
 from regard.parts.feedforward import SwiGLU
 from regard.parts.linear_attention import LinearAttention
 from regard.parts.position.rope import Rope
@@ -179,6 +181,24 @@ def test_the_bytes_of_quantized_weights_are_those_of_the_model(name: str, tmp_pa
         assert data["quantized_bytes"][format] == stored + kept, format
         weights = count_stored_weights(model)
         assert data["bits_per_quantized_weight"][format] == pytest.approx(8 * stored / weights, abs=1e-3)
+
+
+def test_stored_experts_are_read_if_a_token_of_the_batch_is_routed_to_them():
+    spec = MODELS["experts"]
+    model = build_on_meta(spec)
+    quantize = {name: Integer(8) for name, module in model.named_modules() if isinstance(module, GroupedLinear)}
+    numbers = {batch: plan(spec, 8, batch, formats=quantize) for batch in (1, 64)}
+    weights = [model.get_submodule(name).get_parameter("weight") for name in quantize]
+    experts = sum(weight.numel() for weight in weights)
+    scales = 4 * sum(weight[..., 0].numel() for weight in weights)
+    others = 4 * (numbers[1].parameters - experts)
+    assert numbers[1].weight_bytes() == others + experts + scales
+    assert plan(spec, 8, weights="float32", formats=quantize).weight_bytes() == 4 * numbers[1].parameters
+    read, read_float = (
+        found[64].weights_read - found[1].weights_read
+        for found in (numbers, {batch: plan(spec, 8, batch) for batch in (1, 64)})
+    )
+    assert read_float - read == pytest.approx((4 * experts - experts - scales) / 2, rel=0.02), "two of four experts"
 
 
 def test_a_cache_that_a_model_cannot_have_is_refused(tmp_path):

@@ -181,11 +181,13 @@ class ModelLibrary:
         self, model: str, context: int | None, batch: int, dtype: str, weights: str | None, device: str | None
     ) -> dict[str, Any]:
         """The table of `regard plan`."""
-        from regard.cli.plan import run_groups
+        from regard.cli.plan import run_groups, stored_formats
         from regard.planning import plan
         from regard.planning.groups import rows
 
-        numbers = plan(self.spec(model), context, batch, dtype, weights)
+        spec, entry = self.spec(model), self.stored().get(model)
+        formats = stored_formats(str(entry.path), spec) if entry is not None and entry.path is not None else {}
+        numbers = plan(spec, context, batch, dtype, weights, formats)
         groups = numbers.to_dict() | run_groups(model, numbers, None, device)
         return {"model": model, "conditions": numbers.conditions, "rows": [list(row) for row in rows(groups)]}
 

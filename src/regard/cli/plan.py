@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -9,6 +10,7 @@ import typer
 from regard.cli.open_model import PatternOption
 
 if TYPE_CHECKING:
+    from regard.formats.base import NumberFormat
     from regard.models.base import Model
     from regard.planning import Plan
 
@@ -93,7 +95,8 @@ def plan(
     from regard.planning import plan as count
     from regard.planning.groups import lora_groups, speculation_groups, table
 
-    numbers = count(find_spec(model, context_.args, pattern), context, batch, dtype, weights)
+    spec = find_spec(model, context_.args, pattern)
+    numbers = count(spec, context, batch, dtype, weights, stored_formats(model, spec))
     data = numbers.to_dict() | run_groups(model, numbers, tokens, device)
     if activations:
         data["training_bytes"]["activations"] = numbers.activation_bytes()
@@ -157,6 +160,24 @@ def cache_groups(numbers: "Plan", names: Sequence[str]) -> dict[str, Any]:
     growth = {name: sizes[name] - size(None if name == "all_tokens" else name, shorter) for name in sizes}
     per_token = {name: grown // (numbers.batch * (numbers.context - shorter)) for name, grown in growth.items()}
     return {"store_bytes": sizes, "store_bytes_per_further_token": per_token}
+
+
+def stored_formats(name: str, spec: "Model") -> "dict[str, NumberFormat]":
+    """The formats of the layers of a folder that `regard quantize` has written, by their names."""
+    from regard.checkpoint.model_folder import MODEL_TYPE
+    from regard.checkpoint.quantized_layers import read_layer_types, use_layer_types
+    from regard.checkpoint.weight_files import read_json
+    from regard.cli.open_model import has_weights, model_folder
+    from regard.models.base import build_on_meta
+
+    file = model_folder(Path(name)) / "config.json" if has_weights(name) else None
+    config = read_json(file) if file is not None and file.is_file() else {}
+    if file is None or config.get("model_type") != MODEL_TYPE:
+        return {}
+    types = read_layer_types(file.parent, config)
+    if types:
+        use_layer_types(build_on_meta(spec), types)  # raises CheckpointError for names and shapes that do not fit
+    return {layer: format for layer, (format, _) in types.items()}
 
 
 def find_spec(name: str, overrides: Sequence[str] = (), pattern: str | None = None) -> "Model":

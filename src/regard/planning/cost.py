@@ -15,16 +15,18 @@ shared weights.
 """
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from math import prod
 
+from regard.formats.base import NumberFormat
 from regard.models.base import Model
 from regard.models.decoder import Decoder
 from regard.models.stack import replace_runs
 from regard.parts.body import Body
 from regard.parts.state import Declared, FixedSize, PerSource, PerToken, declarations
 from regard.planning.flops import ahead_flops, flops_by_part
-from regard.planning.memory import format_of
+from regard.planning.memory import STORED, format_of
 from regard.planning.parameters import Parameters, all_bodies, bodies, count_parameters, stacks
 from regard.planning.training import activation_bytes, full_training_bytes
 
@@ -39,6 +41,7 @@ class Costs:
     dtype: str  # of the cache
     weights: str  # format of the weights
     count: Parameters
+    formats: Mapping[str, NumberFormat] = field(default_factory=dict)  # of the quantized layers, if weights is STORED
 
     @property
     def parameters(self) -> int:
@@ -46,6 +49,8 @@ class Costs:
 
     def weight_bytes(self, name: str | None = None) -> int:
         """Bytes of all weights in the named format, by default `self.weights`."""
+        if (name or self.weights) == STORED:
+            return sum(self.count.stored_bytes(format_of(self.dtype).bits).values())
         return format_of(name or self.weights).bytes(self.parameters)
 
     @property
@@ -130,10 +135,20 @@ class Costs:
             return 0
         others = [f"{name} " for name, stack in stacks(self.spec).items() if stack is not decoder]
         untied = replace_runs(self.spec, lambda run: replace(run, tied=False))
-        count = self.count if untied == self.spec else count_parameters(untied)
+        count = self.count if untied == self.spec else count_parameters(untied, self.formats)
         unread = (*others, "ahead", "value_head")
         parts = {part: number for part, number in count.parts.items() if not part.startswith(unread)}
         unread_embedding = 0 if decoder.tied else max(0, decoder.vocab - self.batch) * decoder.table_dim
+        if self.weights == STORED:
+            bits = format_of(self.dtype).bits
+            sizes = {part: size for part, size in count.stored_bytes(bits).items() if part in parts}
+            name = next(name for name, stack in stacks(self.spec).items() if stack is decoder)
+            unused = sum(
+                body.inactive_params(decoder.width, self.batch) * sizes[part] / parts[part]
+                for body in bodies(decoder)
+                if (part := f"{name} {body.kind}".strip()) in parts
+            )
+            return sum(sizes.values()) - round(unused) - unread_embedding * bits // 8
         inactive = sum(body.inactive_params(decoder.width, self.batch) for body in bodies(decoder))
         return format_of(self.weights).bytes(sum(parts.values()) - inactive - unread_embedding)
 
@@ -162,7 +177,8 @@ class Costs:
     @property
     def conditions(self) -> str:
         """The context, batch and formats for which the plan was computed."""
-        return f"context {self.context:,}, batch {self.batch}, cache in {self.dtype}, weights in {self.weights}"
+        weights = f"as stored, others in {self.dtype}" if self.weights == STORED else f"in {self.weights}"
+        return f"context {self.context:,}, batch {self.batch}, cache in {self.dtype}, weights {weights}"
 
 
 def max_tokens(state: PerToken | PerSource) -> int | None:

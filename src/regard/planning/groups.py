@@ -21,6 +21,7 @@ from regard.planning.flops import (
 from regard.planning.memory import (
     FORMATS,
     LISTED,
+    STORED,
     cached_tokens_that_fit,
     format_of,
     score_bytes,
@@ -48,13 +49,14 @@ PREFIXES = {1000: ["", *"kMGTPEZY"], 1024: ["", *(f"{prefix}i" for prefix in "KM
 def groups(plan: Costs) -> Groups:
     """The numbers of a plan. A crossover that does not exist is None."""
     crossing = attention_equals_rest(plan.spec)
+    stored = (STORED,) if plan.weights == STORED else ()
     return {
         "context": plan.context,
         "batch": plan.batch,
         "dtype": plan.dtype,
         "weights": plan.weights,
         "parameters": {"total": plan.parameters, "active": plan.count.active} | plan.count.parts,
-        "weight_bytes": {name: plan.weight_bytes(name) for name in LISTED},
+        "weight_bytes": {name: plan.weight_bytes(name) for name in (*stored, *LISTED)},
         **attention_groups(plan),
         "flops_per_token": {
             "forward": plan.forward_flops,

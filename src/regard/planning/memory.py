@@ -30,6 +30,7 @@ class Format:
         return -(-(numbers * self.bits + scales) // 8)
 
 
+STORED = "stored"  # weights as in a quantized model: each layer in its own format
 FORMATS = {
     "float64": Format(64),
     "float32": Format(32),

@@ -1,15 +1,17 @@
 """`plan(model)`: the costs of a model before it is built, as data and as a table."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from torch import nn
 
+from regard.formats.base import NumberFormat
 from regard.models.base import Model
 from regard.models.encoder import Encoder
 from regard.planning.cost import Costs
 from regard.planning.groups import groups, table
-from regard.planning.memory import format_of
+from regard.planning.memory import STORED, format_of
 from regard.planning.parameters import count_parameters, stacks
 from regard.planning.published import PUBLISHED, find_published
 from regard.spec import suggest_name
@@ -52,12 +54,14 @@ def plan(
     batch: int = 1,
     dtype: str = "float32",
     weights: str | None = None,
+    formats: Mapping[str, NumberFormat] | None = None,
 ) -> Plan:
     """Count the parameters, FLOPs and bytes of a model without building it.
 
     model: a spec, a built or loaded model, the name of a published model (llama-3.1-8b), or a size (7B).
     context: tokens per sequence, by default the model's own. batch: sequences per batch. dtype: format of the cache.
-    weights: format of the weights, by default that of the cache; int8, int4/128 … are formats as well.
+    weights: format of the weights, by default that of the cache; int8, int4/128 … are formats as well. formats: without
+    `weights`, of the layers of a quantized model, by name.
     """
     spec = as_spec(model)
     context = default_context(spec) if context is None else context
@@ -66,10 +70,12 @@ def plan(
     for name, count in (("context", context), ("batch", batch)):
         if not 1 <= count <= MOST_TOKENS:
             raise ValueError(f"{name}={count} must be from 1 to {MOST_TOKENS:,}")
-    weights = dtype if weights is None else weights
-    for name in (dtype, weights):
+    formats = formats if weights is None and formats else {}
+    for name in (dtype, dtype if weights is None else weights):
         format_of(name)
-    return Plan(spec, context, batch, dtype, weights, count_parameters(spec))
+    if weights is None:
+        weights = STORED if formats else dtype
+    return Plan(spec, context, batch, dtype, weights, count_parameters(spec, formats), formats)
 
 
 def as_spec(model: Model | nn.Module | HasModel | str) -> Model:

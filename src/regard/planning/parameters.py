@@ -8,8 +8,9 @@ head, which only training uses.
 """
 
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from math import prod
 from typing import NamedTuple
 
 from torch import nn
@@ -67,6 +68,7 @@ def inactive_parameters(stack: Decoder | Encoder, tokens: int = 1) -> int:
 class Parameters:
     parts: dict[str, int]
     inactive: int  # the number of parameters that one token does not use
+    quantized: dict[str, tuple[int, int]] = field(default_factory=dict)  # by part: parameters in formats, their bytes
 
     @property
     def total(self) -> int:
@@ -75,6 +77,11 @@ class Parameters:
     @property
     def active(self) -> int:
         return self.total - self.inactive
+
+    def stored_bytes(self, bits: int) -> dict[str, int]:
+        """Bytes by part. bits: per parameter that is in no format."""
+        found = {part: self.quantized.get(part, (0, 0)) for part in self.parts}
+        return {part: (self.parts[part] - numbers) * bits // 8 + size for part, (numbers, size) in found.items()}
 
 
 def build_to_count(spec: Model) -> nn.Module:
@@ -89,15 +96,22 @@ def build_to_count(spec: Model) -> nn.Module:
         raise ValueError(f"this model is too large: {reason}; lower its width, layers or vocab") from error
 
 
-def count_parameters(spec: Model) -> Parameters:
+def count_parameters(spec: Model, formats: Mapping[str, NumberFormat] | None = None) -> Parameters:
+    """formats: of the quantized layers, by their names in the model."""
     model = build_to_count(spec)
-    counts, counted = Counter(), set()
+    counts, counted, quantized = Counter(), set(), {}
+    stored = {model.get_submodule(name).get_parameter("weight"): format for name, format in (formats or {}).items()}
 
     def count(part: str, parameters: Iterable[nn.Parameter]) -> None:
         for parameter in parameters:
             if parameter not in counted:
                 counted.add(parameter)
                 counts[part.strip()] += parameter.numel()
+            if parameter in stored:
+                format, shape = stored.pop(parameter), parameter.shape  # one matrix per expert
+                numbers, size = quantized.get(part.strip(), (0, 0))
+                size += prod(shape[:-2]) * format.bytes(shape[-2:])
+                quantized[part.strip()] = (numbers + parameter.numel(), size)
 
     modules = {name: model.get_submodule(name) for name in stacks(spec)}
     uses = Counter(parameter for module in modules.values() for parameter in module.parameters())
@@ -115,7 +129,7 @@ def count_parameters(spec: Model) -> Parameters:
     count("rest", model.parameters())
     training_only = counts["ahead"] + counts["value_head"]
     inactive = sum(inactive_parameters(stack) for stack in stacks(spec).values()) + training_only
-    return Parameters({part: number for part, number in counts.items() if number}, inactive)
+    return Parameters({part: number for part, number in counts.items() if number}, inactive, quantized)
 
 
 def shared_and_expert_params(total: float, active: float, experts: int, top_k: int) -> tuple[float, float]:
