@@ -183,7 +183,7 @@ def open_engine(
         llm.rows = llm.engine.store.rows
     warm_up(llm.engine, console)
     runner = llm.engine.runner
-    if compiles.value == "on" and not runner.prepared and runner.graphs is None:
+    if compiles.value == "on" and not runner.has_cpu_step and runner.graphs is None:
         compiles = EngineChoice("compile", "off", "torch cannot compile this model; its warning says why")
     print_choices(engine_choices(llm, options, compiles, engines), console)
 

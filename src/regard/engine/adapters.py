@@ -105,7 +105,7 @@ class Adapters:
         if self.runner is None or self.adapted is None:
             return
         self.adapted.rows.write_decode([], [])
-        if self.compile and self.base.prepared and self.runner.compiled is None:
+        if self.compile and self.base.has_cpu_step and self.runner.compiled is None:
             self.has_warned = True  # if it is impossible, another warning gives the reason
             self.runner.compile()
         self.runner.warm_up(progress)
@@ -147,7 +147,7 @@ class Adapters:
 
     def warn_if_slow(self, runner: Runner) -> None:
         """Once, with the first request that has an adapter: the ones without are decoded by a compiled step."""
-        is_slow = runner.device.type == "cpu" and self.base.prepared and runner.compiled is None
+        is_slow = runner.device.type == "cpu" and self.base.has_cpu_step and runner.compiled is None
         if is_slow and not self.has_warned:
             self.has_warned = True
             warnings.warn(

@@ -112,7 +112,7 @@ class Runner:
         return True
 
     @property
-    def prepared(self) -> bool:
+    def has_cpu_step(self) -> bool:
         """Whether decode steps of a CPU are compiled, or one kernel."""
         return self.compiled is not None or isinstance(self.model.stack, PackedStack)
 
@@ -124,22 +124,18 @@ class Runner:
         batch.sort(key=lambda pair: pair[0].row)
         reads_source = self.encoder_decoder is not None and any(request.pending_source for request, _ in batch)
         embeds = any(request.embeddings is not None and request.cached < len(request.ids) for request, _ in batch)
-        has_step = self.graphs is not None or self.compiled is not None
-        prepared = has_step and not self.observers and self.read_stream is None
+        prepared = not (reads_source or embeds or self.observers or self.read_stream)
         model = self.plain if self.observers else self.model
         for observe in self.observers:
             observe(batch)
         one_each = all(length == request.pending == 1 for request, length in batch)
-        if prepared and one_each and not (reads_source or embeds):
+        if prepared and self.graphs is not None and (one_each or self.is_draft_batch(batch, self.graphs)):
             self.before_forward(batch, True)
-            if self.graphs is not None and (logits := self.replay(batch, self.graphs)) is not None:
+            if (logits := self.replay(batch, self.graphs)) is not None:
                 return logits
-            if self.compiled is not None:
-                return self.decode(batch, self.compiled)
-        elif prepared and not (reads_source or embeds) and self.is_draft_batch(batch):
+        elif prepared and self.compiled is not None and one_each:
             self.before_forward(batch, True)
-            if self.graphs is not None and (logits := self.replay(batch, self.graphs)) is not None:
-                return logits
+            return self.decode(batch, self.compiled)
         self.before_forward(batch, False)
         tokens, layout, span = batch_inputs(batch, self.store, self.device)
         if any(request.unread for request, _ in batch):
@@ -164,13 +160,11 @@ class Runner:
             hidden = hidden[:, 0]  # (N, D)
         return model.logits(hidden)
 
-    def is_draft_batch(self, batch: ScheduledBatch) -> bool:
+    def is_draft_batch(self, batch: ScheduledBatch, graphs: DecodeGraphs) -> bool:
         """Whether every request has a few tokens after its prompt, such as a draft, for which there are graphs."""
-        if self.graphs is None or not self.graphs_of_drafts:
-            return False
         last_row, longest = batch[-1][0].row or 0, max(length for _, length in batch)
         after_prompt = all(request.cached >= len(request.ids) for request, _ in batch)
-        return after_prompt and self.graphs.fits(last_row + 1, longest)
+        return self.graphs_of_drafts and after_prompt and graphs.fits(last_row + 1, longest)
 
     @contextmanager
     def observed(self, observe: Callable[[ScheduledBatch], None]) -> Generator[None]:
