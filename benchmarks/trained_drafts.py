@@ -10,6 +10,7 @@ methods run in turn, and a difference in any token is an error.
 """
 
 import argparse
+import itertools
 import statistics
 import time
 from pathlib import Path
@@ -31,7 +32,7 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("methods", nargs="+", help="as for --speculate")
     parser.add_argument("--draft-tokens", type=int, default=2)
-    parser.add_argument("--draft-chains", type=int, default=1, help="candidates, of methods that have several")
+    parser.add_argument("--draft-chains", type=int, nargs="+", default=[1], help="candidates, of trained drafters")
     parser.add_argument("--prompts", type=int, default=2)
     parser.add_argument("--max-new", type=int, default=40)
     parser.add_argument("--runs", type=int, default=2)
@@ -41,12 +42,10 @@ def main() -> None:
     assert stories is not None
     prompts = prompts_of(stories, options.prompts, NextToken(), llm.tokenizer)
     engines = {"plain": Engine(llm.model, rows=1)}
-    for method in options.methods:
-        drafter = open_drafter(method, options.model, "cpu", chains=options.draft_chains)
-        engines[method] = Engine(
-            llm.model, rows=options.draft_chains, speculation=drafter, draft_tokens=options.draft_tokens
-        )
-        engines[method].speculation.costs = DraftCosts(1.0, 0.0)  # ty: ignore[invalid-assignment]
+    for method, chains in itertools.product(options.methods, options.draft_chains):
+        drafter, name = open_drafter(method, options.model, "cpu", chains=chains), f"{method}, {chains}"
+        engines[name] = Engine(llm.model, rows=chains, speculation=drafter, draft_tokens=options.draft_tokens)
+        engines[name].speculation.costs = DraftCosts(1.0, 0.0)  # ty: ignore[invalid-assignment]
     seconds: dict[str, list[float]] = {name: [] for name in engines}
     sampling, expected = Sampling(max_new=options.max_new, temperature=0, ignore_eos=True), {}
     for _ in range(options.runs):
@@ -64,7 +63,7 @@ def main() -> None:
             numbers = engine.speculation.statistics
             shares = ", ".join(f"{share:.0%}" for share in numbers.acceptance)
             gained = f"  {numbers.tokens_per_draft:.2f} tokens per forward  accepted {shares}"
-        print(f"{name:<24} {own * 1e3:.2f} ms per token  speed-up {plain / own:.2f}{gained}")
+        print(f"{name:<28} {own * 1e3:.2f} ms per token  speed-up {plain / own:.2f}{gained}")
 
 
 if __name__ == "__main__":

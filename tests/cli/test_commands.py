@@ -115,6 +115,7 @@ def test_generate_with_drafts_prints_the_same_text_and_statistics(demo_run: Path
         "medusa": "use --speculate medusa:FOLDER, written by regard speculate train",
         "eagle:nowhere": "nowhere has no drafter; train one: regard speculate train MODEL nowhere",
         "self:x": "'x' is not a number of layers",
+        "self:٣": "'٣' is not a number of layers",
         "self:9": "choose from 1 to 2 of them",
         "self": "the model has no blocks `ahead`",
         "ngram:3": "use --speculate ngram",

@@ -74,7 +74,7 @@ def check_speculation(speculate: str | None, excluded: bool, draft_chains: int =
         raise ValueError(f"--speculate {speculate}: there is no method {method!r}; {suggest_name(method, METHODS)}")
     needed = METHODS[method]
     if method == "self":
-        if name and not (name.isdecimal() and int(name) > 0):
+        if name and not (name.isascii() and name.isdecimal() and int(name) > 0):
             raise ValueError(
                 f"--speculate {speculate}: {name!r} is not a number of layers; use self, or such as self:4"
             )

@@ -50,9 +50,6 @@ class AheadBlocks:
             drafts |= zip(targets, draft_chain(logits, targets, lengths, self.chains), strict=True)
         return list(drafts.values())
 
-    def observe(self, request: Request, inputs: Sequence[int], accepted: int, logits: Tensor) -> None:
-        pass  # `read_stream` has the states of the accepted tokens
-
     def forward(self, rows: Sequence[StreamRow], lengths: Sequence[int]) -> Tensor:
         """Pending tokens of several rows -> the outputs (K, B, D) of the blocks after the last token of each."""
         inputs = [self.rows.pending_stream(row, length) for row, length in zip(rows, lengths, strict=True)]

@@ -79,9 +79,6 @@ class DraftModel:
                     drafts[row.target].append(token)
         return [as_draft(tokens) for tokens in drafts.values()]
 
-    def observe(self, request: Request, inputs: Sequence[int], accepted: int, logits: Tensor) -> None:
-        pass  # the next draft begins with the tokens of the request
-
     def release_ended(self) -> None:
         """Release the rows of requests that have ended, or lost their row in the engine."""
         for row, drafted in list(self.rows.items()):

@@ -78,9 +78,6 @@ class Eagle:
             draft.others = other_chains(candidates, self.chains - 1, independent=False)
         return draft
 
-    def observe(self, request: Request, inputs: Sequence[int], accepted: int, logits: Tensor) -> None:
-        pass  # the next draft begins with the tokens of the request
-
     def forward_tokens(self, rows: list[StreamRow]) -> tuple[list[StreamRow], Tensor]:
         """Compute the pending entries of accepted tokens; returns the predicted hidden states (B, D) after the last."""
         if not rows:

@@ -10,8 +10,6 @@ al. 2024 (LayerSkip).
 from collections.abc import Sequence
 from dataclasses import replace
 
-from torch import Tensor
-
 from regard.engine.request import Draft, Request
 from regard.engine.speculation.draft_model import DraftModel
 from regard.models.base import build_on_meta
@@ -31,9 +29,6 @@ class FirstLayers:
 
     def propose(self, requests: Sequence[Request], lengths: Sequence[int]) -> list[Draft]:
         return self.draft_model.propose(requests, lengths)
-
-    def observe(self, request: Request, inputs: Sequence[int], accepted: int, logits: Tensor) -> None:
-        pass  # the next draft begins with the tokens of the request
 
 
 def first_layers(model: DecoderModule, layers: int) -> DecoderModule:

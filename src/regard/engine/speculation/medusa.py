@@ -51,6 +51,3 @@ class Medusa:
             lengths = [limits[request] for request in states]
             drafts |= zip(states, draft_chain(logits, list(states), lengths, self.chains), strict=True)
         return list(drafts.values())
-
-    def observe(self, request: Request, inputs: Sequence[int], accepted: int, logits: Tensor) -> None:
-        pass  # `read_stream` has the states of the accepted tokens

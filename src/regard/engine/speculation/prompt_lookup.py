@@ -10,8 +10,6 @@ period is predicted. Saxena 2023; Yang et al. 2023 (LLMA).
 from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
-from torch import Tensor
-
 from regard.engine.request import Draft, Request
 from regard.models.decoder import DecoderModule
 
@@ -64,6 +62,3 @@ class PromptLookup:
         while len(ids) < length:
             ids.append(ids[len(ids) - (len(request.tokens) - position)])
         return ids
-
-    def observe(self, request: Request, inputs: Sequence[int], accepted: int, logits: Tensor) -> None:
-        pass  # the accepted tokens are in the request

@@ -50,6 +50,11 @@ class Drafter(Protocol):
         """The draft of each request: at most so many tokens, perhaps none."""
         ...
 
+
+@runtime_checkable
+class LogitsReader(Protocol):
+    """A drafter that drafts from the logits of earlier verifications."""
+
     def observe(self, request: Request, inputs: Sequence[int], accepted: int, logits: Tensor) -> None:
         """After a verification. inputs: the last token and its draft; logits: (len(inputs), V) after each of them."""
         ...
@@ -223,7 +228,8 @@ class Speculation:
         for request, draft in drafts.items():
             if draft:
                 self.finish_round(request, len(draft), accepted[request])
-                self.drafter.observe(request, [last[request], *draft], accepted[request], rows[request])
+                if isinstance(self.drafter, LogitsReader):
+                    self.drafter.observe(request, [last[request], *draft], accepted[request], rows[request])
         return count
 
     def verify_at_once(

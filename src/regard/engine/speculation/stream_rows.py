@@ -19,14 +19,12 @@ from regard.engine.memory import open_store
 from regard.engine.request import Request, Sampling
 from regard.engine.runner import batch_inputs
 from regard.engine.scheduler import ScheduledBatch
+from regard.engine.speculation.draft_model import CATCH_UP, CHUNK
 from regard.engine.stores.base import ModelMemory
 from regard.engine.stores.paged import Paged
 from regard.layout import TokenLayout
 from regard.models.stack import States
 from regard.parts.state import needs_snapshots
-
-CHUNK = 256  # entries of a prompt per forward
-CATCH_UP = 16  # more pending entries than this are computed apart from those of other requests
 
 
 class RequestStream:

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from functools import partial
 
 import torch
-from torch import Tensor
 
 from regard.engine.engine import Engine
 from regard.engine.inputs import decoder_of
@@ -108,9 +107,6 @@ class PartlyWrong:
         return Draft(ids, others=[known] if ids != known else [])
 
     def adopt(self, request: Request, other: Request) -> None:
-        pass
-
-    def observe(self, request: Request, inputs: Sequence[int], accepted: int, logits: Tensor) -> None:
         pass
 
 
