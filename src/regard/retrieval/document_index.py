@@ -1,0 +1,287 @@
+"""The index on disk: one SQLite file with the chunks of documents, an index of their words, and their vectors.
+
+    files       path, size, time of change, digest, and whether all chunks of the file are stored
+    chunks      text, lines, section                 words     of chunks, for BM25 (FTS5)
+    vectors     of chunks, float32, of length 1
+
+A batch of chunks is one transaction, and a file is searched once it is complete: a killed process loses at most a
+batch, and the next one continues after it. Vectors are compared exactly, by one product with all of them. SQLite and
+FTS5 are in Python's standard library.
+"""
+
+import re
+import sqlite3
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from regard.retrieval.chunks import DocumentChunk
+
+APPLICATION_ID = 0x72656701  # in the header of the file: an index of regard, format 1
+SECTION_SEPARATOR = "\x1f"
+SCHEMA = """
+CREATE TABLE settings(name TEXT PRIMARY KEY, value) WITHOUT ROWID;
+CREATE TABLE files(
+    id INTEGER PRIMARY KEY, path TEXT NOT NULL, size INTEGER NOT NULL, changed INTEGER NOT NULL, digest BLOB NOT NULL,
+    unit TEXT NOT NULL, complete INTEGER NOT NULL DEFAULT 0, UNIQUE(path, complete)
+);
+CREATE TABLE chunks(
+    id INTEGER PRIMARY KEY, file INTEGER NOT NULL REFERENCES files ON DELETE CASCADE, start INTEGER NOT NULL,
+    first INTEGER NOT NULL, last INTEGER NOT NULL, section TEXT NOT NULL, text TEXT NOT NULL
+);
+CREATE INDEX chunks_of_file ON chunks(file);
+CREATE TABLE vectors(chunk INTEGER PRIMARY KEY REFERENCES chunks ON DELETE CASCADE, vector BLOB NOT NULL);
+CREATE VIRTUAL TABLE words USING fts5(
+    text, section, content=chunks, content_rowid=id, tokenize="porter unicode61 remove_diacritics 2"
+);
+CREATE TRIGGER add_words AFTER INSERT ON chunks BEGIN
+    INSERT INTO words(rowid, text, section) VALUES (new.id, new.text, new.section);
+END;
+CREATE TRIGGER remove_words AFTER DELETE ON chunks BEGIN
+    INSERT INTO words(words, rowid, text, section) VALUES ('delete', old.id, old.text, old.section);
+END;
+"""
+
+
+class DocumentIndexError(ValueError):
+    """An index that does not exist, is damaged, or was made by other settings."""
+
+
+@dataclass(frozen=True)
+class IndexSettings:
+    """What all chunks and vectors of an index have in common."""
+
+    model: str  # name or path of the model that embeds
+    fingerprint: str  # of its weights
+    dim: int
+    limit: int  # tokens per chunk
+    overlap: int
+
+
+class FileRecord(NamedTuple):
+    id: int
+    size: int
+    changed: int  # time of the last change, in nanoseconds
+    digest: bytes
+
+
+class Hit(NamedTuple):
+    """A chunk that was found."""
+
+    id: int
+    path: str
+    unit: str  # of its place: "line" or "page"
+    chunk: DocumentChunk
+
+
+class DocumentIndex:
+    def __init__(self, path: str | Path, create: IndexSettings | None = None):
+        """create: the settings of a new index, if there is none; those of an existing one must be equal."""
+        self.path = Path(path)
+        existed = self.path.is_file() and self.path.stat().st_size > 0
+        if not existed and create is None:
+            raise DocumentIndexError(f"{path} does not exist; make it: regard index DOCUMENTS {path}")
+        try:
+            self.database = sqlite3.connect(self.path, isolation_level=None, timeout=30)
+            self.prepare(create)
+        except sqlite3.DatabaseError as error:
+            raise DocumentIndexError(f"{path} is not an index, or is damaged: {error}") from None
+        self.matrix: tuple[int, np.ndarray, np.ndarray] | None = None  # version of the data, ids (N,), vectors (N, D)
+
+    def prepare(self, create: IndexSettings | None) -> None:
+        run = self.database.execute
+        run("PRAGMA foreign_keys = ON")
+        (application,) = run("PRAGMA application_id").fetchone()
+        (tables,) = run("SELECT count(*) FROM sqlite_schema").fetchone()
+        if application != APPLICATION_ID and (tables or create is None):
+            raise DocumentIndexError(f"{self.path} is not an index of regard; give another path")
+        run("PRAGMA journal_mode = WAL")
+        run("PRAGMA synchronous = NORMAL")  # a crash of the machine may lose the last batches, but nothing else
+        if not tables:
+            assert create is not None
+            with self.transaction():
+                for statement in split_statements(SCHEMA):
+                    run(statement)
+                self.database.executemany("INSERT INTO settings VALUES (?, ?)", asdict(create).items())
+                run(f"PRAGMA application_id = {APPLICATION_ID}")
+        stored = dict(run("SELECT name, value FROM settings"))
+        self.settings = IndexSettings(**{field.name: stored[field.name] for field in fields(IndexSettings)})
+        for field in fields(IndexSettings) if create is not None else ():
+            found, wanted = getattr(self.settings, field.name), getattr(create, field.name)
+            if found != wanted and field.name != "model":
+                raise DocumentIndexError(
+                    f"{self.path} was made with {field.name}={found}, not {wanted}; use the same settings, or another "
+                    "path"
+                )
+
+    @contextmanager
+    def transaction(self) -> Generator[None]:
+        """All changes inside are made, or none."""
+        self.database.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self.database.execute("ROLLBACK")
+            raise
+        self.database.execute("COMMIT")
+
+    def close(self) -> None:
+        self.database.close()
+
+    # What is stored
+
+    def files(self) -> dict[str, FileRecord]:
+        """The complete files, by path."""
+        rows = self.database.execute("SELECT path, id, size, changed, digest FROM files WHERE complete")
+        return {path: FileRecord(*values) for path, *values in rows}
+
+    def chunk_count(self) -> int:
+        (count,) = self.database.execute(
+            "SELECT count(*) FROM chunks JOIN files ON files.id = file WHERE complete"
+        ).fetchone()
+        return count
+
+    def begin(self, path: str, size: int, changed: int, digest: bytes, unit: str) -> tuple[int, int]:
+        """The id of a file that is about to be stored, and how many of its chunks an interrupted run has stored."""
+        with self.transaction():
+            row = self.database.execute(
+                "SELECT id, digest FROM files WHERE path = ? AND NOT complete", [path]
+            ).fetchone()
+            if row is not None and row[1] == digest:
+                (stored,) = self.database.execute("SELECT count(*) FROM chunks WHERE file = ?", [row[0]]).fetchone()
+                return row[0], stored
+            self.database.execute("DELETE FROM files WHERE path = ? AND NOT complete", [path])
+            cursor = self.database.execute(
+                "INSERT INTO files(path, size, changed, digest, unit) VALUES (?, ?, ?, ?, ?)",
+                [path, size, changed, digest, unit],
+            )
+            assert cursor.lastrowid is not None
+            return cursor.lastrowid, 0
+
+    def add(self, file: int, chunks: Sequence[DocumentChunk], vectors: np.ndarray) -> None:
+        """Store chunks of a file with their vectors (N, D), of length 1."""
+        if vectors.shape != (len(chunks), self.settings.dim):
+            raise ValueError(f"vectors have the shape {vectors.shape}, not {(len(chunks), self.settings.dim)}")
+        if not np.isfinite(vectors).all():
+            raise ValueError("some vectors are not finite; the model cannot embed these chunks")
+        with self.transaction():
+            for chunk, vector in zip(chunks, vectors.astype(np.float32), strict=True):
+                cursor = self.database.execute(
+                    "INSERT INTO chunks(file, start, first, last, section, text) VALUES (?, ?, ?, ?, ?, ?)",
+                    [file, chunk.start, chunk.first, chunk.last, SECTION_SEPARATOR.join(chunk.section), chunk.text],
+                )
+                self.database.execute("INSERT INTO vectors VALUES (?, ?)", [cursor.lastrowid, vector.tobytes()])
+
+    def finish(self, file: int) -> None:
+        """The file is complete; it replaces an earlier version."""
+        with self.transaction():
+            (path,) = self.database.execute("SELECT path FROM files WHERE id = ?", [file]).fetchone()
+            self.database.execute("DELETE FROM files WHERE path = ? AND complete", [path])
+            self.database.execute("UPDATE files SET complete = 1 WHERE id = ?", [file])
+
+    def touch(self, path: str, changed: int) -> None:
+        """Only the time of change of a file is another."""
+        self.database.execute("UPDATE files SET changed = ? WHERE path = ? AND complete", [changed, path])
+
+    def remove(self, path: str) -> None:
+        with self.transaction():
+            self.database.execute("DELETE FROM files WHERE path = ?", [path])
+
+    # Search
+
+    def nearest(self, vector: np.ndarray, count: int) -> list[tuple[int, float]]:
+        """(chunk, cosine) of the chunks with the largest cosine to a vector (D,) of length 1."""
+        ids, vectors = self.vectors()
+        if not len(ids) or count < 1:
+            return []
+        scores = vectors @ vector.astype(np.float32)  # (N,)
+        count = min(count, len(ids))
+        best = np.argpartition(-scores, count - 1)[:count]
+        best = best[np.lexsort((ids[best], -scores[best]))]
+        return [(int(ids[i]), float(scores[i])) for i in best]
+
+    def vectors(self) -> tuple[np.ndarray, np.ndarray]:
+        """The ids (N,) and vectors (N, D) of all chunks, read again if the index has changed."""
+        changes, (other,) = self.database.total_changes, self.database.execute("PRAGMA data_version").fetchone()
+        version = changes << 32 | other
+        if self.matrix is None or self.matrix[0] != version:
+            (count,) = self.database.execute("SELECT count(*) FROM vectors").fetchone()
+            ids, vectors = np.empty(count, np.int64), np.empty((count, self.settings.dim), np.float32)
+            rows = self.database.execute(
+                "SELECT chunk, vector FROM files JOIN chunks ON file = files.id JOIN vectors ON chunk = chunks.id "
+                "WHERE complete"
+            )
+            size = 0
+            for size, (id, vector) in enumerate(rows, 1):
+                ids[size - 1], vectors[size - 1] = id, np.frombuffer(vector, np.float32)
+            self.matrix = version, ids[:size], vectors[:size]
+        return self.matrix[1:]
+
+    def matching(self, query: str, count: int) -> list[tuple[int, float]]:
+        """(chunk, BM25) of the chunks with words of the query, the highest first."""
+        terms = dict.fromkeys(re.findall(r"\w+", query))
+        if not terms or count < 1:
+            return []
+        rows = self.database.execute(
+            "SELECT chunks.id, -rank FROM words JOIN chunks ON chunks.id = words.rowid JOIN files ON files.id = file "
+            "WHERE words MATCH ? AND complete ORDER BY rank, chunks.id LIMIT ?",
+            [" OR ".join(f'"{term}"' for term in terms), count],
+        )
+        return rows.fetchall()
+
+    def hits(self, ids: Sequence[int]) -> list[Hit]:
+        """The chunks with these ids, in this order."""
+        rows = {}
+        for id in ids:
+            row = self.database.execute(
+                "SELECT path, unit, text, start, first, last, section FROM chunks JOIN files ON files.id = file "
+                "WHERE chunks.id = ?",
+                [id],
+            ).fetchone()
+            if row is not None:
+                path, unit, text, start, first, last, section = row
+                titles = tuple(section.split(SECTION_SEPARATOR)) if section else ()
+                rows[id] = Hit(id, path, unit, DocumentChunk(text, start, first, last, titles))
+        return [rows[id] for id in ids if id in rows]
+
+    def check(self) -> None:
+        """Raise DocumentIndexError if the file is damaged or its tables contradict one another."""
+        run = self.database.execute
+        problems = [row[0] for row in run("PRAGMA integrity_check") if row[0] != "ok"]
+        problems += [f"a row of {row[0]} has no {row[2]}" for row in run("PRAGMA foreign_key_check")]
+        try:
+            run("INSERT INTO words(words, rank) VALUES ('integrity-check', 1)")
+        except sqlite3.DatabaseError as error:
+            problems.append(f"words: {error}")
+        (missing,) = run(
+            "SELECT count(*) FROM chunks LEFT JOIN vectors ON chunk = chunks.id "
+            "WHERE vector IS NULL OR length(vector) != ?",
+            [4 * self.settings.dim],
+        ).fetchone()
+        if missing:
+            problems.append(f"{missing} chunks have no vector of {self.settings.dim} numbers")
+        if problems:
+            raise DocumentIndexError(f"{self.path} is damaged: {'; '.join(problems)}; make it again")
+
+
+def split_statements(script: str) -> Iterator[str]:
+    """The statements of a script, which `executescript` would run outside of a transaction."""
+    statement = ""
+    for line in script.splitlines(keepends=True):
+        statement += line
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""
+
+
+def fuse(rankings: Sequence[Sequence[int]], constant: int = 60) -> list[int]:
+    """Reciprocal rank fusion of several rankings of ids: score(id) = Σ 1 / (constant + rank). Cormack et al. 2009."""
+    scores: dict[int, float] = {}
+    for ranking in rankings:
+        for rank, id in enumerate(ranking, 1):
+            scores[id] = scores.get(id, 0.0) + 1 / (constant + rank)
+    return sorted(scores, key=lambda id: (-scores[id], id))

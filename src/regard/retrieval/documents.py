@@ -1,0 +1,259 @@
+"""Documents: the text of a file, where its sections begin, and which line or page of the file each part is from.
+
+    Markdown, text, code    the text of the file as it is
+    HTML                    the visible text; a blank line between blocks; headings h1 to h6
+    PDF                     the text of its pages; needs pypdf
+
+Nothing in a document is run or fetched: scripts, styles and links of a page are skipped.
+"""
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from html.parser import HTMLParser
+from io import BytesIO
+from pathlib import Path
+
+MARKDOWN = {".md", ".markdown", ".mdx"}
+HTML = {".html", ".htm", ".xhtml"}
+PDF = {".pdf"}
+TEXT = {".txt", ".text", ".rst", ".adoc", ".org", ".tex", ".log"}
+CODE = {
+    ".py", ".pyi", ".js", ".jsx", ".ts", ".tsx", ".c", ".h", ".cc", ".cpp", ".hpp", ".cu", ".java", ".kt", ".scala",
+    ".go", ".rs", ".rb", ".php", ".cs", ".swift", ".lua", ".r", ".jl", ".sh", ".sql", ".toml", ".yaml", ".yml", ".ini",
+    ".css",
+}  # fmt: skip
+SUFFIXES = MARKDOWN | HTML | PDF | TEXT | CODE
+MAX_BYTES = 64 * 2**20  # of a file
+
+FENCE = re.compile(r" {0,3}(```+|~~~+)")
+ATX_HEADING = re.compile(r" {0,3}(#{1,6})[ \t]+(.*?)[ \t]*#*[ \t]*$")
+SKIPPED = {"script", "style", "noscript", "template", "svg", "iframe", "object", "head", "nav"}
+BLOCKS = {
+    "p", "div", "section", "article", "main", "header", "footer", "aside", "ul", "ol", "dl", "table", "pre", "form",
+    "blockquote", "figure", "figcaption", "hr", "details", "summary", "body", "address",
+}  # fmt: skip
+LINES = {"li", "tr", "br", "dt", "dd", "caption", "option"}  # that begin on a line of their own
+
+
+class DocumentError(ValueError):
+    """A file that cannot be read as a document."""
+
+
+@dataclass(frozen=True)
+class Heading:
+    start: int  # of its section in the text
+    level: int  # from 1
+    title: str
+
+
+@dataclass(frozen=True)
+class ParsedDocument:
+    text: str
+    starts: tuple[int, ...]  # ascending: the text from here on, up to the next start, …
+    places: tuple[int, ...]  # … is from this line of the file, counted from 1, or from this page
+    headings: tuple[Heading, ...] = ()
+    unit: str = "line"  # or "page"
+
+    def place(self, offset: int) -> int:
+        """The line or page of a character."""
+        return self.places[max(0, bisect_right(self.starts, offset) - 1)] if self.places else 1
+
+    @cached_property
+    def sections(self) -> list[tuple[str, ...]]:
+        """The titles of the section after each heading, the outermost first."""
+        open_sections: list[Heading] = []
+        sections = []
+        for heading in self.headings:
+            open_sections = [*(outer for outer in open_sections if outer.level < heading.level), heading]
+            sections.append(tuple(outer.title for outer in open_sections))
+        return sections
+
+    def section(self, offset: int) -> tuple[str, ...]:
+        """The titles of the sections that contain a character, the outermost first."""
+        index = bisect_right(self.headings, offset, key=lambda heading: heading.start)
+        return self.sections[index - 1] if index else ()
+
+
+def document_files(path: str | Path) -> Iterator[Path]:
+    """The file itself; or all documents in a folder and its subfolders, in order, without hidden ones and links."""
+    path = Path(path)
+    if path.is_file():
+        yield path
+        return
+    if not path.is_dir():
+        raise DocumentError(f"{path} does not exist; give a file, or a folder of documents")
+    for entry in sorted(path.iterdir()):
+        if entry.name.startswith(".") or entry.is_symlink():
+            continue
+        if entry.is_dir():
+            yield from document_files(entry)
+        elif entry.suffix.lower() in SUFFIXES:
+            yield entry
+
+
+def read_document(path: str | Path) -> ParsedDocument:
+    """DocumentError if the file is too large, is no text, or is a damaged PDF."""
+    return parse_document(read_bytes(Path(path)), Path(path).suffix.lower(), str(path))
+
+
+def read_bytes(path: Path) -> bytes:
+    size = path.stat().st_size
+    if size > MAX_BYTES:
+        raise DocumentError(f"{path} has {size} bytes, more than {MAX_BYTES}; split it")
+    return path.read_bytes()
+
+
+def parse_document(data: bytes, suffix: str, name: str) -> ParsedDocument:
+    """The document in the bytes of a file. name: of the file, for errors."""
+    if suffix in PDF:
+        return parse_pdf(data, name)
+    if b"\0" in data:
+        raise DocumentError(f"{name} is not a text: it has bytes that are zero")
+    text = data.decode("utf-8-sig", errors="replace").replace("\r\n", "\n").replace("\r", "\n")
+    if suffix in HTML:
+        return parse_html(text)
+    starts = line_starts(text)
+    headings = tuple(markdown_headings(text)) if suffix in MARKDOWN else ()
+    return ParsedDocument(text, starts, tuple(range(1, len(starts) + 1)), headings)
+
+
+def line_starts(text: str) -> tuple[int, ...]:
+    return (0, *(match.end() for match in re.finditer("\n", text)))
+
+
+def markdown_headings(text: str) -> Iterator[Heading]:
+    """Headings that begin with #, outside of fenced code."""
+    start, fence = 0, ""
+    for line in text.splitlines(keepends=True):
+        marker = FENCE.match(line)
+        if fence:
+            closes = marker is not None and marker[1].startswith(fence) and not line[marker.end() :].strip()
+            fence = "" if closes else fence
+        elif marker is not None:
+            fence = marker[1]
+        elif heading := ATX_HEADING.match(line):
+            yield Heading(start, len(heading[1]), heading[2])
+        start += len(line)
+
+
+class VisibleText(HTMLParser):
+    """Collects the visible text of a page."""
+
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.parts: list[str] = []
+        self.length = 0
+        self.starts: list[int] = []
+        self.places: list[int] = []
+        self.headings: list[Heading] = []
+        self.skipped: list[str] = []  # open elements whose text is not visible
+        self.preformatted = 0
+        self.heading: tuple[int, int, int] | None = None  # level, start and first part of an open heading
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag in SKIPPED:
+            self.skipped.append(tag)
+        if tag == "body":
+            self.skipped.clear()  # a page may leave out </head>
+        if self.skipped:
+            return
+        self.preformatted += tag == "pre"
+        if heading_level(tag):
+            self.end_block()
+            self.heading = (heading_level(tag), self.length, len(self.parts))
+        elif tag in BLOCKS:
+            self.end_block()
+        elif tag in LINES:
+            self.end_line()
+        elif tag in ("td", "th"):
+            self.write_space()
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in self.skipped:
+            del self.skipped[self.skipped.index(tag) :]
+        if self.skipped:
+            return
+        if tag == "pre":
+            self.preformatted = max(0, self.preformatted - 1)
+        if self.heading is not None and heading_level(tag):
+            level, start, part = self.heading
+            self.headings.append(Heading(start, level, " ".join("".join(self.parts[part:]).split())))
+            self.heading = None
+        if tag in BLOCKS or heading_level(tag):
+            self.end_block()
+
+    def handle_data(self, data: str) -> None:
+        if self.skipped:
+            return
+        line = self.getpos()[0]
+        for i, piece in enumerate(data.split("\n")):
+            if i and self.preformatted:
+                self.write("\n")
+            elif i:
+                self.write_space()
+            self.write_piece(piece, line + i)
+
+    def write_piece(self, piece: str, line: int) -> None:
+        """Text of one line of the file. White space is one space, except in preformatted text."""
+        if not self.preformatted:
+            if piece[:1].isspace():
+                self.write_space()
+            words = piece.split()
+            piece, trailing = " ".join(words), bool(words) and piece[-1:].isspace()
+        else:
+            trailing = False
+        if piece:
+            self.starts.append(self.length)
+            self.places.append(line)
+            self.write(piece)
+        if trailing:
+            self.write_space()
+
+    def write(self, text: str) -> None:
+        self.parts.append(text)
+        self.length += len(text)
+
+    def write_space(self) -> None:
+        if self.parts and not self.parts[-1][-1:].isspace():
+            self.write(" ")
+
+    def end_line(self) -> None:
+        if self.parts and not self.parts[-1].endswith("\n"):
+            self.write("\n")
+
+    def end_block(self) -> None:
+        self.end_line()
+        if self.parts and not (self.parts[-1].endswith("\n\n") or self.parts[-2:] == ["\n", "\n"]):
+            self.write("\n")
+
+
+def heading_level(tag: str) -> int:
+    """From 1 to 6; 0: the element is no heading."""
+    return int(tag[1]) if len(tag) == 2 and tag[0] == "h" and tag[1] in "123456" else 0
+
+
+def parse_html(text: str) -> ParsedDocument:
+    page = VisibleText()
+    page.feed(text)
+    page.close()
+    return ParsedDocument("".join(page.parts), tuple(page.starts), tuple(page.places), tuple(page.headings))
+
+
+def parse_pdf(data: bytes, name: str) -> ParsedDocument:
+    try:
+        from pypdf import PdfReader
+        from pypdf.errors import PyPdfError
+    except ModuleNotFoundError:
+        raise DocumentError(f"{name}: PDF files need pypdf: pip install 'regard[documents]'") from None
+    try:
+        pages = [page.extract_text() for page in PdfReader(BytesIO(data)).pages]
+    except (PyPdfError, ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
+        raise DocumentError(f"{name} cannot be read as a PDF: {error}") from None
+    starts, text = [], ""
+    for page in pages:
+        starts.append(len(text))
+        text += page.strip() + "\n\n"
+    return ParsedDocument(text, tuple(starts), tuple(range(1, len(pages) + 1)), unit="page")

@@ -1,0 +1,235 @@
+"""The index on disk: search equals brute force, changes are found, and a killed update continues."""
+
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from regard.retrieval.chunks import DocumentChunk
+from regard.retrieval.document_index import DocumentIndex, DocumentIndexError, IndexSettings, fuse
+from regard.retrieval.update_index import update_index
+from tests.retrieval.test_chunks import word_starts
+
+DIM = 24
+SETTINGS = IndexSettings("test", "abc", DIM, 32, 8)
+
+
+def embed(texts: Sequence[str]) -> np.ndarray:
+    """Sums of random vectors of the words: texts with common words are near."""
+    vectors = np.zeros((len(texts), DIM))
+    for row, text in zip(vectors, texts, strict=True):
+        for word in text.lower().split():
+            row += np.random.default_rng(list(word.encode())).standard_normal(DIM)
+    return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+
+
+def write(folder: Path, **files: str) -> None:
+    folder.mkdir(exist_ok=True)
+    for name, text in files.items():
+        (folder / f"{name}.md").write_text(text)
+
+
+WORDS = "anna ben barn ball garden house red blue cup key river table under behind with gave took"
+
+
+def sentences(rng: random.Random, count: int) -> str:
+    lengths = [rng.randint(3, 9) for _ in range(count)]
+    return " ".join(" ".join(rng.choices(WORDS.split(" "), k=length)).capitalize() + "." for length in lengths)
+
+
+def contents(index: DocumentIndex) -> list[tuple]:
+    """Everything in an index, whatever the order in which it was added."""
+    query = (
+        "SELECT path, start, first, last, section, text, vector, digest FROM files JOIN chunks ON file = files.id "
+        "JOIN vectors ON chunk = chunks.id WHERE complete ORDER BY path, start"
+    )
+    return index.database.execute(query).fetchall()
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> DocumentIndex:
+    return DocumentIndex(tmp_path / "index.db", SETTINGS)
+
+
+def test_search_equals_brute_force(index: DocumentIndex, tmp_path: Path) -> None:
+    rng = random.Random(0)
+    write(tmp_path / "docs", **{f"d{i}": sentences(rng, 30) for i in range(12)})
+    update_index(index, [tmp_path / "docs"], word_starts, embed)
+    rows = index.database.execute("SELECT chunk, vector FROM vectors").fetchall()
+    assert len(rows) == index.chunk_count() > 60
+    for _ in range(20):
+        query = embed([sentences(rng, 1)])[0]
+        cosines = {id: float(np.frombuffer(vector, np.float32).astype(np.float64) @ query) for id, vector in rows}
+        found = index.nearest(query, 10)
+        assert [id for id, _ in found] == sorted(cosines, key=lambda id: -cosines[id])[:10]
+        assert all(abs(score - cosines[id]) < 1e-6 for id, score in found)
+    assert len(index.nearest(query, 10_000)) == len(rows) and index.nearest(query, 0) == []
+
+
+def test_words_are_found_by_bm25(index: DocumentIndex, tmp_path: Path) -> None:
+    write(tmp_path / "docs", a="# Fruit\n\nApples and pears.", b="The naïve baker's cat.", c="Nothing of note. " * 5)
+    update_index(index, [tmp_path / "docs"], word_starts, embed)
+
+    def found(query: str) -> list[str]:
+        return [Path(hit.path).stem for hit in index.hits([id for id, _ in index.matching(query, 5)])]
+
+    assert found("an apple") == ["a"] and found("naive") == ["b"] and found("fruit") == ["a"]
+    assert found("cats or notes")[0] in ("b", "c") and set(found("cats or notes")) == {"b", "c"}
+    for hostile in ('"', "a AND (", "NEAR(a b", "text:apples^2", "* - + ^", "", "'; DROP TABLE chunks; --"):
+        assert isinstance(found(hostile), list)
+    assert found("apples") == ["a"]
+
+
+def test_a_hit_leads_back_to_its_lines(index: DocumentIndex, tmp_path: Path) -> None:
+    rng, folder = random.Random(1), tmp_path / "docs"
+    write(folder, a="# One\n\n" + "\n".join(sentences(rng, 3) for _ in range(9)) + "\n## Two\n" + sentences(rng, 9))
+    update_index(index, [folder], word_starts, embed)
+    lines, hits = (folder / "a.md").read_text().split("\n"), index.hits(list(range(1, index.chunk_count() + 1)))
+    for hit in hits:
+        place = "\n".join(lines[hit.chunk.first - 1 : hit.chunk.last])
+        assert hit.chunk.text in place and hit.path == str(folder / "a.md") and hit.unit == "line"
+    assert hits[-1].chunk.section == ("One", "Two")
+    assert index.hits([3, 999, 1]) == [hits[2], hits[0]]
+
+
+def test_only_changes_are_embedded(index: DocumentIndex, tmp_path: Path) -> None:
+    folder, embedded = tmp_path / "docs", []
+
+    def counting(texts: Sequence[str]) -> np.ndarray:
+        embedded.extend(texts)
+        return embed(texts)
+
+    def update() -> tuple[int, ...]:
+        embedded.clear()
+        report = update_index(index, [folder], word_starts, counting)
+        assert report.chunks == len(embedded) and not report.skipped
+        index.check()
+        return report.added, report.changed, report.unchanged, report.removed
+
+    write(folder, a="The first.", b="The second.", c="The third.")
+    assert update() == (3, 0, 0, 0) and len(embedded) == 3
+    assert update() == (0, 0, 3, 0) and not embedded
+    write(folder, b="Another second.", d="The fourth.")
+    (folder / "c.md").unlink()
+    os.utime(folder / "a.md", ns=(1, 1))
+    assert update() == (1, 1, 1, 1) and len(embedded) == 2
+    assert {text for *_, text, _, _ in contents(index)} == {"The first.", "Another second.", "The fourth."}
+    assert not index.matching("third", 5) and len(index.matching("second", 5)) == 1
+    fresh = DocumentIndex(tmp_path / "fresh.db", SETTINGS)
+    update_index(fresh, [folder], word_starts, embed)
+    assert contents(fresh) == contents(index)
+
+
+def test_a_file_outside_of_the_given_folders_is_kept(index: DocumentIndex, tmp_path: Path) -> None:
+    write(tmp_path / "one", a="a")
+    write(tmp_path / "two", b="b")
+    update_index(index, [tmp_path / "one", tmp_path / "two"], word_starts, embed)
+    (tmp_path / "one" / "a.md").unlink()
+    (tmp_path / "two" / "b.md").unlink()
+    (tmp_path / "two" / "c.bad.md").write_bytes(b"\0")
+    Path(os.fsdecode(bytes(tmp_path / "two") + b"/d\xff.md")).write_text("d")
+    report = update_index(index, [tmp_path / "two"], word_starts, embed)
+    assert list(index.files()) == [str(tmp_path / "one" / "a.md")]
+    assert "c.bad.md is not a text" in report.skipped[0] and "not UTF-8; rename it" in report.skipped[1]
+
+
+def test_another_process_sees_complete_files_only(index: DocumentIndex, tmp_path: Path) -> None:
+    reader, folder = DocumentIndex(index.path), tmp_path / "docs"
+    write(folder, a="Old words here.")
+    update_index(index, [folder], word_starts, embed)
+    query = embed(["new words"])[0]
+    assert [hit.chunk.text for hit in reader.hits([reader.nearest(query, 1)[0][0]])] == ["Old words here."]
+    id, _ = index.begin(str(folder / "a.md"), 1, 1, b"new", "line")
+    index.add(id, [DocumentChunk("new words", 0, 1, 1, ())], embed(["new words"]))
+    assert len(reader.nearest(query, 9)) == len(reader.matching("new words", 9)) == 1
+    index.finish(id)
+    assert [hit.chunk.text for hit in reader.hits([id for id, _ in reader.nearest(query, 9)])] == ["new words"]
+    assert [hit.chunk.text for hit in reader.hits([id for id, _ in reader.matching("words", 9)])] == ["new words"]
+
+
+SCRIPT = """
+import sys, time
+from pathlib import Path
+from tests.retrieval import test_document_index as t
+from regard.retrieval.document_index import DocumentIndex
+from regard.retrieval import update_index as u
+u.BATCH = 3
+def slow(texts):
+    time.sleep(0.004)
+    return t.embed(texts)
+index = DocumentIndex(sys.argv[1], t.SETTINGS)
+print("open", flush=True)
+u.update_index(index, [sys.argv[2]], t.word_starts, slow)
+print("done", flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_killed_updates_continue(tmp_path: Path) -> None:
+    """`kill -9` at random moments: the index is never damaged, and in the end equals that of an undisturbed run."""
+    rng, folder = random.Random(0), tmp_path / "docs"
+    write(folder, **{f"d{i}": sentences(rng, 60) for i in range(10)})
+    expected = DocumentIndex(tmp_path / "expected.db", SETTINGS)
+    update_index(expected, [folder], word_starts, embed)
+    sizes, kills = [0], 0
+    for _ in range(40):
+        command = [sys.executable, "-c", SCRIPT, str(tmp_path / "index.db"), str(folder)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]) as process:
+            assert process.stdout is not None and process.stdout.readline() == "open\n"
+            time.sleep(rng.uniform(0.0, 0.15))
+            process.send_signal(signal.SIGKILL)
+            finished = process.stdout.read() == "done\n"
+        index = DocumentIndex(tmp_path / "index.db")
+        index.check()
+        (size,) = index.database.execute("SELECT count(*) FROM chunks").fetchone()
+        sizes.append(size)
+        index.close()
+        kills += not finished
+        if finished:
+            break
+    assert finished and kills >= 2 and sizes == sorted(sizes)
+    assert contents(DocumentIndex(tmp_path / "index.db")) == contents(expected)
+
+
+def test_settings_are_those_of_the_index(index: DocumentIndex, tmp_path: Path) -> None:
+    assert DocumentIndex(index.path).settings == SETTINGS
+    with pytest.raises(DocumentIndexError, match="made with limit=32, not 64"):
+        DocumentIndex(index.path, IndexSettings("test", "abc", DIM, 64, 8))
+    with pytest.raises(DocumentIndexError, match="does not exist; make it"):
+        DocumentIndex(tmp_path / "nowhere.db")
+    with pytest.raises(ValueError, match="vectors have the shape"):
+        index.add(1, [DocumentChunk("a", 0, 1, 1, ())], np.zeros((1, 3)))
+    with pytest.raises(ValueError, match="not finite"):
+        index.add(1, [DocumentChunk("a", 0, 1, 1, ())], np.full((1, DIM), np.nan))
+
+
+def test_other_and_damaged_files_are_refused(index: DocumentIndex, tmp_path: Path) -> None:
+    (tmp_path / "text.db").write_text("not a database, but long enough to be read as one" * 20)
+    other = sqlite3.connect(tmp_path / "other.db")
+    other.execute("CREATE TABLE mine(x)")
+    other.commit()
+    for name in ("text.db", "other.db"):
+        for settings in (None, SETTINGS):
+            with pytest.raises(DocumentIndexError, match="is not an index"):
+                DocumentIndex(tmp_path / name, settings)
+    assert other.execute("SELECT count(*) FROM sqlite_schema").fetchone() == (1,)
+    write(tmp_path / "docs", a=sentences(random.Random(0), 40))
+    update_index(index, [tmp_path / "docs"], word_starts, embed)
+    index.database.execute("DELETE FROM vectors WHERE chunk = 1")
+    with pytest.raises(DocumentIndexError, match="1 chunks have no vector"):
+        index.check()
+
+
+def test_ranks_are_fused() -> None:
+    assert fuse([[1, 2, 3], [3, 1]]) == [1, 3, 2]
+    assert fuse([]) == [] and fuse([[5], []]) == [5]
+    scores = {1: 1 / 61 + 1 / 62, 3: 1 / 63 + 1 / 61, 2: 1 / 62}
+    assert fuse([[1, 2, 3], [3, 1]]) == sorted(scores, key=lambda id: -scores[id])
