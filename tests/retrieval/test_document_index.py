@@ -59,6 +59,7 @@ def index(tmp_path: Path) -> DocumentIndex:
     return DocumentIndex(tmp_path / "index.db", SETTINGS)
 
 
+@pytest.mark.ledger("rag.store")
 def test_search_equals_brute_force(index: DocumentIndex, tmp_path: Path) -> None:
     rng = random.Random(0)
     write(tmp_path / "docs", **{f"d{i}": sentences(rng, 30) for i in range(12)})

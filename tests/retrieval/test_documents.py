@@ -45,6 +45,10 @@ def test_headings_of_markdown_outside_of_code() -> None:
     text = "intro\n\n# One #\ntext\n```\n# no heading\n```\n### Three\n## Two\n~~~~\n```\n# none\n~~~~\n#none\n"
     page = parse_document(text.encode(), ".md", "test")
     assert [(heading.level, heading.title) for heading in page.headings] == [(1, "One"), (3, "Three"), (2, "Two")]
+    assert text[page.after_headings(text.index("### Three"), len(text)) :].startswith("~~~~")
+    assert page.after_headings(0, len(text)) == 0 and page.after_headings(text.index("# One"), len(text)) == text.index(
+        "text"
+    )
     assert page.section(0) == () and page.section(text.index("Three")) == ("One", "Three")
     assert page.section(text.index("## Two")) == ("One", "Two")
     assert not parse_document(text.encode(), ".txt", "test").headings

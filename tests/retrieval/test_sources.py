@@ -3,6 +3,7 @@
 import random
 from xml.etree import ElementTree
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -42,6 +43,7 @@ def test_a_chunk_can_join_two_sources() -> None:
     assert [source.text for source in sources] == [TEXT[:60]]
 
 
+@pytest.mark.ledger("rag.prompt")
 @settings(max_examples=50)
 @given(st.integers(0, 10_000), st.integers(0, 200))
 def test_the_budget_is_kept(seed: int, budget: int) -> None:
@@ -68,6 +70,7 @@ def test_a_source_cannot_leave_its_element() -> None:
     assert element.attrib == {"id": "1", "place": 'a"><b.md, page 3', "section": "T > <script>"}
 
 
+@pytest.mark.ledger("rag.prompt")
 def test_citations_lead_to_sources() -> None:
     sources = [PromptSource(i, f"{i}.md", "line", 1, 2, (), 0, "text") for i in range(1, 4)]
     answer = "In the barn [2]. With a ball [1, 2][3]. Not [7], [x], [٣] or [99999]."

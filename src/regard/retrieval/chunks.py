@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from regard.retrieval.documents import ParsedDocument
+from regard.retrieval.documents import ParsedDocument, first_letter
 
 HEADING, BLANK_LINE, SENTENCE, SPACE, WITHIN_WORD = 3, 2, 1, 0, -1
 SENTENCE_END = re.compile(r"[.!?…。！？][)\]\"'”’»]*$")
@@ -25,7 +25,7 @@ class DocumentChunk:
     start: int  # of the text in the document
     first: int  # line of the file, or page
     last: int
-    section: tuple[str, ...]  # titles, the outermost first
+    section: tuple[str, ...]  # titles, the outermost first; of the text after its first headings
 
 
 def chunk_document(
@@ -41,9 +41,8 @@ def chunk_document(
         start, stop = token_starts[first] + len(part) - len(part.lstrip()), token_starts[first] + len(part.rstrip())
         if stop > max(start, covered):  # there is more than white space after the overlap
             covered = stop
-            yield DocumentChunk(
-                text[start:stop], start, document.place(start), document.place(stop - 1), document.section(start)
-            )
+            section = document.section(min(document.after_headings(start, stop), stop - 1))
+            yield DocumentChunk(text[start:stop], start, document.place(start), document.place(stop - 1), section)
 
 
 def spans(strengths: Sequence[int], limit: int, overlap: int) -> Iterator[tuple[int, int]]:
@@ -90,26 +89,22 @@ def cut_strengths(document: ParsedDocument, token_starts: Sequence[int]) -> list
     """Of a cut before each token. A token may begin with white space."""
     text, spaces = document.text, list(re.finditer(r"\s+", document.text))
     titles = {first_letter(text, heading.start) for heading in document.headings}
+    at_space = [HEADING if space.end() in titles else space_strength(text, space) for space in spaces]
     strengths, i = [], 0
     for start in token_starts:
         while i < len(spaces) and spaces[i].end() < start:
             i += 1
-        space = spaces[i] if i < len(spaces) and spaces[i].start() <= start else None
-        letter = start if space is None else space.end()  # of this token, or of the next one
-        strengths.append(HEADING if letter in titles else cut_strength(text, start, space))
+        if i < len(spaces) and spaces[i].start() <= start:  # the space is before or around the start of the token
+            strengths.append(at_space[i])
+        elif start in titles:
+            strengths.append(HEADING)
+        else:
+            strengths.append(SENTENCE if text[start - 1 : start] in FULL_STOPS else WITHIN_WORD)
     return strengths
 
 
-def first_letter(text: str, start: int) -> int:
-    """The first character from here on that is not white space."""
-    letter = re.compile(r"\S").search(text, start)
-    return len(text) if letter is None else letter.start()
-
-
-def cut_strength(text: str, start: int, space: re.Match[str] | None) -> int:
-    """Of a cut before a token that is no heading; `space`: the white space before or around its start."""
-    if space is None:
-        return SENTENCE if text[start - 1 : start] in FULL_STOPS else WITHIN_WORD
+def space_strength(text: str, space: re.Match[str]) -> int:
+    """Of a cut at this white space, if no heading follows it."""
     if space[0].count("\n") > 1:
         return BLANK_LINE
     before = text[max(0, space.start() - 4) : space.start()]

@@ -45,6 +45,7 @@ class DocumentError(ValueError):
 @dataclass(frozen=True)
 class Heading:
     start: int  # of its section in the text
+    end: int  # of its own line
     level: int  # from 1
     title: str
 
@@ -61,6 +62,15 @@ class ParsedDocument:
         """The line or page of a character."""
         return self.places[max(0, bisect_right(self.starts, offset) - 1)] if self.places else 1
 
+    def after_headings(self, offset: int, stop: int) -> int:
+        """The first character that is not in one of the headings from here on; from `stop` on they do not matter."""
+        offset = first_letter(self.text, offset)
+        i = max(0, bisect_right(self.headings, offset, key=lambda heading: heading.start) - 1)
+        while offset < stop and i < len(self.headings) and self.headings[i].start <= offset < self.headings[i].end:
+            offset = first_letter(self.text, self.headings[i].end)
+            i += 1
+        return offset
+
     @cached_property
     def sections(self) -> list[tuple[str, ...]]:
         """The titles of the section after each heading, the outermost first."""
@@ -75,6 +85,12 @@ class ParsedDocument:
         """The titles of the sections that contain a character, the outermost first."""
         index = bisect_right(self.headings, offset, key=lambda heading: heading.start)
         return self.sections[index - 1] if index else ()
+
+
+def first_letter(text: str, start: int) -> int:
+    """The first character from here on that is not white space."""
+    letter = re.compile(r"\S").search(text, start)
+    return len(text) if letter is None else letter.start()
 
 
 def document_files(path: str | Path) -> Iterator[Path]:
@@ -135,7 +151,7 @@ def markdown_headings(text: str) -> Iterator[Heading]:
         elif marker is not None:
             fence = marker[1]
         elif heading := ATX_HEADING.match(line):
-            yield Heading(start, len(heading[1]), heading[2])
+            yield Heading(start, start + len(line), len(heading[1]), heading[2])
         start += len(line)
 
 
@@ -180,7 +196,8 @@ class VisibleText(HTMLParser):
             self.preformatted = max(0, self.preformatted - 1)
         if self.heading is not None and heading_level(tag):
             level, start, part = self.heading
-            self.headings.append(Heading(start, level, " ".join("".join(self.parts[part:]).split())))
+            title = " ".join("".join(self.parts[part:]).split())
+            self.headings.append(Heading(start, self.length, level, title))
             self.heading = None
         if tag in BLOCKS or heading_level(tag):
             self.end_block()

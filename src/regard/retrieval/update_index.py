@@ -20,6 +20,7 @@ from regard.retrieval.documents import DocumentError, document_files, parse_docu
 
 BATCH = 64  # chunks that are embedded and stored together
 Embed = Callable[[Sequence[str]], np.ndarray]  # (N, D) vectors of length 1
+FileProgress = Callable[[int, int, str, int], None]
 TokenStarts = Callable[[str], Sequence[int]]  # the first character of each token of a text
 
 
@@ -40,15 +41,16 @@ def update_index(
     paths: Sequence[str | Path],
     token_starts: TokenStarts,
     embed: Embed,
-    progress: Callable[[int, int, str], None] = lambda done, total, file: None,
+    progress: FileProgress = lambda done, total, file, chunks: None,
 ) -> IndexUpdate:
-    """progress(done files, all files, the file that is read next)"""
+    """progress(files that are done, all files, the file that is read, chunks that were embedded)"""
     files = list(dict.fromkeys(file.resolve() for path in paths for file in document_files(path)))
     known, update = index.files(), IndexUpdate()
     for done, file in enumerate(files):
-        progress(done, len(files), str(file))
+        progress(done, len(files), str(file), update.chunks)
         try:
-            add_file(index, file, known.get(str(file)), token_starts, embed, update)
+            for _ in add_file(index, file, known.get(str(file)), token_starts, embed, update):
+                progress(done, len(files), str(file), update.chunks)
         except (DocumentError, OSError) as error:
             update.skipped.append(str(error))
     present = {str(file) for file in files}
@@ -56,7 +58,7 @@ def update_index(
         if any(Path(path).is_relative_to(Path(root).resolve()) for root in paths) and not Path(path).exists():
             index.remove(path)
             update.removed += 1
-    progress(len(files), len(files), "")
+    progress(len(files), len(files), "", update.chunks)
     return update
 
 
@@ -67,7 +69,8 @@ def add_file(
     token_starts: TokenStarts,
     embed: Embed,
     update: IndexUpdate,
-) -> None:
+) -> Iterator[None]:
+    """Yields after each batch of chunks."""
     if not is_unicode(str(file)):
         raise DocumentError(f"{file!r}: the name is not UTF-8; rename it")
     status = file.stat()
@@ -87,6 +90,7 @@ def add_file(
     for batch in batches(islice(chunks, stored, None)):
         index.add(id, batch, embed([embedded_text(chunk) for chunk in batch]))
         update.chunks += len(batch)
+        yield
     index.finish(id)
     update.added, update.changed = update.added + (known is None), update.changed + (known is not None)
 

@@ -1,0 +1,87 @@
+"""`regard index` and `regard ask`: from files to cited answers."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import regard
+
+NOTES = """# The farm
+
+## Animals
+
+The horse of the farm is called Bella. She is seven years old.
+
+## Machines
+
+The pump has the number QX-1187. It is repaired by Mister Jensen on Fridays.
+"""
+
+
+@pytest.fixture(scope="module")
+def notes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("notes")
+    (folder / "farm.md").write_text(NOTES)
+    (folder / "sky.html").write_text("<h1>The sky</h1>\n<p>Sunlight is scattered by the air, so the sky is blue.</p>")
+    (folder / "broken.txt").write_bytes(b"a\0b")
+    result = regard("index", folder, "--out", folder / "notes.index", "--chunk-tokens", 64)
+    assert "2 files added, 0 changed, 0 removed, 0 unchanged; 3 chunks embedded, 3 in the index" in result.stdout
+    assert "broken.txt is not a text" in result.stderr and "regard ask" in result.stdout
+    return folder
+
+
+def ask(folder: Path, question: str, *options: object) -> list[dict]:
+    return json.loads(regard("ask", folder / "notes.index", question, "--json", *options).stdout)["sources"]
+
+
+@pytest.mark.ledger("rag.embed")
+def test_questions_find_their_sources(notes: Path) -> None:
+    best = ask(notes, "Who fixes the water machine?", "--method", "vectors")[0]
+    assert (best["path"], best["first"], best["last"]) == (str(notes / "farm.md"), 7, 9)
+    assert best["section"] == ["The farm", "Machines"]
+    assert ask(notes, "Why does the sky look like that?")[0]["path"].endswith("sky.html")
+    assert [source["section"] for source in ask(notes, "QX-1187", "--method", "words")] == [["The farm", "Machines"]]
+    printed = regard("ask", notes / "notes.index", "How old is the horse?", "--sources", 1).stdout
+    assert "[1]" in printed and "farm.md, lines 1 to 5  (The farm > Animals)" in printed and "Bella" in printed
+    assert len(ask(notes, "the farm", "--sources", 2)) == 2
+    assert "nothing was found" in regard("ask", notes / "notes.index", "xyzzy", "--method", "words").stdout
+
+
+def test_a_model_answers_from_the_sources(notes: Path, demo_run: Path) -> None:
+    arguments = ("ask", notes / "notes.index", "How old is the horse?", "--model", demo_run, "--max-new", 8)
+    result = json.loads(regard(*arguments, "--budget", 200, "--json").stdout)
+    assert isinstance(result["answer"], str) and result["sources"] and set(result["cited"]) <= {1, 2, 3}
+    assert "farm.md" in regard(*arguments, "--budget", 200).stdout
+    assert json.loads(regard(*arguments, "--budget", 16, "--json").stdout)["sources"] == []  # none fits
+    assert "need more than the" in str(regard(*arguments, "--budget", 100_000).exception)
+
+
+def test_an_index_is_updated_with_its_settings(notes: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.md").write_text("One sentence here.")
+    index = tmp_path / "my.index"
+    regard("index", tmp_path / "a.md", "--out", index, "--chunk-tokens", 40, "--overlap", 4)
+    (tmp_path / "a.md").write_text("Another sentence here.")
+    again = regard("index", tmp_path / "a.md", "--out", index)
+    assert "0 files added, 1 changed" in again.stdout, again.exception
+    refused = regard("index", tmp_path / "a.md", "--out", index, "--chunk-tokens", 50).exception
+    assert "was made with limit=40, not 50" in str(refused)
+
+
+def test_mistakes_are_refused_at_once(notes: Path, tmp_path: Path) -> None:
+    index = notes / "notes.index"
+    errors = {
+        ("index", tmp_path / "nowhere"): "nowhere does not exist; give a file, or a folder of documents",
+        ("index", notes, "--out", tmp_path / "new.index", "--model", "minilmm"): "did you mean 'minilm'",
+        ("index", notes, "--out", tmp_path / "new.index", "--chunk-tokens", 9, "--overlap", 9): "must be less than",
+        ("index", notes, "--out", tmp_path / "new.index", "--chunk-tokens", 900): "minilm reads 256 tokens",
+        ("index", notes, "--out", notes / "farm.md"): "is not an index",
+        ("ask", tmp_path / "none.index", "Who?"): "does not exist; make it: regard index",
+        ("ask", notes / "farm.md", "Who?"): "is not an index",
+        ("ask", index, " "): "the query is empty",
+        ("ask", index, "Who?", "--model", "smol"): "did you mean 'smollm2'",
+        ("ask", index, "Who?", "--model", "minilm"): "does not generate text",
+    }
+    for arguments, message in errors.items():
+        assert message in str(regard(*arguments).exception), (arguments, message)
+    assert not (tmp_path / "new.index").exists()

@@ -1,0 +1,96 @@
+"""Search by words, by vectors and by both; reranking; and the worked example of four vectors."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from regard.retrieval.chunks import DocumentChunk
+from regard.retrieval.document_index import DocumentIndex, IndexSettings, fuse
+from regard.retrieval.search import search
+from regard.retrieval.sources import choose_sources, question_messages
+from regard.retrieval.update_index import update_index
+from tests.retrieval.test_chunks import word_starts
+from tests.retrieval.test_document_index import SETTINGS, embed, write
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> DocumentIndex:
+    write(
+        tmp_path / "docs",
+        barn="Anna is in the barn. She feeds the horse.",
+        river="Ben swims in the river. The water is cold.",
+        garden="# Plants\n\nThe garden has roses, and behind it stands a barn.",
+        serial="The number of the pump is QX-1187.",
+    )
+    opened = DocumentIndex(tmp_path / "index.db", SETTINGS)
+    update_index(opened, [tmp_path / "docs"], word_starts, embed)
+    return opened
+
+
+def names(index: DocumentIndex, query: str, count: int = 4, **options) -> list[str]:
+    return [Path(hit.path).stem for hit in search(index, query, embed, count, **options)]
+
+
+@pytest.mark.ledger("rag.embed")
+def test_the_nearest_vectors_are_found(index: DocumentIndex) -> None:
+    assert names(index, "Anna is in the barn. She feeds the horse.", method="vectors")[0] == "barn"
+    assert len(names(index, "nothing of all this", method="vectors")) == 4  # the nearest, however far
+    assert names(index, "barn", 2, method="vectors") == names(index, "barn", method="vectors")[:2]
+
+
+def test_words_find_what_vectors_do_not_know(index: DocumentIndex) -> None:
+    assert names(index, "qx 1187", method="words") == ["serial"]
+    assert names(index, "plants", method="words") == ["garden"]  # in the title of its section
+    assert names(index, "elephants", method="words") == []
+
+
+def test_hybrid_search_fuses_both_rankings(index: DocumentIndex) -> None:
+    for query in ("barn", "cold water in a barn", "qx 1187"):
+        by_vectors = [id for id, _ in index.nearest(embed([query])[0], 50)]
+        by_words = [id for id, _ in index.matching(query, 50)]
+        found = [hit.id for hit in search(index, query, embed, 3)]
+        assert found == fuse([by_vectors, by_words])[:3]
+
+
+def test_candidates_are_reranked(index: DocumentIndex) -> None:
+    read: list[str] = []
+
+    def shortest(query: str, texts: Sequence[str]) -> list[float]:
+        assert query == "barn"
+        read.extend(texts)
+        return [-len(text) for text in texts]
+
+    assert names(index, "barn", 1, rerank=shortest) == ["serial"]
+    assert len(read) == 4 and any(text.startswith("Plants\n") for text in read)  # with the titles of its section
+    assert names(index, "elephants", method="words", rerank=shortest) == []
+
+
+def test_wrong_arguments_are_refused(index: DocumentIndex) -> None:
+    with pytest.raises(ValueError, match="method='both' must be one of hybrid, vectors, words"):
+        names(index, "barn", method="both")
+    with pytest.raises(ValueError, match="the query is empty"):
+        names(index, "  \n")
+
+
+@pytest.mark.ledger("rag.fig")
+def test_the_two_nearest_of_five_vectors_enter_the_prompt(tmp_path: Path) -> None:
+    """Documents with given cosines to a query in four dimensions."""
+    query, cosines = np.array([0.9, 0.2, 0.1, 0.3]), np.array([1.0, 0.98, 0.46, 0.38, 0.44])
+    query /= np.linalg.norm(query)
+    others = np.random.default_rng(0).standard_normal((5, 4))
+    others -= np.outer(others @ query, query)  # orthogonal to the query
+    others /= np.linalg.norm(others, axis=1, keepdims=True)
+    vectors = np.outer(cosines, query) + np.sqrt(1 - cosines**2)[:, None] * others
+    index = DocumentIndex(tmp_path / "index.db", IndexSettings("by hand", "", 4, 32, 8))
+    id, _ = index.begin("documents", 1, 1, b"", "line")
+    index.add(id, [DocumentChunk(f"text {i}", 100 * i, i, i, ()) for i in range(1, 6)], vectors)
+    index.finish(id)
+    found = index.nearest(query, 5)
+    assert [hit.chunk.text for hit in index.hits([id for id, _ in found])] == [f"text {i}" for i in (1, 2, 3, 5, 4)]
+    assert [round(score, 6) for _, score in found] == [1.0, 0.98, 0.46, 0.44, 0.38]
+    hits = search(index, "a query", lambda texts: query[None], 2, "vectors")
+    sources = choose_sources(hits, lambda text: len(text.split()), 100)
+    prompt = question_messages("What?", sources)[1]["content"]
+    assert "text 1" in prompt and "text 2" in prompt and "text 3" not in prompt
