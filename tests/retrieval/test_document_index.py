@@ -156,6 +156,13 @@ def test_another_process_sees_complete_files_only(index: DocumentIndex, tmp_path
     assert [hit.chunk.text for hit in reader.hits([id for id, _ in reader.matching("words", 9)])] == ["new words"]
 
 
+def test_two_updates_at_a_time_are_refused(index: DocumentIndex, tmp_path: Path) -> None:
+    write(tmp_path / "docs", a="A text.")
+    with index.updating(), pytest.raises(DocumentIndexError, match="another process updates"):
+        update_index(DocumentIndex(index.path), [tmp_path / "docs"], word_starts, embed)
+    assert update_index(index, [tmp_path / "docs"], word_starts, embed).added == 1
+
+
 SCRIPT = """
 import sys, time
 from pathlib import Path

@@ -9,6 +9,8 @@ batch, and the next one continues after it. Vectors are compared exactly, by one
 FTS5 are in Python's standard library.
 """
 
+import fcntl
+import os
 import re
 import sqlite3
 from collections.abc import Generator, Iterator, Sequence
@@ -128,6 +130,23 @@ class DocumentIndex:
             self.database.execute("ROLLBACK")
             raise
         self.database.execute("COMMIT")
+
+    @contextmanager
+    def updating(self) -> Generator[None]:
+        """Hold the lock of an update: two at a time would store the same chunks twice. It ends with the process.
+
+        The lock is a file of its own: closing a second handle of the database would release the locks of SQLite.
+        """
+        handle = os.open(self.path.with_name(f".{self.path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(handle)
+            raise DocumentIndexError(f"another process updates {self.path}; wait for it") from None
+        try:
+            yield
+        finally:
+            os.close(handle)
 
     def close(self) -> None:
         self.database.close()

@@ -7,7 +7,7 @@ Memory is bounded by the largest file and one batch of chunks. After an interrup
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -45,21 +45,30 @@ def update_index(
 ) -> IndexUpdate:
     """progress(files that are done, all files, the file that is read, chunks that were embedded)"""
     files = list(dict.fromkeys(file.resolve() for path in paths for file in document_files(path)))
-    known, update = index.files(), IndexUpdate()
-    for done, file in enumerate(files):
-        progress(done, len(files), str(file), update.chunks)
-        try:
-            for _ in add_file(index, file, known.get(str(file)), token_starts, embed, update):
-                progress(done, len(files), str(file), update.chunks)
-        except (DocumentError, OSError) as error:
-            update.skipped.append(str(error))
-    present = {str(file) for file in files}
-    for path in known.keys() - present:
-        if any(Path(path).is_relative_to(Path(root).resolve()) for root in paths) and not Path(path).exists():
-            index.remove(path)
-            update.removed += 1
+    update = IndexUpdate()
+    with index.updating():
+        known = index.files()
+        for done, file in enumerate(files):
+            progress(done, len(files), str(file), update.chunks)
+            try:
+                for _ in add_file(index, file, known.get(str(file)), token_starts, embed, update):
+                    progress(done, len(files), str(file), update.chunks)
+            except (DocumentError, OSError) as error:
+                update.skipped.append(str(error))
+        remove_missing(index, known.keys() - set(map(str, files)), paths, update)
     progress(len(files), len(files), "", update.chunks)
     return update
+
+
+def remove_missing(
+    index: DocumentIndex, known: Iterable[str], paths: Sequence[str | Path], update: IndexUpdate
+) -> None:
+    """Remove the files below the given folders that no longer exist."""
+    roots = [Path(path).resolve() for path in paths]
+    for path in known:
+        if any(Path(path).is_relative_to(root) for root in roots) and not Path(path).exists():
+            index.remove(path)
+            update.removed += 1
 
 
 def add_file(
