@@ -93,7 +93,8 @@ function useStickToEnd(scroll, opened, index) {
 function useMarks(scroll, index) {
   const follow = () => {
     const shown = showsPanel.value;
-    mark(scroll.current, shown ? selection.value : { row: null, column: null }, shown ? rowWeights.value : null);
+    const [place, weights] = shown ? [selection.value, rowWeights.value] : [{ row: null, column: null }, null];
+    if (scroll.current) mark(scroll.current, place, weights); // else the column is not rendered, or no more
   };
   useEffect(() => (index === 0 ? effect(follow) : undefined), []);
 }
