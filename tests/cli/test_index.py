@@ -53,7 +53,8 @@ def test_a_model_answers_from_the_sources(notes: Path, demo_run: Path) -> None:
     result = json.loads(regard(*arguments, "--budget", 200, "--json").stdout)
     assert isinstance(result["answer"], str) and result["sources"] and set(result["cited"]) <= {1, 2, 3}
     assert "farm.md" in regard(*arguments, "--budget", 200).stdout
-    assert json.loads(regard(*arguments, "--budget", 16, "--json").stdout)["sources"] == []  # none fits
+    too_few = regard(*arguments, "--budget", 16, "--json")
+    assert json.loads(too_few.stdout)["sources"] == [] and "no source fits into --budget 16" in too_few.stderr
     assert "need more than the" in str(regard(*arguments, "--budget", 100_000).exception)
 
 
@@ -79,6 +80,7 @@ def test_mistakes_are_refused_at_once(notes: Path, tmp_path: Path) -> None:
         ("ask", tmp_path / "none.index", "Who?"): "does not exist; make it: regard index",
         ("ask", notes / "farm.md", "Who?"): "is not an index",
         ("ask", index, " "): "the query is empty",
+        ("ask", index, "Who?", "--max-new", 5): "add --model, or leave them out",
         ("ask", index, "Who?", "--model", "smol"): "did you mean 'smollm2'",
         ("ask", index, "Who?", "--model", "minilm"): "does not generate text",
     }

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.retrieval.documents import DocumentError, document_files, parse_document, parse_html, read_document
+from regard.retrieval.documents import DocumentError, document_files, parse_document, parse_html, read_bytes
 
 PAGE = """<!DOCTYPE html>
 <html><head><title>Not shown</title><style>p { color: red }</style>
@@ -77,7 +77,7 @@ def test_pages_of_a_pdf(tmp_path: Path) -> None:
     for _ in range(2):
         writer.add_blank_page(100, 100)
     writer.write(tmp_path / "empty.pdf")
-    page = read_document(tmp_path / "empty.pdf")
+    page = parse_document(read_bytes(tmp_path / "empty.pdf"), ".pdf", "empty.pdf")
     assert page.unit == "page" and page.places == (1, 2) and not page.text.strip()
     for damaged in (b"", b"%PDF-1.7\nnothing", (tmp_path / "empty.pdf").read_bytes()[:200]):
         with pytest.raises(DocumentError, match="damaged.pdf cannot be read as a PDF"):
@@ -100,4 +100,4 @@ def test_large_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("regard.retrieval.documents.MAX_BYTES", 3)
     (tmp_path / "a.txt").write_text("four")
     with pytest.raises(DocumentError, match="has 4 bytes, more than 3"):
-        read_document(tmp_path / "a.txt")
+        read_bytes(tmp_path / "a.txt")

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from regard.language_model import LanguageModel
     from regard.retrieval.sources import PromptSource
 
+DEFAULT_MAX_NEW = 256
+
 
 def ask(
     index: IndexArgument,
@@ -34,8 +36,12 @@ def ask(
         int | None,
         typer.Option(min=16, help="Tokens of the sources in the prompt; by default half of the model's context."),
     ] = None,
-    max_new: Annotated[int, typer.Option(min=1, help="Generate at most this many tokens.")] = 256,
-    temperature: Annotated[float, typer.Option(help="0 always takes the most likely token.")] = 0.0,
+    max_new: Annotated[
+        int | None, typer.Option(min=1, help=f"Generate at most this many tokens; by default {DEFAULT_MAX_NEW}.")
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="0, the default, always takes the most likely token.")
+    ] = None,
     device: DeviceOption = "auto",
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object with the answer, all sources, and those it cites.")
@@ -55,6 +61,8 @@ def ask(
     text = sys.stdin.read() if question == "-" else question
     if model is not None:
         find_model(model)  # before torch is imported: a mistyped name is refused at once
+    elif any(option is not None for option in (budget, max_new, temperature)):
+        raise ValueError("--budget, --max-new and --temperature are of the answer; add --model, or leave them out")
     opened, encoder = open_index(index, device)
     from regard.retrieval.search import search
     from regard.retrieval.sources import choose_sources
@@ -66,11 +74,13 @@ def ask(
         return print_json(None, sources) if as_json else print_sources(sources, texts=True)
     llm = open_chat_model(model, device)
     capacity = llm.engine.capacity
-    budget = budget or capacity // 2
+    budget, max_new = budget or capacity // 2, max_new or DEFAULT_MAX_NEW
     if budget + max_new >= capacity:
         raise ValueError(f"--budget {budget} and --max-new {max_new} need more than the {capacity} tokens of {model}")
     sources = choose_sources(hits, lambda prompt: len(llm.tokenizer.encode(prompt)), budget)
-    answer(llm, text, sources, max_new, temperature, as_json)
+    if hits and not sources:
+        typer.echo(f"no source fits into --budget {budget}, so the model answers without any; raise it", err=True)
+    answer(llm, text, sources, max_new, temperature or 0.0, as_json)
 
 
 def shown_path(path: str) -> str:

@@ -86,7 +86,7 @@ class DocumentIndex:
         self.path = Path(path)
         existed = self.path.is_file() and self.path.stat().st_size > 0
         if not existed and create is None:
-            raise DocumentIndexError(f"{path} does not exist; make it: regard index DOCUMENTS {path}")
+            raise DocumentIndexError(f"{path} does not exist; make it: regard index DOCUMENTS --out {path}")
         try:
             self.database = sqlite3.connect(self.path, isolation_level=None, timeout=30)
             self.prepare(create)

@@ -110,12 +110,8 @@ def document_files(path: str | Path) -> Iterator[Path]:
             yield entry
 
 
-def read_document(path: str | Path) -> ParsedDocument:
-    """DocumentError if the file is too large, is no text, or is a damaged PDF."""
-    return parse_document(read_bytes(Path(path)), Path(path).suffix.lower(), str(path))
-
-
 def read_bytes(path: Path) -> bytes:
+    """DocumentError if the file is too large."""
     size = path.stat().st_size
     if size > MAX_BYTES:
         raise DocumentError(f"{path} has {size} bytes, more than {MAX_BYTES}; split it")
@@ -123,7 +119,10 @@ def read_bytes(path: Path) -> bytes:
 
 
 def parse_document(data: bytes, suffix: str, name: str) -> ParsedDocument:
-    """The document in the bytes of a file. name: of the file, for errors."""
+    """The document in the bytes of a file; DocumentError if they are no text, or a damaged PDF.
+
+    name: of the file, for errors.
+    """
     if suffix in PDF:
         return parse_pdf(data, name)
     if b"\0" in data:
