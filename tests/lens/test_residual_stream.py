@@ -3,7 +3,14 @@
 import pytest
 import torch
 
+from regard.kernels.attention.mask import Full
+from regard.layout import TokenLayout
 from regard.lens import massive_activations, patch, rank_collapse
+from regard.lens.residual_stream import distance_from_mean
+from regard.parts.attention import Attention
+from regard.parts.block import Block, Sublayer
+from regard.parts.feedforward import FeedForward
+from regard.parts.norm import NoNorm
 from tests.laws import MODELS, OTHERS, build, random_ids
 
 
@@ -54,3 +61,33 @@ def test_both_streams_of_an_encoder_decoder_are_measured() -> None:
     model = build(OTHERS["encoder-decoder"])
     found = rank_collapse(model, (random_ids(2, 7), random_ids(2, 5)))
     assert {name.split(".")[0] for name in found.cosine} == {"source", "target"} and len(found.cosine) == 6
+
+
+def spread_after_layers(block: Block, seed: int, dtype: torch.dtype = torch.float32, layers: int = 4) -> list[float]:
+    """The distance of 64 random tokens of width 256 from their mean, relative to their size, after every layer.
+
+    All matrices have independent normal entries with a deviation of 1/√columns.
+    """
+    torch.manual_seed(seed)
+    x, spreads = torch.randn(1, 64, 256, dtype=dtype), []
+    for _ in range(layers):
+        layer = block.build(256).to(dtype)
+        for p in layer.parameters():
+            torch.nn.init.normal_(p, std=256**-0.5) if p.dim() == 2 else None
+        with torch.no_grad():
+            x, _ = layer(x, TokenLayout.whole(1, 64))
+        spreads.append(float(distance_from_mean(x)))
+    return spreads
+
+
+@pytest.mark.ledger("blk.rankcollapse", exact=True)
+def test_attention_alone_drives_random_tokens_to_one_vector_and_residuals_prevent_it() -> None:
+    attention = Attention(1, mask=Full())
+    alone = Block((Sublayer(attention, NoNorm()),), keep=0.0)
+    one, two, three, four = torch.tensor([spread_after_layers(alone, seed) for seed in range(8)]).mean(0).tolist()
+    assert one == pytest.approx(0.78, abs=0.03) and two == pytest.approx(0.008, abs=0.002)
+    assert three < 1e-6 and four < 3e-7  # the rounding of float32: in float64 the fall goes on
+    exact = torch.tensor([spread_after_layers(alone, seed, torch.float64) for seed in range(8)]).mean(0)
+    assert exact[2] < 1e-7 and exact[3] < 1e-14
+    for block in (Block((Sublayer(attention),)), Block((Sublayer(attention), Sublayer(FeedForward(1024))))):
+        assert min(spread_after_layers(block, 0)) > 0.5

@@ -15,8 +15,9 @@ from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
-from regard.parts.feedforward import SwiGLU
+from regard.parts.feedforward import FeedForward, SwiGLU
 from regard.parts.linear_attention import LinearAttention
+from regard.parts.recurrent import LSTM
 from regard.planning import groups, plan
 from regard.planning.flops import (
     cached_pairs,
@@ -188,3 +189,36 @@ def test_32_windowed_layers_reach_131_041_tokens():
 
 def test_bodies_without_a_mask_have_no_window():
     assert "window" not in " ".join(groups(plan(decoder(SwiGLU(40)))))
+
+
+@pytest.mark.ledger("attn.notcheaper", exact=True)
+@pytest.mark.parametrize("width", [64, 512])
+def test_a_block_takes_more_flops_per_token_than_an_lstm_but_no_serial_steps(width):
+    block = (Attention(8), FeedForward(4 * width))
+    for keys in (1, 128, 4096):
+        assert LSTM().flops(width, 1, keys) == 16 * width**2
+        assert sum(body.flops(width, 1, keys) for body in block) == 24 * width**2 + 4 * keys * width
+
+    def calls(body, projection: str, length: int) -> int:
+        """How often a forward multiplies by the matrix: once per step if a step needs the one before."""
+        module, count = body.build(8), []
+        module.get_submodule(projection).register_forward_hook(lambda *_: count.append(1))
+        module(torch.randn(1, length, 8), TokenLayout.whole(1, length))
+        return len(count)
+
+    for length in (2, 7, 30):
+        assert calls(LSTM(), "recurrence.h_proj", length) == length
+        assert calls(Attention(2), "k_proj", length) == 1
+
+
+@pytest.mark.ledger("attn.notcheaper", exact=True)
+def test_attention_links_any_two_tokens_by_one_layer_and_a_recurrence_by_as_many_steps_as_lie_between():
+    """The gradient of the last output with respect to the first input, of new modules with the same seed."""
+
+    def link(body, length: int) -> float:
+        torch.manual_seed(0)
+        module, x = body.build(16).double(), torch.randn(1, length, 16, dtype=torch.float64, requires_grad=True)
+        return torch.autograd.grad(module(x, TokenLayout.whole(1, length))[0, -1].sum(), x)[0][0, 0].norm().item()
+
+    assert link(Attention(2), 512) > 1e-2 * link(Attention(2), 8) > 0  # the weight of one of n keys: about 1 / n
+    assert link(LSTM(), 512) < 1e-20 * link(LSTM(), 8)
