@@ -60,6 +60,8 @@ PACKAGES["instruments"] = MODELS | {"lens", "planning", "text", "data", "adapt",
 PACKAGES["server"] |= {"instruments"}
 PACKAGES["predictions"] = STORED | {"text", "data", "objectives"}
 PACKAGES["text_generation"] = PACKAGES["text_embedding"] = STORED | {"engine", "text"}
+PACKAGES["agents"] = STORED | {"engine", "text", "retrieval", "text_generation"}
+PACKAGES["server"] |= {"agents"}
 PACKAGES["speech"] = MODELS | {"audio", "engine", "text"}
 PACKAGES["server"] |= {"audio", "speech", "planning"}
 PACKAGES["image_prompts"] = STORED | {"text"}

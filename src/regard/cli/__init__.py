@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 
 from regard import __version__
 from regard.cli import (
+    agent,
     ask,
     batch,
     bench_serve,
@@ -117,6 +118,7 @@ app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
 app.command("index")(index.index)
 app.command("ask")(ask.ask)
+app.command("agent")(agent.agent)
 app.command("serve")(serve.serve)
 app.command("batch")(batch.batch)
 app.command("bench serve")(bench_serve.bench_serve)

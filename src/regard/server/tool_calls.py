@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from regard.engine.grammar import Grammar, GrammarCompiler, PlainText, Tag
+from regard.agents.call_grammar import compile_calls
+from regard.engine.grammar import Grammar, GrammarCompiler
 from regard.server.errors import ApiError
 from regard.server.tool_schema import FlatToolChoice, FunctionTool, NamedToolChoice
 from regard.text.tool_stream import CallPiece, ToolStream
@@ -66,18 +67,8 @@ class OfferedTools(NamedTuple):
         return tool.schema_of_arguments if self.constrained or tool.strict else {"type": "object"}
 
     def compile(self, compiler: GrammarCompiler) -> Grammar:
-        style = STYLES[self.style]
-        syntax = style.syntax
-        tags = [Tag(tool.name, syntax.before(tool.name), self.schema(tool), syntax.after) for tool in self.callable]
-        if not self.constrained and style.bare is None:
-            return compiler.tags(tags, trigger=style.begin, single=self.single)
-        text = None
-        if not self.constrained and style.bare is not None:  # calls only at the beginning of the output
-            text = PlainText(style.bare[0] + style.begin[0], (style.begin,))
-        return compiler.tags(
-            tags, separator=syntax.separator, opening=syntax.opening, closing=syntax.closing, single=self.single,
-            otherwise=text,
-        )  # fmt: skip
+        schemas = {tool.name: self.schema(tool) for tool in self.callable}
+        return compile_calls(compiler, self.style, schemas, self.constrained, self.single)
 
 
 class CallStream:

@@ -1,0 +1,51 @@
+r"""The grammar of tool calls: an output calls offered tools only, with arguments that are valid for their schemas.
+
+    required    the output is calls and nothing else
+    otherwise   the output is text, calls, or both, as far as the style of the model's family has them
+
+    hermes      I look. <tool_call>\n{"name": "search", "arguments": {"query": "pump"}}\n</tool_call>
+    llama3      {"name": "search", "parameters": {"query": "pump"}}
+    mistral     [{"name": "search", "arguments": {"query": "pump"}}]        only if required
+
+The style is that of the chat template (regard/text/tool_styles.py), so that a call that is generated is also parsed.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from regard.engine.grammar import Grammar, GrammarCompiler, PlainText, Tag, enforced_json
+from regard.text.tool_styles import STYLES
+
+
+def compile_calls(
+    compiler: GrammarCompiler,
+    style: str,
+    schemas: Mapping[str, Mapping[str, Any]],
+    required: bool = False,
+    single: bool = False,
+) -> Grammar:
+    """schemas: of the arguments, by the names of the tools. single: at most one call."""
+    found = STYLES[style]
+    syntax = found.syntax
+    tags = [Tag(name, syntax.before(name), dict(schema), syntax.after) for name, schema in schemas.items()]
+    if not required and found.bare is None:
+        return compiler.tags(tags, trigger=found.begin, single=single)
+    text = None
+    if not required and found.bare is not None:  # calls only at the beginning of the output
+        text = PlainText(found.bare[0] + found.begin[0], (found.begin,))
+    return compiler.tags(
+        tags, separator=syntax.separator, opening=syntax.opening, closing=syntax.closing, single=single,
+        otherwise=text,
+    )  # fmt: skip
+
+
+def enforceable(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema, or any object if a grammar cannot enforce it: tools of other programs have keywords of all kinds.
+
+    The arguments are validated before the tool runs, in both cases.
+    """
+    try:
+        enforced_json(dict(schema), "schema")
+    except ValueError:
+        return {"type": "object"}
+    return dict(schema)
