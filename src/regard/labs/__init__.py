@@ -15,6 +15,7 @@ from regard.spec import suggest_name
 
 LABS = {  # name: the number of seeds, unless the user chooses another
     "gradients-through-time": 5,
+    "vanishing-gradients": 5,
     "universal-approximation": 5,
     "words-by-place": 3,
     "serial-time": 3,
@@ -23,6 +24,7 @@ LABS = {  # name: the number of seeds, unless the user chooses another
     "gru-or-lstm": 3,
     "one-vector-translation": 3,
     "attention-scores": 3,
+    "attention-temperature": 3,
     "ladder": 3,
     "long-range": 3,
     "selective-copying": 3,
