@@ -87,3 +87,62 @@ def test_mistakes_are_refused_at_once(notes: Path, tmp_path: Path) -> None:
     for arguments, message in errors.items():
         assert message in str(regard(*arguments).exception), (arguments, message)
     assert not (tmp_path / "new.index").exists()
+
+
+@pytest.fixture(scope="module")
+def registered(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("registered")
+    printed = regard("data", "register", "--out", folder / "register", "--people", 30, "--questions", 20).stdout
+    assert "2 documents, 30 people, 20 questions" in printed
+    regard("index", folder / "register" / "documents", "--out", folder / "my.index")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def cross_encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """After one step."""
+    run = tmp_path_factory.mktemp("runs") / "reranker"
+    trained = regard("train", "reranker", "--data.rows=8", "--data.held_out=1", "--train.steps=1", "--out", run)
+    assert trained.exit_code == 0, trained.output
+    return run
+
+
+@pytest.mark.ledger("rag.rerank")
+def test_an_index_is_measured_on_questions(registered: Path, cross_encoder: Path, demo_run: Path) -> None:
+    arguments = ("eval", "index", registered / "my.index", registered / "register" / "questions.jsonl")
+    options = ("--rerank", cross_encoder, "--model", demo_run, "--count", 4, "--max-new", 4)
+    result = json.loads(regard(*arguments, *options, "--json").stdout)
+    assert result["questions"] == 4 and result["chunks"] == 30
+    assert list(result["search"]) == ["words", "vectors", "hybrid", "reranked"]
+    assert len(result["answers"]["outputs"]) == 4 and result["without_sources"]["correct_and_cited"] == 0
+    printed = regard(*arguments).stdout
+    assert "20 questions, 30 chunks" in printed and "recall@10" in printed and "hybrid" in printed
+    hybrid = json.loads(regard(*arguments, "--json").stdout)["search"]["hybrid"]
+    assert hybrid["recall@10"] >= 0.9  # of 30 sections
+
+
+@pytest.mark.ledger("rag.rerank")
+def test_a_cross_encoder_orders_the_results(registered: Path, cross_encoder: Path) -> None:
+    from regard import load
+    from regard.data.world.register import register
+
+    name = register(0, 30, "held-out")[0].name
+    plain, ordered = (
+        json.loads(regard("ask", registered / "my.index", f"Who is {name}?", "--json", *options).stdout)["sources"]
+        for options in ((), ("--rerank", cross_encoder, "--sources", 20))
+    )
+    assert name in plain[0]["text"]
+    texts = [" > ".join(source["section"]) + "\n" + source["text"] for source in ordered]
+    scores = [found.value for found in load(cross_encoder).classify([(f"Who is {name}?", text) for text in texts])]
+    assert scores == sorted(scores, reverse=True) and len(scores) == 20
+
+
+def test_mistakes_of_measuring_are_refused(registered: Path, demo_run: Path, tmp_path: Path) -> None:
+    questions, index = registered / "register" / "questions.jsonl", registered / "my.index"
+    assert "exists; choose another" in str(regard("data", "register", "--out", registered / "register").exception)
+    refused = regard("eval", "index", index, questions, "--rerank", demo_run).exception
+    assert "gives no score for a pair of texts; train one: regard train reranker" in str(refused)
+    (tmp_path / "q.jsonl").write_text('{"question": "Who?", "path": "a.md"}')
+    assert "needs an `answer`" in str(
+        regard("eval", "index", index, tmp_path / "q.jsonl", "--model", demo_run).exception
+    )

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from regard.retrieval.chunks import DocumentChunk
-from regard.retrieval.document_index import DocumentIndex, DocumentIndexError, IndexSettings, fuse
+from regard.retrieval.document_index import DocumentIndex, DocumentIndexError, IndexSettings
 from regard.retrieval.update_index import update_index
 from tests.retrieval.test_chunks import word_starts
 
@@ -234,10 +234,3 @@ def test_other_and_damaged_files_are_refused(index: DocumentIndex, tmp_path: Pat
     index.database.execute("DELETE FROM vectors WHERE chunk = 1")
     with pytest.raises(DocumentIndexError, match="1 chunks have no vector"):
         index.check()
-
-
-def test_ranks_are_fused() -> None:
-    assert fuse([[1, 2, 3], [3, 1]]) == [1, 3, 2]
-    assert fuse([]) == [] and fuse([[5], []]) == [5]
-    scores = {1: 1 / 61 + 1 / 62, 3: 1 / 63 + 1 / 61, 2: 1 / 62}
-    assert fuse([[1, 2, 3], [3, 1]]) == sorted(scores, key=lambda id: -scores[id])

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from regard.retrieval.chunks import DocumentChunk
-from regard.retrieval.document_index import DocumentIndex, IndexSettings, fuse
-from regard.retrieval.search import search
-from regard.retrieval.sources import choose_sources, question_messages
+from regard.retrieval.document_index import DocumentIndex, IndexSettings
+from regard.retrieval.search import hybrid, search
+from regard.retrieval.sources import choose_sources
 from regard.retrieval.update_index import update_index
+from regard.text.source_prompt import question_messages
 from tests.retrieval.test_chunks import word_starts
 from tests.retrieval.test_document_index import SETTINGS, embed, write
 
@@ -46,12 +47,28 @@ def test_words_find_what_vectors_do_not_know(index: DocumentIndex) -> None:
     assert names(index, "elephants", method="words") == []
 
 
-def test_hybrid_search_fuses_both_rankings(index: DocumentIndex) -> None:
+def test_hybrid_search_adds_the_shares_of_the_largest_scores(index: DocumentIndex) -> None:
     for query in ("barn", "cold water in a barn", "qx 1187"):
-        by_vectors = [id for id, _ in index.nearest(embed([query])[0], 50)]
-        by_words = [id for id, _ in index.matching(query, 50)]
-        found = [hit.id for hit in search(index, query, embed, 3)]
-        assert found == fuse([by_vectors, by_words])[:3]
+        cosines = dict(index.nearest(embed([query])[0], 50))
+        bm25 = dict(index.matching(query, 50))
+        scores = {
+            id: max(cosine, 0) / max(cosines.values()) + bm25.get(id, 0) / max(bm25.values())
+            for id, cosine in cosines.items()
+        }
+        expected = sorted(scores, key=lambda id: (-scores[id], id))
+        assert [hit.id for hit in search(index, query, embed, 3)] == expected[:3]
+    assert names(index, "elephants", 4) == names(index, "elephants", 4, method="vectors")  # no word is known
+
+
+def test_the_mean_of_shares_by_hand(index: DocumentIndex) -> None:
+    ids, vectors = index.vectors()
+    vector = vectors[0] / np.linalg.norm(vectors[0])
+    first, second, third = (int(id) for id in ids[:3])
+    found = hybrid(index, vector, [first], {second: 8.0, third: 2.0})
+    cosines = index.cosines(vector, [first, second, third])
+    assert cosines[0] == pytest.approx(1) and np.allclose(cosines, vectors[:3] @ vector)
+    shares = [1.0, max(cosines[1], 0) + 1, max(cosines[2], 0) + 0.25]
+    assert found == [id for _, id in sorted(zip(shares, (first, second, third), strict=True), reverse=True)]
 
 
 def test_candidates_are_reranked(index: DocumentIndex) -> None:
@@ -64,6 +81,10 @@ def test_candidates_are_reranked(index: DocumentIndex) -> None:
 
     assert names(index, "barn", 1, rerank=shortest) == ["serial"]
     assert len(read) == 4 and any(text.startswith("Plants\n") for text in read)  # with the titles of its section
+    found, first = names(index, "barn"), names(index, "barn")[:2]
+    read.clear()
+    assert names(index, "barn", rerank=shortest, reranked=2)[2:] == found[2:] and len(read) == 2
+    assert set(names(index, "barn", rerank=shortest, reranked=2)[:2]) == set(first)
     assert names(index, "elephants", method="words", rerank=shortest) == []
 
 

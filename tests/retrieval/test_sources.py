@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from regard.retrieval.chunks import DocumentChunk
 from regard.retrieval.document_index import Hit
-from regard.retrieval.sources import PromptSource, choose_sources, cited_sources
+from regard.retrieval.sources import choose_sources
+from regard.text.source_prompt import PromptSource, cited_sources
 
 TEXT = "".join(f"Sentence {i}.\n" for i in range(60))
 

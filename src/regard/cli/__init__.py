@@ -19,10 +19,12 @@ from regard.cli import (
     chat,
     compare,
     data,
+    data_register,
     data_show,
     demo,
     doctor,
     evaluate,
+    evaluate_index,
     export,
     feedback,
     generate,
@@ -106,8 +108,10 @@ app.command("runs compare")(runs.compare)
 app.command("data")(data.data)
 app.command("data tokenizer")(data.tokenizer)
 app.command("data show", context_settings=ACCEPT_OVERRIDES)(data_show.show)
+app.command("data register")(data_register.register)
 app.command("data prepare", context_settings=ACCEPT_OVERRIDES)(data.prepare)
 app.command("eval", context_settings=ACCEPT_OVERRIDES)(evaluate.evaluate)
+app.command("eval index")(evaluate_index.evaluate_index)
 app.command("compare")(compare.compare)
 app.command("feedback answer")(feedback.answer)
 app.command("feedback revise")(feedback.revise)

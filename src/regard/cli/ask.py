@@ -9,13 +9,14 @@ import typer
 
 from regard.cli.index import IndexArgument, embedder, open_index
 from regard.cli.open_model import DeviceOption
+from regard.cli.open_reranker import RerankOption, open_reranker
 from regard.find_model import find_model
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from regard.language_model import LanguageModel
-    from regard.retrieval.sources import PromptSource
+    from regard.text.source_prompt import PromptSource
 
 DEFAULT_MAX_NEW = 256
 
@@ -32,6 +33,7 @@ def ask(
         Literal["hybrid", "vectors", "words"],
         typer.Option(help="Search by words (BM25), by vectors, or by both rankings (hybrid)."),
     ] = "hybrid",
+    rerank: RerankOption = None,
     budget: Annotated[
         int | None,
         typer.Option(min=16, help="Tokens of the sources in the prompt; by default half of the model's context."),
@@ -56,6 +58,7 @@ def ask(
     Examples:
       regard ask docs.index "How is a model quantized?"
       regard ask docs.index "How is a model quantized?" --model smollm2
+      regard ask docs.index "How is a model quantized?" --rerank runs/reranker --model smollm2
       regard ask docs.index "sliding window" --method words --sources 10 --json
     """
     text = sys.stdin.read() if question == "-" else question
@@ -63,11 +66,12 @@ def ask(
         find_model(model)  # before torch is imported: a mistyped name is refused at once
     elif any(option is not None for option in (budget, max_new, temperature)):
         raise ValueError("--budget, --max-new and --temperature are of the answer; add --model, or leave them out")
+    order = None if rerank is None else open_reranker(rerank, device)
     opened, encoder = open_index(index, device)
     from regard.retrieval.search import search
     from regard.retrieval.sources import choose_sources
 
-    found = search(opened, text, embedder(encoder), count, method)
+    found = search(opened, text, embedder(encoder), count, method, order)
     hits = [hit._replace(path=shown_path(hit.path)) for hit in found]
     if model is None:
         sources = choose_sources(hits, len, sys.maxsize)
@@ -106,7 +110,7 @@ def answer(
     temperature: float,
     as_json: bool,
 ) -> None:
-    from regard.retrieval.sources import cited_sources, question_messages
+    from regard.text.source_prompt import cited_sources, question_messages
 
     pieces = []
     for piece in llm.stream(question_messages(question, sources), max_new=max_new, temperature=temperature):
@@ -131,7 +135,7 @@ def print_sources(sources: "Sequence[PromptSource]", texts: bool) -> None:
 
 
 def print_json(text: str | None, sources: "Sequence[PromptSource]") -> None:
-    from regard.retrieval.sources import cited_sources
+    from regard.text.source_prompt import cited_sources
 
     rows = [
         {

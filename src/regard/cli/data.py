@@ -26,15 +26,17 @@ FilesArgument = Annotated[
 
 
 def data(context: typer.Context) -> None:
-    """Train a tokenizer on files, show batches, and prepare examples for training.
+    """Train a tokenizer on files, show batches, prepare examples for training, and write documents with questions.
 
     \b
     Examples:
       regard data tokenizer corpus.txt --size 4096 --out tokenizer
       regard data show llama --data corpus.txt --rows 1
       regard data prepare llama --data corpus.txt --processes 8 --out prepared
+      regard data register --out register
 
-    `regard data tokenizer --help`, `regard data show --help` and `regard data prepare --help` list their options.
+    `regard data tokenizer --help`, `regard data show --help`, `regard data prepare --help` and
+    `regard data register --help` list their options.
     """
     print(context.get_help())
 

@@ -3,7 +3,7 @@
     a cut before token i    3: a heading begins        2: after a blank line        1: after a line or a sentence
                             0: after white space      -1: within a word
 
-A chunk ends before the first heading after a quarter of the limit; else at the strongest, then latest cut of its second
+A chunk ends before the first heading after an eighth of the limit; else at the strongest, then latest cut of its second
 half. Unless it begins with a heading, a chunk repeats up to `overlap` tokens of the one before, from the beginning of a
 sentence, so that no sentence loses what it refers to. Its text is a slice of the document: a citation leads back to it.
 """
@@ -61,7 +61,7 @@ def spans(strengths: Sequence[int], limit: int, overlap: int) -> Iterator[tuple[
 def next_cut(strengths: Sequence[int], start: int, least: int, limit: int) -> int:
     """The end of a chunk from this token on, which has at least the tokens before `least`."""
     last = start + limit
-    headings = (i for i in range(max(least, start + limit // 4), min(last, len(strengths))) if strengths[i] == HEADING)
+    headings = (i for i in range(max(least, start + limit // 8), min(last, len(strengths))) if strengths[i] == HEADING)
     if (heading := next(headings, None)) is not None:
         return heading
     if last >= len(strengths):

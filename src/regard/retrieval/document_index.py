@@ -223,8 +223,13 @@ class DocumentIndex:
         best = best[np.lexsort((ids[best], -scores[best]))]
         return [(int(ids[i]), float(scores[i])) for i in best]
 
+    def cosines(self, vector: np.ndarray, chunks: Sequence[int]) -> list[float]:
+        """Of a vector (D,) of length 1 and the vectors of these chunks."""
+        ids, vectors = self.vectors()
+        return (vectors[np.searchsorted(ids, chunks)] @ vector.astype(np.float32)).tolist()
+
     def vectors(self) -> tuple[np.ndarray, np.ndarray]:
-        """The ids (N,) and vectors (N, D) of all chunks, read again if the index has changed."""
+        """The ids (N,), ascending, and vectors (N, D) of all chunks, read again if the index has changed."""
         changes, (other,) = self.database.total_changes, self.database.execute("PRAGMA data_version").fetchone()
         version = changes << 32 | other
         if self.matrix is None or self.matrix[0] != version:
@@ -232,7 +237,7 @@ class DocumentIndex:
             ids, vectors = np.empty(count, np.int64), np.empty((count, self.settings.dim), np.float32)
             rows = self.database.execute(
                 "SELECT chunk, vector FROM files JOIN chunks ON file = files.id JOIN vectors ON chunk = chunks.id "
-                "WHERE complete"
+                "WHERE complete ORDER BY chunk"
             )
             size = 0
             for size, (id, vector) in enumerate(rows, 1):
@@ -295,12 +300,3 @@ def split_statements(script: str) -> Iterator[str]:
         if sqlite3.complete_statement(statement):
             yield statement
             statement = ""
-
-
-def fuse(rankings: Sequence[Sequence[int]], constant: int = 60) -> list[int]:
-    """Reciprocal rank fusion of several rankings of ids: score(id) = Σ 1 / (constant + rank). Cormack et al. 2009."""
-    scores: dict[int, float] = {}
-    for ranking in rankings:
-        for rank, id in enumerate(ranking, 1):
-            scores[id] = scores.get(id, 0.0) + 1 / (constant + rank)
-    return sorted(scores, key=lambda id: (-scores[id], id))

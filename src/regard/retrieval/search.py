@@ -1,20 +1,24 @@
-"""Search an index: by vectors, by words, or by both, whose rankings are fused.
+"""Search an index: by vectors, by words, or by both.
 
     vectors    the cosine of the query's vector and those of all chunks, exactly
     words      BM25 of the words of the query
-    hybrid     score(chunk) = Σ 1 / (60 + its rank) over both rankings          Cormack et al. 2009
+    hybrid     ½ cosine / largest cosine + ½ BM25 / largest BM25                Bruch et al. 2022
 
-Vectors find what means the same in other words, words find names and numbers that an encoder has not learned.
+Vectors find what means the same in other words, words find names and numbers that an encoder has not learned. Fusing
+the scores keeps how much better the first result is than the second; fusing ranks would lose it.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Literal, get_args
 
-from regard.retrieval.document_index import DocumentIndex, Hit, fuse
+import numpy as np
+
+from regard.retrieval.document_index import DocumentIndex, Hit
 from regard.retrieval.update_index import Embed, embedded_text
 
 SearchMethod = Literal["hybrid", "vectors", "words"]
-CANDIDATES = 50  # of each ranking, before they are fused or reranked
+CANDIDATES = 50  # of each ranking, before they are fused
+RERANKED = 20  # a cross-encoder reads each of them
 Rerank = Callable[[str, Sequence[str]], Sequence[float]]  # query, texts -> a score per text
 
 
@@ -25,20 +29,40 @@ def search(
     count: int = 5,
     method: SearchMethod = "hybrid",
     rerank: Rerank | None = None,
+    reranked: int = RERANKED,
 ) -> list[Hit]:
-    """The best chunks for a query, the best first. rerank: orders the candidates by reading them with the query."""
+    """The best chunks for a query, the best first. rerank: orders the first `reranked` by reading them with the query;
+    those after them follow in their order."""
     if method not in get_args(SearchMethod):
         raise ValueError(f"method={method!r} must be one of {', '.join(get_args(SearchMethod))}")
     if not query.strip():
         raise ValueError("the query is empty; ask for something")
-    candidates, rankings = max(count, CANDIDATES), []
-    if method != "words":
-        rankings.append([id for id, _ in index.nearest(embed([query])[0], candidates)])
-    if method != "vectors":
-        rankings.append([id for id, _ in index.matching(query, candidates)])
-    hits = index.hits(fuse(rankings)[:candidates])
+    candidates = max(count, CANDIDATES, reranked)
+    if method == "words":
+        best = [id for id, _ in index.matching(query, candidates)]
+    else:
+        vector = embed([query])[0]
+        best = [id for id, _ in index.nearest(vector, candidates)]
+        if method == "hybrid":
+            best = hybrid(index, vector, best, dict(index.matching(query, candidates)))[:candidates]
+    hits = index.hits(best)
     if rerank is not None and hits:
-        scores = rerank(query, [embedded_text(hit.chunk) for hit in hits])
-        order = sorted(range(len(hits)), key=lambda i: -scores[i])  # of equal scores, the first stays first
-        hits = [hits[i] for i in order]
+        scores = rerank(query, [embedded_text(hit.chunk) for hit in hits[:reranked]])
+        order = sorted(range(len(scores)), key=lambda i: -scores[i])  # of equal scores, the first stays first
+        hits = [*(hits[i] for i in order), *hits[reranked:]]
     return hits[:count]
+
+
+def hybrid(index: DocumentIndex, vector: np.ndarray, nearest: Sequence[int], bm25: dict[int, float]) -> list[int]:
+    """The chunks of both rankings by the mean of their scores, each as a share of the largest."""
+    ids = sorted({*nearest, *bm25})
+    by_vectors = shares(index.cosines(vector, ids))
+    by_words = shares([bm25.get(id, 0.0) for id in ids])
+    scores = {id: a + b for id, a, b in zip(ids, by_vectors, by_words, strict=True)}
+    return sorted(ids, key=lambda id: (-scores[id], id))
+
+
+def shares(scores: Sequence[float]) -> list[float]:
+    """Of the largest score; all 0 if none is positive."""
+    largest = max(scores, default=0.0)
+    return [max(score, 0.0) / largest if largest > 0 else 0.0 for score in scores]

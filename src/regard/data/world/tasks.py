@@ -33,6 +33,7 @@ from regard.data.world.english import (
 from regard.data.world.facts import Fact, draw_fact
 from regard.data.world.levels import LEVELS
 from regard.data.world.questions import how_many, how_many_people
+from regard.data.world.register_tasks import relevance, sourced
 from regard.data.world.second_language import translate
 
 SENTENCES = 2  # of a passage
@@ -163,6 +164,8 @@ TASKS: dict[str, Callable[[int, int, str], dict[str, Any]]] = {
     "instructions": instructions,
     "preference": preference,
     "feedback": feedback,
+    "sourced": sourced,
+    "relevance": relevance,
 }
 
 
