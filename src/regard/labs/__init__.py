@@ -26,6 +26,7 @@ LABS = {  # name: the number of seeds, unless the user chooses another
     "attention-scores": 3,
     "attention-temperature": 3,
     "ladder": 3,
+    "extrapolation": 3,
     "long-range": 3,
     "selective-copying": 3,
     "mamba-language": 3,
