@@ -27,6 +27,7 @@ LABS = {  # name: the number of seeds, unless the user chooses another
     "attention-temperature": 3,
     "ladder": 3,
     "extrapolation": 3,
+    "attention-growth": 3,
     "long-range": 3,
     "selective-copying": 3,
     "mamba-language": 3,
