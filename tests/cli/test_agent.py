@@ -1,7 +1,9 @@
 """`regard agent`: the tools that it offers, its trace, its exit code, and what it refuses."""
 
 import json
+import shlex
 import sqlite3
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -53,6 +55,17 @@ def test_a_question_is_answered_in_two_steps(
     }  # fmt: skip
     assert [event["text"] for event in events if event["event"] == "result"] == ["price\n29", "348"]
     assert events[-1] == {"event": "end", "step": 3, "reason": "answer", "answer": "348"}
+
+
+def test_tools_of_an_mcp_server_are_called(demo_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = shlex.join([sys.executable, str(Path(__file__).parents[1] / "agents" / "fake_mcp_server.py")])
+    script(monkeypatch, call("upper", '{"text": "a"}'), "A it is.")
+    result = regard("agent", demo_run, "?", "--mcp", server)
+    assert result.stdout == "A it is.\n" and "upper(text='a')" in result.stderr
+    dead = regard("agent", demo_run, "?", "--mcp", f"{server} dead")
+    assert dead.exit_code == 1 and "has ended with exit code 1: no licence" in str(dead.exception)
+    twice = regard("agent", demo_run, "?", "--mcp", server, "--mcp", server)
+    assert "two tools have the name 'upper'" in str(twice.exception)
 
 
 def test_a_conversation_keeps_its_messages(demo_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

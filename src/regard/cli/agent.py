@@ -1,6 +1,7 @@
 """`regard agent`: a model that calls tools until it can answer."""
 
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -31,6 +32,10 @@ def agent(
     python: Annotated[
         bool, typer.Option("--python", help="Let the model run Python programs, in a process with few rights.")
     ] = False,
+    mcp: Annotated[
+        list[str] | None,
+        typer.Option(metavar="COMMAND", help="An MCP server over stdio, whose tools are offered; may be repeated."),
+    ] = None,
     max_steps: Annotated[int, typer.Option(min=1, help="Replies of the model per question.")] = 8,
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of all these replies.")] = 4096,
     temperature: Annotated[float, typer.Option(help="0 always takes the most likely token.")] = 0.0,
@@ -52,28 +57,34 @@ def agent(
       regard agent MODEL "Who repairs the pump?" --index notes.index
       regard agent MODEL "How many orders came in May?" --database shop.db --tools sql,calculator --trace trace.jsonl
       regard agent MODEL "What are the first ten primes?" --python
+      regard agent MODEL "What is in the calendar?" --mcp "calendar-server --stdio"
     """
     if trace is not None and not trace.parent.is_dir():
         raise ValueError(f"--trace {trace}: the folder {trace.parent} does not exist; make it, or give another file")
     names = chosen_tools(tools, index, database)
     find_model(model)  # before torch is imported: a mistyped name is refused at once
-    offered = open_tools(names, index, database, python, device)
     from regard.agents.loop import AgentLimits
     from regard.agents.tool import Toolbox
     from regard.cli.agent_session import AgentSession
 
-    llm = open_chat_model(model, device, context)
-    session = AgentSession(
-        llm, Toolbox(offered), AgentLimits(steps=max_steps, tokens=max_tokens), system, trace,
-        temperature=temperature, seed=seed,
-    )  # fmt: skip
-    if question is None:
-        return session.converse()
-    text = sys.stdin.read().strip() if question == "-" else question
-    if not text.strip():
-        raise ValueError("the question is empty; ask for something")
-    if session.answer(text) is None:
-        raise typer.Exit(1)
+    with ExitStack() as stack:
+        offered = open_tools(names, index, database, python, device)
+        for command in mcp or []:
+            from regard.agents.mcp import McpServer
+
+            offered += stack.enter_context(McpServer(command)).tools
+        toolbox = Toolbox(offered)
+        session = AgentSession(
+            open_chat_model(model, device, context), toolbox, AgentLimits(steps=max_steps, tokens=max_tokens),
+            system, trace, temperature=temperature, seed=seed,
+        )  # fmt: skip
+        if question is None:
+            return session.converse()
+        text = sys.stdin.read().strip() if question == "-" else question
+        if not text.strip():
+            raise ValueError("the question is empty; ask for something")
+        if session.answer(text) is None:
+            raise typer.Exit(1)
 
 
 def chosen_tools(tools: str | None, index: Path | None, database: Path | None) -> list[str]:

@@ -1,0 +1,221 @@
+"""Tools of MCP servers over stdio: a small client of the Model Context Protocol.
+
+    initialize ─▶ version and capabilities ─▶ notifications/initialized ─▶ tools/list ─▶ tools/call …
+
+A message is one line of JSON-RPC 2.0. The server is a program that the user names; its answers and the descriptions of
+its tools are data. Whatever it does (dies, writes garbage, never answers) is an `McpError` that says so; in a call it
+becomes a result for the model.
+"""
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from contextlib import suppress
+from queue import Empty, Queue
+from typing import Any
+
+from regard import __version__
+from regard.agents.tool import AgentTool, ToolFailure
+
+VERSIONS = ("2025-06-18", "2025-03-26", "2024-11-05")  # of the protocol, the newest first
+START_SECONDS, CALL_SECONDS = 20.0, 60.0
+MAX_LINE = 4 << 20  # bytes of a message
+MAX_TOOLS, MAX_PAGES, MAX_DESCRIPTION = 128, 20, 2000
+INHERITED = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "USER")  # of the environment
+METHOD_NOT_FOUND = -32601
+
+
+class McpError(ValueError):
+    """A server that cannot be started, breaks the protocol, ends or does not answer."""
+
+
+class McpServer:
+    """A running server, for a `with` block. seconds: the longest wait for the answer to a call."""
+
+    def __init__(self, command: str, seconds: float = CALL_SECONDS, start_seconds: float = START_SECONDS):
+        self.command, self.seconds = command, seconds
+        arguments = shlex.split(command)
+        if not arguments:
+            raise McpError("the command of an MCP server is empty; give a program with its arguments")
+        environment = {name: os.environ[name] for name in INHERITED if name in os.environ}
+        pipe = subprocess.PIPE
+        try:
+            self.process = subprocess.Popen(
+                arguments, stdin=pipe, stdout=pipe, stderr=pipe, env=environment, start_new_session=True
+            )
+        except OSError as error:
+            raise McpError(
+                f"{command!r} cannot be started: {error.strerror}; give a program with its arguments"
+            ) from None
+        self.lines: Queue[bytes | None] = Queue()
+        self.errors: deque[str] = deque(maxlen=5)  # the last lines of its standard error
+        self.number = 0  # of the last request
+        self.lock = threading.Lock()  # one request at a time
+        self.threads = [threading.Thread(target=work, daemon=True) for work in (self.read_lines, self.read_errors)]
+        for thread in self.threads:
+            thread.start()
+        try:
+            self.initialize(time.monotonic() + start_seconds)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> "McpServer":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def initialize(self, deadline: float) -> None:
+        client = {"name": "regard", "version": __version__}
+        parameters = {"protocolVersion": VERSIONS[0], "capabilities": {}, "clientInfo": client}
+        found = self.request("initialize", parameters, deadline)
+        self.version = found.get("protocolVersion")
+        if self.version not in VERSIONS:
+            raise self.failure(f"speaks version {self.version!r} of the protocol, not {', '.join(VERSIONS)}")
+        self.notify("notifications/initialized", {})
+        self.tools = self.list_tools(deadline) if "tools" in (found.get("capabilities") or {}) else []
+
+    def list_tools(self, deadline: float) -> list[AgentTool]:
+        found: list[AgentTool] = []
+        cursor: dict[str, Any] = {}
+        for _ in range(MAX_PAGES):
+            page = self.request("tools/list", cursor, deadline)
+            if not isinstance(page.get("tools"), list):
+                raise self.failure("answers tools/list without a list of tools")
+            found += [self.agent_tool(each) for each in page["tools"]]
+            if len(found) > MAX_TOOLS:
+                raise self.failure(f"has more than {MAX_TOOLS} tools")
+            if not page.get("nextCursor"):
+                return found
+            cursor = {"cursor": page["nextCursor"]}
+        raise self.failure(f"lists its tools on more than {MAX_PAGES} pages")
+
+    def agent_tool(self, tool: Any) -> AgentTool:
+        name, schema = (tool.get("name"), tool.get("inputSchema")) if isinstance(tool, dict) else (None, None)
+        if not isinstance(name, str) or not isinstance(schema, dict):
+            raise self.failure(f"lists a tool without a name and a schema: {json.dumps(tool)[:80]}")
+        description = str(tool.get("description") or "")[:MAX_DESCRIPTION]
+        return AgentTool(name, description, {"type": "object"} | schema, lambda given: self.call(name, given))
+
+    def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        deadline = time.monotonic() + self.seconds
+        try:
+            found = self.request("tools/call", {"name": name, "arguments": dict(arguments)}, deadline)
+        except McpError as error:
+            raise ToolFailure(str(error)) from None
+        parts = found.get("content")
+        parts = parts if isinstance(parts, list) else []
+        texts = [text_of(part) for part in parts]
+        if not texts and "structuredContent" in found:
+            texts = [json.dumps(found["structuredContent"], ensure_ascii=False)]
+        if found.get("isError"):
+            raise ToolFailure("\n".join(texts) or "the tool failed")
+        return "\n".join(texts) or "(no result)"
+
+    def request(self, method: str, parameters: Mapping[str, Any], deadline: float) -> dict[str, Any]:
+        """The result of a request. Requests of the server that come before it are answered."""
+        with self.lock:
+            self.number += 1
+            number = self.number
+            self.send({"jsonrpc": "2.0", "id": number, "method": method, "params": parameters})
+            while (message := self.receive(method, number, deadline)).get("id") != number or "method" in message:
+                self.answer(message)
+        if "error" in message:
+            error = message["error"] if isinstance(message["error"], dict) else {}
+            raise self.failure(f"refuses {method}: {str(error.get('message'))[:500]}")
+        if not isinstance(message.get("result"), dict):
+            raise self.failure(f"answers {method} without a result")
+        return message["result"]
+
+    def answer(self, message: Mapping[str, Any]) -> None:
+        """A ping is answered; other requests are refused, because this client offers nothing. The rest is ignored."""
+        if "method" not in message or "id" not in message:
+            return
+        reply: dict[str, Any] = {"jsonrpc": "2.0", "id": message["id"]}
+        if message["method"] == "ping":
+            self.send(reply | {"result": {}})
+        else:
+            self.send(reply | {"error": {"code": METHOD_NOT_FOUND, "message": "this client has no such method"}})
+
+    def notify(self, method: str, parameters: Mapping[str, Any]) -> None:
+        self.send({"jsonrpc": "2.0", "method": method, "params": parameters})
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(json.dumps(message).encode() + b"\n")
+            self.process.stdin.flush()
+        except (OSError, ValueError):
+            raise self.failure("has ended") from None
+
+    def receive(self, method: str, number: int, deadline: float) -> dict[str, Any]:
+        try:
+            line = self.lines.get(timeout=max(0.0, deadline - time.monotonic()))
+        except Empty:
+            self.notify("notifications/cancelled", {"requestId": number, "reason": "timeout"})
+            raise self.failure(f"did not answer {method} in time") from None
+        if line is None:
+            self.lines.put(None)  # for the next call
+            raise self.failure("has ended")
+        if len(line) > MAX_LINE:
+            raise self.failure(f"wrote a message of more than {MAX_LINE} bytes")
+        try:
+            message = json.loads(line)
+        except (ValueError, RecursionError):
+            message = None
+        if not isinstance(message, dict):
+            raise self.failure(f"wrote {line[:80]!r}, which is no message of the protocol")
+        return message
+
+    def read_lines(self) -> None:
+        assert self.process.stdout is not None
+        with suppress(ValueError, OSError):  # closed meanwhile
+            while line := self.process.stdout.readline(MAX_LINE + 1):
+                if line.strip():
+                    self.lines.put(line)
+        self.lines.put(None)
+
+    def read_errors(self) -> None:
+        assert self.process.stderr is not None
+        with suppress(ValueError, OSError):
+            while line := self.process.stderr.readline(1000):
+                self.errors.append(line.decode("utf-8", "replace").strip())
+
+    def failure(self, what: str) -> McpError:
+        if what == "has ended":
+            with suppress(subprocess.TimeoutExpired):
+                what += f" with exit code {self.process.wait(5)}"
+                self.threads[-1].join(1)  # its last words
+        last = self.errors[-1] if self.errors else ""
+        return McpError(f"the MCP server {self.command!r} {what}" + (f": {last[:200]}" if last else ""))
+
+    def close(self) -> None:
+        """End the server: the end of its input, then SIGTERM, then SIGKILL, to all that it has started."""
+        with suppress(OSError):
+            if self.process.stdin is not None:
+                self.process.stdin.close()
+        for kind in (None, signal.SIGTERM, signal.SIGKILL):
+            with suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                if kind is not None:
+                    os.killpg(self.process.pid, kind)
+                self.process.wait(1)
+        for stream in (self.process.stdout, self.process.stderr):
+            if stream is not None and self.process.poll() is not None:
+                with suppress(OSError):
+                    stream.close()
+
+
+def text_of(part: Any) -> str:
+    """The text of a part of a result; of pictures and sounds only their kind."""
+    if isinstance(part, dict) and isinstance(part.get("text"), str):
+        return part["text"]
+    if isinstance(part, dict) and isinstance(part.get("resource"), dict):
+        return str(part["resource"].get("text") or part["resource"].get("uri") or "(a resource)")
+    return f"({part.get('type', 'unknown') if isinstance(part, dict) else 'unknown'})"
