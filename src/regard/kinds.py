@@ -12,6 +12,10 @@ KINDS = {
     "seq2seq": "regard.models.seq2seq:Seq2Seq",
     "dual_encoder": "regard.models.dual_encoder:DualEncoder",
     "interleaved": "regard.models.interleaved:Interleaved",
+    "autoencoder": "regard.models.generative.autoencoder:Autoencoder",
+    "vae": "regard.models.generative.vae:VAE",
+    "gan": "regard.models.generative.gan:GAN",
+    "mlp": "regard.models.generative.base:MLP",
     "medusa": "regard.models.medusa:MedusaHeads",
     "eagle": "regard.models.eagle:EagleLayer",
     "projector": "regard.models.interleaved:Projector",
@@ -126,6 +130,9 @@ OBJECTIVES = {
     "rloo": "regard.objectives.policy_gradient:RLOO",
     "grpo": "regard.objectives.policy_gradient:GRPO",
     "ppo": "regard.objectives.ppo:PPO",
+    "reconstruction": "regard.objectives.reconstruction:Reconstruction",
+    "vae": "regard.objectives.reconstruction:Variational",
+    "gan": "regard.objectives.gan:Adversarial",
     "distillation": "regard.objectives.distillation:Distillation",
 }
 
@@ -136,6 +143,7 @@ SOURCES = {
     "prepared": "regard.data.sources.prepared:Prepared",
     "digits": "regard.data.sources.images:Digits",
     "images": "regard.data.sources.images:ImageFolder",
+    "points": "regard.data.sources.points:PlanePoints",
 }
 
 OPTIMIZERS = {

@@ -189,6 +189,8 @@ def check_recipe(recipe: Recipe, device: str) -> None:
         raise ValueError(
             "adapter.base is for one process: a base in few bits is not distributed; start one, or omit it"
         )
+    if recipe.objective.alternates and process_count() > 1:
+        raise ValueError(f"objective {recipe.objective.kind} freezes a part of the model in each step; use one process")
     if recipe.quantize is not None and process_count() > 1:
         raise ValueError("[quantize] is for one process: weights in parts would be rounded by other scales; start one")
     trained = None if recipe.adapter is None else 0  # adapters are too small to matter here

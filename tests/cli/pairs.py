@@ -101,6 +101,8 @@ EXPERTS = {"kind": "experts", "count": 4, "top_k": 2, "expert": SWIGLU}
 BERT_DENSE = {"activation": "gelu", "norm": LAYERNORM}
 MASKED_LM = {"kind": "masked_lm", "dense": BERT_DENSE}
 LSTM = stack({"kind": "lstm"}, norm={"kind": "no_norm"}, keep=0.0)
+CODES, SMALL_MLP = {"shape": [3, 8, 8], "latent": 4}, {"hidden": [8]}
+GENERATIVE = ("autoencoder", "vae", "gan")
 MODELS: dict[str, dict[str, Any]] = {
     "decoder, attention": decoder(ROPE, SWIGLU, context=64),
     "decoder, attention, `ahead` blocks": decoder(
@@ -145,6 +147,9 @@ MODELS: dict[str, dict[str, Any]] = {
         "decoder": decoder(ROPE, SWIGLU, context=64),
         "features": [-2],
     },
+    "autoencoder": {"kind": "autoencoder", **CODES, "encoder": SMALL_MLP, "decoder": SMALL_MLP},
+    "variational autoencoder": {"kind": "vae", **CODES, "encoder": SMALL_MLP, "decoder": SMALL_MLP},
+    "GAN": {"kind": "gan", **CODES, "generator": SMALL_MLP, "discriminator": SMALL_MLP | {"spectral_norm": True}},
 }
 
 
@@ -183,7 +188,8 @@ def example(row: str, kind: str, n: int) -> dict[str, Any]:
     image = [[[(n * (x + y + c) % 7) / 7 for x in range(8)] for y in range(8)] for c in range(3)]
     signal = [[(n * (x + c) % 7) / 7 for x in range(12)] for c in range(4)]
     model = MODELS[row]
-    input = model.get("source", model).get("input", {"kind": "tokens"})["kind"]
+    default = {"kind": "patches" if model["kind"] in GENERATIVE else "tokens"}
+    input = model.get("source", model).get("input", default)["kind"]
     data = {"tokens": {"text": text}, "patches": {"image": image}, "frames": {"signal": signal}}[input]
     match kind:
         case "translation":
@@ -201,6 +207,8 @@ def example(row: str, kind: str, n: int) -> dict[str, Any]:
             return {"anchor": text, "positive": other, "negatives": [f"The {place} is closed."]}
         case "contrastive" | "image_text":
             return {"image": image, "text": text}
+        case "reconstruction" | "vae" | "gan":
+            return data
         case "bert_pretraining":
             return {"text": f"{text} {other}"}
         case "reward" | "dpo" | "simpo" | "orpo":
@@ -226,6 +234,8 @@ OPTIONS = {  # of objectives; resuming after step 2 is inside of a rollout of 4 
     "reinforce": ROLLOUTS,
     "rloo": ROLLOUTS | {"group": 2, "epochs": 4},
     "grpo": ROLLOUTS | {"group": 2, "epochs": 2, "updates": 2},
+    "reconstruction": {"noise": 0.1},
+    "gan": {"loss": "wasserstein", "critic_steps": 2},  # resuming after step 2 begins with the generator
     "ppo": ROLLOUTS | {"epochs": 2, "updates": 2, "target_kl": 0.01, "horizon": 8},
 }
 

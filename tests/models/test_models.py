@@ -12,6 +12,10 @@ from regard.checkpoint import CheckpointError, load, save
 from regard.checkpoint.model_folder import count_parameters
 from regard.models.base import Model
 from regard.models.decoder import Decoder
+from regard.models.generative.autoencoder import Autoencoder
+from regard.models.generative.base import MLP
+from regard.models.generative.gan import GAN
+from regard.models.generative.vae import VAE
 from regard.models.heads import Classification, Dense, MaskedLM, Pooled
 from regard.models.interleaved import Interleaved
 from regard.models.presets import BERT_DENSE, bert, clip, transformer_2017, vit
@@ -50,12 +54,20 @@ CASES = {  # name: model and inputs
         (torch.tensor([[1, 5, 5, 5, 5, 2], [5, 5, 5, 5, 3, 4]]), None, None, IMAGES),
     ),
 }
+LINEAR, SPECTRAL = MLP(()), MLP((8,), Dense("relu"), spectral_norm=True)
+CASES |= {
+    "autoencoder": (Autoencoder((3, 8, 8), 4, decoder=LINEAR), (IMAGES,)),
+    "vae": (VAE((3, 8, 8), 4, "tanh"), (IMAGES, torch.tensor([[0.0, 1.0, -1.0, 2.0]] * 2))),
+    "gan": (GAN((2,), 3, discriminator=SPECTRAL), (torch.tensor([[0.5, -1.0, 2.0]]),)),
+}
+GENERATIVE = ("autoencoder", "vae", "gan")
 every_model = pytest.mark.parametrize("name", CASES)
 
 
 def run(model: nn.Module, inputs: tuple) -> Tensor:
     with torch.no_grad():
-        return model.eval()(*inputs)
+        outputs = model.eval()(*inputs)
+    return outputs[0] if isinstance(outputs, tuple) else outputs
 
 
 @every_model
@@ -63,7 +75,7 @@ def test_a_model_is_the_same_in_python_json_and_toml(name: str) -> None:
     spec = CASES[name][0]
     assert type(spec).from_json(spec.to_json()) == spec
     assert type(spec).from_toml(spec.to_toml()) == spec
-    assert spec.kind in ("encoder", "encoder_decoder", "dual_encoder", "interleaved")
+    assert spec.kind in ("encoder", "encoder_decoder", "dual_encoder", "interleaved", *GENERATIVE)
 
 
 @every_model
@@ -120,7 +132,9 @@ def test_every_weight_gets_a_finite_gradient(name: str) -> None:
     spec, inputs = CASES[name]
     model = spec.build(0).double().eval()
     inputs = tuple(x.double() if isinstance(x, Tensor) and x.is_floating_point() else x for x in inputs)
-    model(*inputs).sin().sum().backward()
+    outputs = model(*inputs)
+    outputs = model.score(outputs) if isinstance(spec, GAN) else outputs  # the forward of a GAN is its generator
+    (outputs[0] if isinstance(outputs, tuple) else outputs).sin().sum().backward()
     for path, parameter in model.named_parameters():
         assert parameter.grad is not None and parameter.grad.isfinite().all(), path
 

@@ -11,6 +11,7 @@ import regard
 from regard import kinds
 from regard.data.batch import Batch
 from regard.kernels.attention.mask import Mask, PrefixLM
+from regard.models.generative.base import MLP
 from regard.models.heads import PreTraining
 from regard.models.presets import clip
 from regard.objectives.bert_pretraining import BertPretraining
@@ -19,6 +20,7 @@ from regard.objectives.contrastive import Contrastive
 from regard.objectives.denoising import Denoising
 from regard.objectives.distillation import Distillation
 from regard.objectives.embeddings import SentenceEmbeddings
+from regard.objectives.gan import Adversarial
 from regard.objectives.image_text import image_text
 from regard.objectives.kto import KTO
 from regard.objectives.masked import MaskedTokens
@@ -27,6 +29,7 @@ from regard.objectives.policy_gradient import GRPO, REINFORCE, RLOO
 from regard.objectives.ppo import PPO
 from regard.objectives.preference import DPO, ORPO, SimPO
 from regard.objectives.prefix_lm import PrefixLanguageModel
+from regard.objectives.reconstruction import Reconstruction, Variational
 from regard.objectives.reinforcement import ROLLOUT_METRICS
 from regard.objectives.reward import Reward
 from regard.objectives.scores import regression, relevance
@@ -64,6 +67,11 @@ OBJECTIVES = {
     "grpo": GRPO(kl=0.5),
     "gspo": GRPO(ratio="sequence"),
     "ppo": PPO(value_weight=0.5),
+    "reconstruction": Reconstruction(noise=0.1),
+    "vae": Variational(beta=0.5),
+    "gan": Adversarial(),
+    "gan_generator": Adversarial().phase(1).loss,
+    "gan_wasserstein": Adversarial(loss="wasserstein"),
 }  # and distillation, whose teacher is a model
 VOCAB, ROWS, LENGTH, WIDTH = 23, 4, 6, 16
 
@@ -150,6 +158,13 @@ SAMPLED = Case(
         "rollout": torch.arange(float(len(ROLLOUT_METRICS))).expand(ROWS, -1),
     },
 )
+SMALL = {"shape": (3, 8, 8), "latent": 5}
+NOISY = {
+    "data": FIELDS["images"],
+    "corrupted": FIELDS["images"] + 0.1,
+    "noise": torch.linspace(-2, 2, ROWS * 5, dtype=torch.float64).sin().view(ROWS, 5),
+    "mix": torch.linspace(0.1, 0.9, ROWS, dtype=torch.float64),
+}
 CASES = {
     "next_token": Case(lambda: decoder().build(seed=0), TOKENS),
     "image_text": Case(interleaved_model, TOKENS, ONE_IMAGE),
@@ -220,6 +235,12 @@ CASES = {
             "returns": COUNTED * torch.tensor([2.0, 0.1, -1.0, 1.0]).unsqueeze(1),
             "rollout": torch.arange(float(len(PPO.rollout_metrics))).expand(ROWS, -1),
         },
+    ),
+    "reconstruction": Case(lambda: regard.Autoencoder(**SMALL, encoder=MLP((8,))).build(seed=0), (), NOISY),
+    "vae": Case(lambda: regard.VAE(**SMALL, decoder=MLP((8,))).build(seed=0), (), NOISY),
+    **dict.fromkeys(
+        ("gan", "gan_generator", "gan_wasserstein"),
+        Case(lambda: regard.GAN(**SMALL, discriminator=MLP((8,), spectral_norm=True)).build(seed=0), (), NOISY),
     ),
     # -log π has the sign of the advantage
     "reinforce": Case(PAIRS.model, PAIRS.fields, SAMPLED.extra_fields | {"advantages": COUNTED}),

@@ -60,6 +60,11 @@ def lr_find(
             f"objective {objective.kind} samples its batches from the model, and lr-find trains a copy of it; compare "
             "short runs with regard sweep --vary train.lr=1e-5,1e-4"
         )
+    if objective.alternates:
+        raise typer.BadParameter(
+            f"the losses of objective {objective.kind} fall and rise with those of its opponent, so they do not show a "
+            "rate; compare samples of short runs with several rates"
+        )
     model = build_model(resolved).to(resolve_device(device))
     resolved = replace(resolved, data=replace(resolved.data, batch_warmup=0))  # the rate of full batches
     splits = splits._replace(held_out=None)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from regard.layout import TokenLayout
 from regard.models.outputs import LazyLogits
 from regard.parts.block import build_norm
-from regard.parts.feedforward import ACTIVATIONS, Activation
+from regard.parts.feedforward import ACTIVATIONS, Activation, LinearFactory
 from regard.parts.input import Input, Tokens, TokensModule
 from regard.parts.norm import Norm
 from regard.parts.patches import Patches
@@ -36,14 +36,14 @@ class Dense(Spec):
     norm: Norm | None = None
     bias: bool = True
 
-    def build(self, width: int, out: int | None = None) -> nn.Module:
-        return DenseModule(width, out or width, self)
+    def build(self, width: int, out: int | None = None, linear: LinearFactory = nn.Linear) -> nn.Module:
+        return DenseModule(width, out or width, self, linear)
 
 
 class DenseModule(nn.Module):
-    def __init__(self, width: int, out: int, spec: Dense):
+    def __init__(self, width: int, out: int, spec: Dense, linear: LinearFactory):
         super().__init__()
-        self.dense = nn.Linear(width, out, bias=spec.bias)
+        self.dense = linear(width, out, bias=spec.bias)
         self.norm = build_norm(spec.norm, out)
         self.activation = ACTIVATIONS[spec.activation]
 

@@ -15,7 +15,7 @@ are multiplied by the count, so a step averages them over its micro-batches, wei
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -40,6 +40,13 @@ LossResult = tuple[Tensor, Tensor, dict[str, Tensor]]  # loss_sum, count, metric
 Columns = Mapping[str, np.ndarray]  # an example as arrays
 
 
+class TrainingPhase(NamedTuple):
+    """What one step trains: a loss, and the parameters whose names match a pattern; all others are frozen."""
+
+    loss: LossFunction
+    trains: str = "*"
+
+
 @dataclass(frozen=True)
 class Objective(Spec):
     """Examples are tokenized once, deterministically, and may be stored. Items are drawn from them in every epoch."""
@@ -47,6 +54,7 @@ class Objective(Spec):
     kind_table: ClassVar[str] = "objectives"
     needs_other: ClassVar[bool] = False  # `sample` also gets the columns of another example, as `other_NAME`
     scope: ClassVar[Literal["token", "batch"]] = "token"  # batch: the loss compares all rows, so no micro-batches
+    alternates: ClassVar[bool] = False  # whether steps train different parameters, as `phase` says
 
     @property
     def packed(self) -> bool:
@@ -113,8 +121,17 @@ class Objective(Spec):
         """A batch of rows of items. Rows have one item each unless the objective is `packed`."""
         raise NotImplementedError
 
+    def phase(self, step: int) -> TrainingPhase:
+        """What the step after `step` steps trains."""
+        return TrainingPhase(self)
+
     def __call__(self, model: nn.Module, batch: Batch) -> LossResult:
         raise NotImplementedError
+
+
+def phase_of(objective: LossFunction, step: int) -> TrainingPhase:
+    """The phase of an objective; a plain loss function trains all parameters in every step."""
+    return objective.phase(step) if isinstance(objective, Objective) else TrainingPhase(objective)
 
 
 class PairError(SpecError):
@@ -133,10 +150,8 @@ def describe_model(model: Model) -> str:
         head = "without a head" if model.head is None else f"with a {model.head.kind} head"
         per_token = ' that has pool="none"' if getattr(model.head, "pool", None) == "none" else ""
         return f"an encoder of {model.input.kind} {head}{per_token}"
-    if isinstance(model, EncoderDecoder):
-        article = "an" if model.kind[0] in "aeiou" else "a"
-        return f"{article} {model.kind} with a source of {model.source.input.kind}"
-    return f"a {model.kind}"
+    name = f"{'an' if model.kind[0] in 'aeiou' else 'a'} {model.kind}"
+    return f"{name} with a source of {model.source.input.kind}" if isinstance(model, EncoderDecoder) else name
 
 
 def takes_tokens(model: Model) -> bool:

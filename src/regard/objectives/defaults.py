@@ -6,6 +6,9 @@ from regard.models.decoder import Decoder
 from regard.models.dual_encoder import DualEncoder
 from regard.models.encoder import Encoder
 from regard.models.encoder_decoder import EncoderDecoder
+from regard.models.generative.autoencoder import Autoencoder
+from regard.models.generative.gan import GAN
+from regard.models.generative.vae import VAE
 from regard.models.heads import Classification, Distilled, MaskedLM, Pooled, PreTraining
 from regard.models.interleaved import Interleaved
 from regard.objectives.base import Objective, PairError, describe_model
@@ -13,9 +16,11 @@ from regard.objectives.bert_pretraining import BertPretraining
 from regard.objectives.classification import SequenceClassification, TokenClassification
 from regard.objectives.contrastive import Contrastive
 from regard.objectives.embeddings import SentenceEmbeddings
+from regard.objectives.gan import Adversarial
 from regard.objectives.image_text import ImageText
 from regard.objectives.masked import MaskedTokens
 from regard.objectives.next_token import NextToken
+from regard.objectives.reconstruction import Reconstruction, Variational
 from regard.objectives.translation import Translation
 from regard.spec import Spec, SpecError, class_of
 
@@ -40,6 +45,12 @@ def default_objective(model: Model) -> Objective:
             return Contrastive()
         case Interleaved():
             return ImageText()
+        case Autoencoder():
+            return Reconstruction()
+        case VAE():
+            return Variational()
+        case GAN():
+            return Adversarial()
     raise PairError(f"this model is {describe_model(model)}; {remedy(model)}")
 
 

@@ -20,7 +20,7 @@ from regard.adapt.fp8 import use_fp8
 from regard.checkpoint.model_folder import SavesFiles
 from regard.data.batch import Batch
 from regard.data.prefetch import StatefulLoader, prefetching
-from regard.objectives.base import LossFunction
+from regard.objectives.base import LossFunction, phase_of
 from regard.training.activation_checkpointing import checkpoint_activations
 from regard.training.ema import EMA, MovingAverage
 from regard.training.faults import MAX_ROLL_BACKS, FaultState, StepFault
@@ -32,7 +32,7 @@ from regard.training.parallel.distribute import check_settings, distribute, is_w
 from regard.training.parallel.mesh import Processes
 from regard.training.parallel.shared_run import NoLog
 from regard.training.parallel.snapshot import copy_shared_weights, take_shared_snapshot
-from regard.training.parameter_groups import freeze
+from regard.training.parameter_groups import freeze, frozen_except
 from regard.training.progress import Listener, summarize
 from regard.training.recipe import Training
 from regard.training.resume_state import (
@@ -208,15 +208,17 @@ class Trainer:
         tokens = self.processes.sum_rows(batch.token_count)
         lr = settings.lr * settings.schedule.factor(position.step, settings.steps)
         set_learning_rate(self.optimizer, lr)
+        phase = phase_of(self.objective, position.step)
         position = TrainingPosition(position.step + 1, position.tokens + tokens, position.batches + 1)
         batch = split_columns(batch, self.processes).to(self.device, non_blocking=True)
         self.monitored = settings.monitor_every > 0 and position.step % settings.monitor_every == 0
         measured = self.measure(batch) if self.monitored else {}
         try:
-            values = take_step(
-                self.forward_model, self.objective, batch, self.optimizer,
-                settings.clip, settings.accumulate, self.precision, self.before_update, self.reduction,
-            )  # fmt: skip
+            with frozen_except(self.optimizer, phase.trains):
+                values = take_step(
+                    self.forward_model, phase.loss, batch, self.optimizer,
+                    settings.clip, settings.accumulate, self.precision, self.before_update, self.reduction,
+                )  # fmt: skip
             self.ema.update()
         except StepFault as fault:
             if settings.nonfinite != "skip":

@@ -14,12 +14,14 @@ its own.
 """
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from regard.models.stack import Stack
@@ -135,6 +137,31 @@ def freeze(model: nn.Module, patterns: Iterable[str]) -> None:
     for pattern in patterns:
         for name in matching_names(parameters, pattern, "freeze"):
             parameters[name].requires_grad_(False)
+
+
+@contextmanager
+def frozen_except(optimizer: torch.optim.Optimizer, pattern: str) -> Generator[None]:
+    """A context in which only the parameters whose names match the pattern have gradients.
+
+    The others, which the optimizer trains in other steps, keep their weights and moments.
+    """
+    others = [] if pattern == "*" else parameters_except(optimizer, pattern)
+    for parameter in others:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in others:
+            parameter.requires_grad_(True)
+
+
+def parameters_except(optimizer: torch.optim.Optimizer, pattern: str) -> list[Tensor]:
+    return [
+        parameter
+        for group in optimizer.param_groups
+        for name, parameter in zip(group["param_names"], group["params"], strict=True)
+        if not fnmatchcase(name, pattern)
+    ]
 
 
 def matching_names(names: Iterable[str], pattern: str, field: str, noun: str = "parameter") -> list[str]:

@@ -35,6 +35,7 @@ from regard.data.sources.base import Splits
 from regard.families import can_express
 from regard.models.base import Model, Scheme
 from regard.models.encoder import Encoder
+from regard.models.generative.base import Generative
 from regard.models.pattern import retile
 from regard.models.value_head import with_value_head
 from regard.objectives.base import Objective
@@ -373,6 +374,8 @@ def check_vocabulary(model: Model, tokenizer: Tokenizer, objective: Objective) -
 
 def context_of(model: Any) -> int | None:
     """The largest number of tokens of a sequence that the model supports; None: any number."""
+    if isinstance(model, Generative):
+        return None
     parts = [getattr(model, name) for name in ("source", "target", "text", "decoder") if hasattr(model, name)]
     sequences = [part for part in parts or [model] if not (isinstance(part, Encoder) and part.input.length)]
     limits = [part.context or part.position.max_positions for part in sequences]

@@ -1,0 +1,1 @@
+"""Models of data without tokens, such as small images and points: autoencoder, variational autoencoder, GAN."""
