@@ -132,6 +132,12 @@ def count_parameters(spec: Model, formats: Mapping[str, NumberFormat] | None = N
     return Parameters({part: number for part, number in counts.items() if number}, inactive, quantized)
 
 
+def non_embedding_parameters(count: Parameters) -> int:
+    """The active parameters without embeddings and output layer, the size N of scaling laws (Kaplan et al. 2020)."""
+    outside = sum(number for part, number in count.parts.items() if part.split()[-1] in ("embedding", "head"))
+    return count.active - outside
+
+
 def shared_and_expert_params(total: float, active: float, experts: int, top_k: int) -> tuple[float, float]:
     """(shared, one expert) of a mixture of experts, from its total and active parameters."""
     if not 0 < top_k < experts:

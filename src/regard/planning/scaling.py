@@ -4,15 +4,20 @@
     optimum for C:   N = G·(C/6)^{β/(α+β)},   D = C / 6N,   G = (αA / βB)^{1/(α+β)}
 
 Kaplan et al. 2020; Hoffmann et al. 2022, whose published constants do not fit their own data; Besiroglu et al. 2024
-fitted them again. For given exponents the law is linear in E, A and B: the fit searches a grid of exponents and solves
-for these three.
+fitted them again. scaling_fit.py fits the law to measured losses, isoflop.py finds the optimum without it.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
+
+@dataclass(frozen=True)
+class ScalingRun:
+    """A trained model: its non-embedding parameters, its training tokens, its FLOPs, and its loss on held-out data."""
+
+    parameters: float
+    tokens: float
+    loss: float
+    flops: float
 
 
 @dataclass(frozen=True)
@@ -25,6 +30,11 @@ class ScalingLaw:
 
     def loss(self, parameters: float, tokens: float) -> float:
         return self.floor + self.size / parameters**self.size_exponent + self.data / tokens**self.data_exponent
+
+    @property
+    def optimum_exponent(self) -> float:
+        """a in N ∝ C^a, the optimal size for a compute; that of the tokens is 1 - a."""
+        return self.data_exponent / (self.size_exponent + self.data_exponent)
 
     def optimum(self, compute: float) -> tuple[float, float]:
         """(parameters, tokens) of the lowest loss for this many FLOPs of training."""
@@ -53,34 +63,3 @@ def flops_6nd(parameters: float, tokens: float) -> float:
 def lifetime_flops(law: ScalingLaw, loss: float, parameters: float, served: float) -> float:
     """FLOPs of training a model of this size to this loss and of serving `served` tokens at 2 per parameter."""
     return flops_6nd(parameters, law.tokens_for(loss, parameters)) + 2 * parameters * served
-
-
-def fit(parameters: Sequence[float], tokens: Sequence[float], losses: Sequence[float]) -> ScalingLaw:
-    """The law of least relative squared error. Size and data must vary independently across the runs."""
-    if not len(parameters) == len(tokens) == len(losses) >= 5:
-        counts = ", ".join(map(str, map(len, (parameters, tokens, losses))))
-        raise ValueError(
-            f"five constants cannot be fitted to {counts} values; give at least five of each, equally many"
-        )
-    n, d, loss = (torch.tensor(values, dtype=torch.float64) for values in (parameters, tokens, losses))  # (R,)
-    center, radius = torch.tensor([0.75, 0.75], dtype=torch.float64), 0.75
-    for _ in range(12):  # a grid of exponents around the best so far, half as wide each time
-        steps = torch.linspace(-radius, radius, 33, dtype=torch.float64)
-        exponents = (center + torch.cartesian_prod(steps, steps)).clamp_min(0.005)  # (G, 2)
-        errors, constants = solve(exponents, n, d, loss)
-        best = int(errors.argmin())
-        center, radius = exponents[best], radius / 2
-    floor, size, data = constants[best].tolist()
-    return ScalingLaw(floor, size, center[0].item(), data, center[1].item())
-
-
-def solve(exponents: Tensor, n: Tensor, d: Tensor, loss: Tensor) -> tuple[Tensor, Tensor]:
-    """For every pair of exponents (G, 2): the least squared error (G,) and its constants E, A, B (G, 3)."""
-    a, b = exponents.unsqueeze(-1).unbind(1)  # (G, 1)
-    terms = torch.stack([(n / n).expand(len(a), -1), n**-a, d**-b], -1) / loss.unsqueeze(-1)  # (G, R, 3)
-    scale = terms.norm(dim=1, keepdim=True)  # columns of equal norm: powers of 10⁹ are tiny
-    ones = terms.new_ones(len(a), len(n), 1)
-    constants = torch.linalg.lstsq(terms / scale, ones).solution  # (G, 3, 1)
-    errors = (terms / scale @ constants - ones).square().sum((1, 2))
-    negative = (constants < 0).any(1).squeeze(-1)  # the loss would rise with size or data, or fall below zero
-    return errors.masked_fill(negative, torch.inf), (constants.squeeze(-1) / scale.squeeze(1))
