@@ -25,6 +25,7 @@ LABS = {  # name: the number of seeds, unless the user chooses another
     "one-vector-translation": 3,
     "attention-scores": 3,
     "attention-temperature": 3,
+    "missing-mask": 3,
     "ladder": 3,
     "extrapolation": 3,
     "attention-growth": 3,
