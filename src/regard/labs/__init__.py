@@ -29,6 +29,7 @@ LABS = {  # name: the number of seeds, unless the user chooses another
     "ladder": 3,
     "extrapolation": 3,
     "attention-growth": 3,
+    "short-training": 3,
     "long-range": 3,
     "selective-copying": 3,
     "mamba-language": 3,
