@@ -62,6 +62,7 @@ PACKAGES["predictions"] = STORED | {"text", "data", "objectives"}
 PACKAGES["text_generation"] = PACKAGES["text_embedding"] = STORED | {"engine", "text"}
 PACKAGES["agents"] = STORED | {"engine", "text", "retrieval", "text_generation"}
 PACKAGES["server"] |= {"agents"}
+PACKAGES["evals"] |= {"agents", "text_generation"}
 PACKAGES["speech"] = MODELS | {"audio", "engine", "text"}
 PACKAGES["server"] |= {"audio", "speech", "planning"}
 PACKAGES["image_prompts"] = STORED | {"text"}

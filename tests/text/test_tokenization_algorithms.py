@@ -113,3 +113,15 @@ def test_only_byte_level_subwords_represent_every_string() -> None:
         assert count_unknown(tokenizer, "Tom took the Ж") == 1
     byte_level = bpe(PROSE, vocab=320)
     assert byte_level.decode(byte_level.encode("Tom took the Ж")) == "Tom took the Ж"
+
+
+def test_single_digits_are_tokens_in_every_place() -> None:
+    texts = ["347 apples and 347, 3471 or 1347 pears, 47 plums"] * 50
+    whole, single = bpe(texts, 330), bpe(texts, 330, single_digits=True)
+    for text in ("347", " 347", '"347"', "a1347b 3"):
+        tokens = [single.decode_token(id) for id in single.encode(text)]
+        assert (
+            all(token.isdigit() <= (len(token) == 1) for token in tokens) and single.decode(single.encode(text)) == text
+        )
+        assert [token for token in tokens if token.isdigit()] == [char for char in text if char.isdigit()]
+    assert len(whole.encode(" 347")) < len(single.encode(" 347"))

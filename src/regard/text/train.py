@@ -37,8 +37,11 @@ def character(texts: Iterable[str], special_tokens: Sequence[str] = ()) -> Token
     return with_special_tokens(core, special_tokens)
 
 
-def bpe(texts: Iterable[str], vocab: int, special_tokens: Sequence[str] = ()) -> Tokenizer:
-    """`vocab` counts all tokens: the special tokens, the 256 bytes and the merges learned from the texts."""
+def bpe(texts: Iterable[str], vocab: int, special_tokens: Sequence[str] = (), single_digits: bool = False) -> Tokenizer:
+    """`vocab` counts all tokens: the special tokens, the 256 bytes and the merges learned from the texts.
+
+    single_digits: every digit is a token, as in Llama and Qwen2, so that a number has the same tokens everywhere.
+    """
     special = [*SPECIAL_TOKENS, *special_tokens]
     minimum = 256 + len(special)
     if vocab < minimum:
@@ -46,7 +49,9 @@ def bpe(texts: Iterable[str], vocab: int, special_tokens: Sequence[str] = ()) ->
             f"vocab={vocab} is less than the {minimum} bytes and special tokens; choose at least {minimum}"
         )
     core = tokenizers.Tokenizer(models.BPE())
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    words = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    core.pre_tokenizer = pre_tokenizers.Sequence([digits, words]) if single_digits else words
     core.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(

@@ -133,12 +133,17 @@ class Vocabulary(Spec):
     size: int = 512  # vocabulary of bpe, including special tokens and bytes
     documents: int = 2000  # number of examples for training bpe, or for the characters of an endless source
     path: str | None = None  # for by="folder": a folder with a tokenizer.json
+    single_digits: bool = False  # bpe: every digit is a token, so that numbers can be copied and compared by digit
 
     def check(self) -> None:
         require(self.by != "folder" or self.path is not None, "tokenizer: by='folder' needs a path; set tokenizer.path")
         require(
             self.by == "folder" or self.path is None,
             f"tokenizer: by={self.by!r} does not read path={self.path!r}; set tokenizer.by=folder, or remove the path",
+        )
+        require(
+            self.by == "bpe" or not self.single_digits,
+            f"tokenizer: by={self.by!r} has single digits already, or its own; remove single_digits",
         )
         require(self.documents > 0, f"tokenizer: documents={self.documents} must be positive")
 
@@ -161,7 +166,7 @@ class Vocabulary(Spec):
             return Tokenizer.load(self.path or "")
         if self.by == "bpe":
             examples = islice(first_epoch(splits.train, self.documents), self.documents)
-            return bpe(chain.from_iterable(map(strings_of, examples)), self.size, special_tokens)
+            return bpe(chain.from_iterable(map(strings_of, examples)), self.size, special_tokens, self.single_digits)
         # a character may occur only in held-out examples
         parts = [first_epoch(split, self.documents) for split in splits if split is not None]
         return character(chain.from_iterable(map(strings_of, chain.from_iterable(parts))), special_tokens)

@@ -35,6 +35,7 @@ from regard.data.world.levels import LEVELS
 from regard.data.world.questions import how_many, how_many_people
 from regard.data.world.register_tasks import relevance, sourced
 from regard.data.world.second_language import translate
+from regard.data.world.tool_tasks import tool_trace
 
 SENTENCES = 2  # of a passage
 NEGATIVES = 2
@@ -166,6 +167,7 @@ TASKS: dict[str, Callable[[int, int, str], dict[str, Any]]] = {
     "feedback": feedback,
     "sourced": sourced,
     "relevance": relevance,
+    "tools": tool_trace,
 }
 
 
