@@ -49,7 +49,7 @@ def test_words_find_what_vectors_do_not_know(index: DocumentIndex) -> None:
 
 def test_hybrid_search_adds_the_shares_of_the_largest_scores(index: DocumentIndex) -> None:
     for query in ("barn", "cold water in a barn", "qx 1187"):
-        cosines = dict(index.nearest(embed([query])[0], 50))
+        cosines = dict(index.vectors.nearest(embed([query])[0], 50))
         bm25 = dict(index.matching(query, 50))
         scores = {
             id: max(cosine, 0) / max(cosines.values()) + bm25.get(id, 0) / max(bm25.values())
@@ -61,11 +61,11 @@ def test_hybrid_search_adds_the_shares_of_the_largest_scores(index: DocumentInde
 
 
 def test_the_mean_of_shares_by_hand(index: DocumentIndex) -> None:
-    ids, vectors = index.vectors()
+    ids, vectors = index.vectors.all_vectors()
     vector = vectors[0] / np.linalg.norm(vectors[0])
     first, second, third = (int(id) for id in ids[:3])
     found = hybrid(index, vector, [first], {second: 8.0, third: 2.0})
-    cosines = index.cosines(vector, [first, second, third])
+    cosines = index.vectors.cosines(vector, [first, second, third])
     assert cosines[0] == pytest.approx(1) and np.allclose(cosines, vectors[:3] @ vector)
     shares = [1.0, max(cosines[1], 0) + 1, max(cosines[2], 0) + 0.25]
     assert found == [id for _, id in sorted(zip(shares, (first, second, third), strict=True), reverse=True)]
@@ -108,7 +108,7 @@ def test_the_two_nearest_of_five_vectors_enter_the_prompt(tmp_path: Path) -> Non
     id, _ = index.begin("documents", 1, 1, b"", "line")
     index.add(id, [DocumentChunk(f"text {i}", 100 * i, i, i, ()) for i in range(1, 6)], vectors)
     index.finish(id)
-    found = index.nearest(query, 5)
+    found = index.vectors.nearest(query, 5)
     assert [hit.chunk.text for hit in index.hits([id for id, _ in found])] == [f"text {i}" for i in (1, 2, 3, 5, 4)]
     assert [round(score, 6) for _, score in found] == [1.0, 0.98, 0.46, 0.44, 0.38]
     hits = search(index, "a query", lambda texts: query[None], 2, "vectors")

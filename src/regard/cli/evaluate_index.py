@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from regard.cli.ask import open_chat_model
-from regard.cli.index import IndexArgument, embedder, open_index
+from regard.cli.index import IndexArgument, RerankOption, embedder, open_index, open_reranker
 from regard.cli.open_model import DeviceOption
-from regard.cli.open_reranker import RerankOption, open_reranker
 from regard.find_model import find_model
 
 if TYPE_CHECKING:

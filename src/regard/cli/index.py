@@ -1,6 +1,6 @@
 """`regard index`: documents in one searchable file, for `regard ask`."""
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 DEFAULT_MODEL, DEFAULT_TOKENS, DEFAULT_OVERLAP = "minilm", 192, 32
 SHOWN_SKIPPED = 10
 IndexArgument = Annotated[Path, typer.Argument(metavar="INDEX", help="The file that `regard index` has written.")]
+RerankOption = Annotated[
+    Path | None,
+    typer.Option(help="A cross-encoder, which reads each of the best results with the question and orders them."),
+]
 
 
 def index(
@@ -120,6 +124,22 @@ def open_index(path: Path, device: str) -> "tuple[DocumentIndex, LanguageModel]"
     if fingerprint_model(llm.folder) != index.settings.fingerprint:
         raise DocumentIndexError(f"{name} has other weights than those that made {path}; make the index again")
     return index, llm
+
+
+def open_reranker(name: Path, device: str) -> Callable[[str, Sequence[str]], list[float]]:
+    """The scores of texts for a query. ValueError if the model is not a cross-encoder."""
+    find_model(name)  # before torch is imported: a mistyped name is refused at once
+    from regard.load_model import load
+    from regard.models.encoder import EncoderModule
+    from regard.models.heads import Classification
+
+    llm = load(name, device)
+    head = llm.model.spec.head if isinstance(llm.model, EncoderModule) else None
+    if not isinstance(head, Classification) or head.labels != 1:
+        raise ValueError(
+            f"--rerank {name}: this model gives no score for a pair of texts; train one: regard train reranker"
+        )
+    return lambda query, texts: [prediction.value for prediction in llm.classify([(query, text) for text in texts])]
 
 
 def starts_of(llm: "LanguageModel") -> "Callable[[str], list[int]]":

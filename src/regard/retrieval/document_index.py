@@ -2,11 +2,10 @@
 
     files       path, size, time of change, digest, and whether all chunks of the file are stored
     chunks      text, lines, section                 words     of chunks, for BM25 (FTS5)
-    vectors     of chunks, float32, of length 1
+    vectors     of chunks (vector_table.py)
 
 A batch of chunks is one transaction, and a file is searched once it is complete: a killed process loses at most a
-batch, and the next one continues after it. Vectors are compared exactly, by one product with all of them. SQLite and
-FTS5 are in Python's standard library.
+batch, and the next one continues after it. SQLite and FTS5 are in Python's standard library.
 """
 
 import fcntl
@@ -22,6 +21,8 @@ from typing import NamedTuple
 import numpy as np
 
 from regard.retrieval.chunks import DocumentChunk
+from regard.retrieval.vector_table import SCHEMA as VECTORS
+from regard.retrieval.vector_table import VectorTable
 
 APPLICATION_ID = 0x72656701  # in the header of the file: an index of regard, format 1
 SECTION_SEPARATOR = "\x1f"
@@ -36,7 +37,6 @@ CREATE TABLE chunks(
     first INTEGER NOT NULL, last INTEGER NOT NULL, section TEXT NOT NULL, text TEXT NOT NULL
 );
 CREATE INDEX chunks_of_file ON chunks(file);
-CREATE TABLE vectors(chunk INTEGER PRIMARY KEY REFERENCES chunks ON DELETE CASCADE, vector BLOB NOT NULL);
 CREATE VIRTUAL TABLE words USING fts5(
     text, section, content=chunks, content_rowid=id, tokenize="porter unicode61 remove_diacritics 2"
 );
@@ -92,7 +92,7 @@ class DocumentIndex:
             self.prepare(create)
         except sqlite3.DatabaseError as error:
             raise DocumentIndexError(f"{path} is not an index, or is damaged: {error}") from None
-        self.matrix: tuple[int, np.ndarray, np.ndarray] | None = None  # version of the data, ids (N,), vectors (N, D)
+        self.vectors = VectorTable(self.database, self.settings.dim)
 
     def prepare(self, create: IndexSettings | None) -> None:
         run = self.database.execute
@@ -106,7 +106,7 @@ class DocumentIndex:
         if not tables:
             assert create is not None
             with self.transaction():
-                for statement in split_statements(SCHEMA):
+                for statement in split_statements(SCHEMA + VECTORS):
                     run(statement)
                 self.database.executemany("INSERT INTO settings VALUES (?, ?)", asdict(create).items())
                 run(f"PRAGMA application_id = {APPLICATION_ID}")
@@ -183,17 +183,22 @@ class DocumentIndex:
 
     def add(self, file: int, chunks: Sequence[DocumentChunk], vectors: np.ndarray) -> None:
         """Store chunks of a file with their vectors (N, D), of length 1."""
-        if vectors.shape != (len(chunks), self.settings.dim):
-            raise ValueError(f"vectors have the shape {vectors.shape}, not {(len(chunks), self.settings.dim)}")
-        if not np.isfinite(vectors).all():
-            raise ValueError("some vectors are not finite; the model cannot embed these chunks")
         with self.transaction():
-            for chunk, vector in zip(chunks, vectors.astype(np.float32), strict=True):
+            ids = []
+            for chunk in chunks:
                 cursor = self.database.execute(
                     "INSERT INTO chunks(file, start, first, last, section, text) VALUES (?, ?, ?, ?, ?, ?)",
                     [file, chunk.start, chunk.first, chunk.last, SECTION_SEPARATOR.join(chunk.section), chunk.text],
                 )
-                self.database.execute("INSERT INTO vectors VALUES (?, ?)", [cursor.lastrowid, vector.tobytes()])
+                assert cursor.lastrowid is not None
+                ids.append(cursor.lastrowid)
+            self.vectors.add(ids, vectors)
+
+    def build_cells(self) -> None:
+        """Divide the vectors into cells, if there are many (vector_table.py)."""
+        if self.vectors.needs_cells():
+            with self.transaction():
+                self.vectors.build_cells()
 
     def finish(self, file: int) -> None:
         """The file is complete; it replaces an earlier version."""
@@ -211,39 +216,6 @@ class DocumentIndex:
             self.database.execute("DELETE FROM files WHERE path = ?", [path])
 
     # Search
-
-    def nearest(self, vector: np.ndarray, count: int) -> list[tuple[int, float]]:
-        """(chunk, cosine) of the chunks with the largest cosine to a vector (D,) of length 1."""
-        ids, vectors = self.vectors()
-        if not len(ids) or count < 1:
-            return []
-        scores = vectors @ vector.astype(np.float32)  # (N,)
-        count = min(count, len(ids))
-        best = np.argpartition(-scores, count - 1)[:count]
-        best = best[np.lexsort((ids[best], -scores[best]))]
-        return [(int(ids[i]), float(scores[i])) for i in best]
-
-    def cosines(self, vector: np.ndarray, chunks: Sequence[int]) -> list[float]:
-        """Of a vector (D,) of length 1 and the vectors of these chunks."""
-        ids, vectors = self.vectors()
-        return (vectors[np.searchsorted(ids, chunks)] @ vector.astype(np.float32)).tolist()
-
-    def vectors(self) -> tuple[np.ndarray, np.ndarray]:
-        """The ids (N,), ascending, and vectors (N, D) of all chunks, read again if the index has changed."""
-        changes, (other,) = self.database.total_changes, self.database.execute("PRAGMA data_version").fetchone()
-        version = changes << 32 | other
-        if self.matrix is None or self.matrix[0] != version:
-            (count,) = self.database.execute("SELECT count(*) FROM vectors").fetchone()
-            ids, vectors = np.empty(count, np.int64), np.empty((count, self.settings.dim), np.float32)
-            rows = self.database.execute(
-                "SELECT chunk, vector FROM files JOIN chunks ON file = files.id JOIN vectors ON chunk = chunks.id "
-                "WHERE complete ORDER BY chunk"
-            )
-            size = 0
-            for size, (id, vector) in enumerate(rows, 1):
-                ids[size - 1], vectors[size - 1] = id, np.frombuffer(vector, np.float32)
-            self.matrix = version, ids[:size], vectors[:size]
-        return self.matrix[1:]
 
     def matching(self, query: str, count: int) -> list[tuple[int, float]]:
         """(chunk, BM25) of the chunks with words of the query, the highest first."""

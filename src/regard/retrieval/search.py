@@ -1,6 +1,6 @@
 """Search an index: by vectors, by words, or by both.
 
-    vectors    the cosine of the query's vector and those of all chunks, exactly
+    vectors    the cosine of the query's vector and those of the chunks (vector_table.py)
     words      BM25 of the words of the query
     hybrid     ½ cosine / largest cosine + ½ BM25 / largest BM25                Bruch et al. 2022
 
@@ -42,7 +42,7 @@ def search(
         best = [id for id, _ in index.matching(query, candidates)]
     else:
         vector = embed([query])[0]
-        best = [id for id, _ in index.nearest(vector, candidates)]
+        best = [id for id, _ in index.vectors.nearest(vector, candidates)]
         if method == "hybrid":
             best = hybrid(index, vector, best, dict(index.matching(query, candidates)))[:candidates]
     hits = index.hits(best)
@@ -56,7 +56,7 @@ def search(
 def hybrid(index: DocumentIndex, vector: np.ndarray, nearest: Sequence[int], bm25: dict[int, float]) -> list[int]:
     """The chunks of both rankings by the mean of their scores, each as a share of the largest."""
     ids = sorted({*nearest, *bm25})
-    by_vectors = shares(index.cosines(vector, ids))
+    by_vectors = shares(index.vectors.cosines(vector, ids))
     by_words = shares([bm25.get(id, 0.0) for id in ids])
     scores = {id: a + b for id, a, b in zip(ids, by_vectors, by_words, strict=True)}
     return sorted(ids, key=lambda id: (-scores[id], id))

@@ -56,6 +56,7 @@ def update_index(
             except (DocumentError, OSError) as error:
                 update.skipped.append(str(error))
         remove_missing(index, known.keys() - set(map(str, files)), paths, update)
+        index.build_cells()
     progress(len(files), len(files), "", update.chunks)
     return update
 
