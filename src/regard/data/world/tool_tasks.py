@@ -25,7 +25,7 @@ from regard.text.generic_tools import with_generic_tools
 TABLES = ("CREATE TABLE people(name TEXT, place TEXT)", "CREATE TABLE things(name TEXT, place TEXT, price INTEGER)")
 LARGEST_PRICE = 99
 OPERATORS = {"plus": "+", "minus": "-", "times": "*"}
-Call = tuple[str, str]  # the name of a tool, and its only argument
+SolvingCall = tuple[str, str]  # the name of a tool, and its only argument
 
 
 class Facts(NamedTuple):
@@ -49,7 +49,7 @@ class ToolTask(NamedTuple):
     kind: str
     question: str
     answer: str
-    calls: tuple[Call, ...]  # that solve it, with their
+    calls: tuple[SolvingCall, ...]  # that solve it, with their
     results: tuple[str, ...]
     facts: Facts
 
@@ -65,10 +65,10 @@ def tool_task(seed: int, level: int, split: str) -> ToolTask:
     return ToolTask(kind, question, answer, calls, results, facts)
 
 
-Parts = tuple[str, tuple[Call, ...], tuple[str, ...], str]  # question, calls, results, answer
+TaskParts = tuple[str, tuple[SolvingCall, ...], tuple[str, ...], str]  # question, calls, results, answer
 
 
-def arithmetic(world: World, facts: Facts, rng: Random, split: str) -> Parts:
+def arithmetic(world: World, facts: Facts, rng: Random, split: str) -> TaskParts:
     while True:
         word = rng.choice(list(OPERATORS))
         a, b = sorted((number(rng), number(rng)), reverse=True)
@@ -90,23 +90,23 @@ def is_held_out(a: int, word: str, b: int) -> bool:
     return blake2b(f"{a} {word} {b}".encode(), digest_size=1).digest()[0] < 32
 
 
-def place_of_person(world: World, facts: Facts, rng: Random, split: str) -> Parts:
+def place_of_person(world: World, facts: Facts, rng: Random, split: str) -> TaskParts:
     name, place = rng.choice(facts.people)
     return f"Where is {name}?", (selection("place", "people", name),), (f"place\n{place}",), f"the {place}"
 
 
-def place_of_thing(world: World, facts: Facts, rng: Random, split: str) -> Parts:
+def place_of_thing(world: World, facts: Facts, rng: Random, split: str) -> TaskParts:
     name, place, _ = rng.choice(facts.things)
     return f"Where is the {name}?", (selection("place", "things", name),), (f"place\n{place}",), f"the {place}"
 
 
-def price(world: World, facts: Facts, rng: Random, split: str) -> Parts:
+def price(world: World, facts: Facts, rng: Random, split: str) -> TaskParts:
     name, _, value = rng.choice(facts.things)
     wording = rng.choice(("What does the {} cost?", "How much is the {}?"))
     return wording.format(name), (selection("price", "things", name),), (f"price\n{value}",), str(value)
 
 
-def total(world: World, facts: Facts, rng: Random, split: str) -> Parts:
+def total(world: World, facts: Facts, rng: Random, split: str) -> TaskParts:
     name, _, value = rng.choice(facts.things)
     count = rng.randint(2, 99)
     calls = (selection("price", "things", name), calculation(f"{count} * {value}"))
@@ -114,7 +114,7 @@ def total(world: World, facts: Facts, rng: Random, split: str) -> Parts:
     return f"What is {count} times the price of the {name}?", calls, results, results[1]
 
 
-KINDS: dict[str, Callable[[World, Facts, Random, str], Parts]] = {
+KINDS: dict[str, Callable[[World, Facts, Random, str], TaskParts]] = {
     "arithmetic": arithmetic,
     "place of a person": place_of_person,
     "place of a thing": place_of_thing,
@@ -123,11 +123,11 @@ KINDS: dict[str, Callable[[World, Facts, Random, str], Parts]] = {
 }
 
 
-def calculation(expression: str) -> Call:
+def calculation(expression: str) -> SolvingCall:
     return "calculator", expression
 
 
-def selection(column: str, table: str, name: str) -> Call:
+def selection(column: str, table: str, name: str) -> SolvingCall:
     return "sql", f"SELECT {column} FROM {table} WHERE name = '{name}'"
 
 
