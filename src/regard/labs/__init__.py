@@ -49,6 +49,8 @@ LABS = {  # name: the number of seeds, unless the user chooses another
     "attention-collapse": 3,
     "maps-and-reasons": 3,
     "syntax-heads": 3,
+    "forced-temperature": 3,
+    "stored-facts": 3,
     "update-rank": 3,
     "lora-rates": 3,
     "lora-capacity": 3,
