@@ -30,6 +30,7 @@ LABS = {  # name: the number of seeds, unless the user chooses another
     "extrapolation": 3,
     "attention-growth": 3,
     "short-training": 3,
+    "scaled-rope": 3,
     "long-range": 3,
     "selective-copying": 3,
     "mamba-language": 3,
