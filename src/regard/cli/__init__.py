@@ -47,6 +47,7 @@ from regard.cli import (
     predict,
     quantize,
     runs,
+    sample,
     serve,
     speculate,
     sweep,
@@ -119,6 +120,7 @@ app.command("feedback answer")(feedback.answer)
 app.command("feedback revise")(feedback.revise)
 app.command("feedback label")(feedback.label)
 app.command("predict")(predict.predict)
+app.command("sample")(sample.sample)
 app.command("transcribe")(transcribe.transcribe)
 app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
