@@ -48,6 +48,7 @@ from regard.cli import (
     quantize,
     runs,
     sample,
+    scale,
     serve,
     speculate,
     sweep,
@@ -104,6 +105,7 @@ app.command("tune", context_settings=ACCEPT_OVERRIDES)(tune.tune)
 app.command("pipeline")(pipeline.pipeline)
 app.command("lr-find", context_settings=ACCEPT_OVERRIDES)(lr_find.lr_find)
 app.command("sweep", context_settings=ACCEPT_OVERRIDES)(sweep.sweep)
+app.command("scale", context_settings=ACCEPT_OVERRIDES)(scale.scale)
 app.command("runs")(runs.runs)
 app.command("runs show")(runs.show)
 app.command("runs compare")(runs.compare)

@@ -98,13 +98,7 @@ def new_sweep(
 
 
 def run_sweep(sweep: "Sweep", jobs: int, ray: bool, as_json: bool) -> None:
-    from rich.console import Console
-
-    console = Console(stderr=True)
-
-    def note(text: str) -> None:
-        console.print(text, highlight=False, markup=False, soft_wrap=True)
-
+    note = stderr_note()
     start = ray_tasks(sweep.device, sweep.folder) if ray else processes(jobs, sweep.folder)
     note(f"{len(sweep.trials)} trials in {sweep.path}, {'on Ray' if ray else f'{jobs} at a time'}")
     completed = sweep.run(start, len(sweep.trials) if ray else jobs, note)
@@ -113,6 +107,14 @@ def run_sweep(sweep: "Sweep", jobs: int, ray: bool, as_json: bool) -> None:
         note(f"stopped; to continue: regard sweep --resume {sweep.path}")
         raise typer.Exit(130)
     raise typer.Exit(0 if all(trial.state == "finished" for trial in sweep.trials) else 1)
+
+
+def stderr_note() -> "Callable[[str], None]":
+    """Prints lines to the error output, so that results can be piped."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    return lambda text: console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def report(sweep: "Sweep", as_json: bool, note: Callable[[str], None]) -> None:
