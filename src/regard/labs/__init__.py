@@ -31,6 +31,7 @@ LABS = {  # name: the number of seeds, unless the user chooses another
     "attention-growth": 3,
     "short-training": 3,
     "scaled-rope": 3,
+    "exact-distance": 3,
     "long-range": 3,
     "selective-copying": 3,
     "mamba-language": 3,
