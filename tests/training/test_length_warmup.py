@@ -37,6 +37,7 @@ def test_a_cut_batch_has_the_losses_of_its_parts() -> None:
     assert cut_rows(batch, 1) is batch
 
 
+@pytest.mark.ledger("long.progressive")
 def test_training_with_a_length_warmup_resumes_exactly(tmp_path: Path) -> None:
     settings = replace(SETTINGS, steps=5, save_every=2, length_warmup=3, accumulate=2)
     trainer(tmp_path / "whole", settings).train()

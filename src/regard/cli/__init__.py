@@ -25,6 +25,7 @@ from regard.cli import (
     doctor,
     evaluate,
     evaluate_index,
+    evaluate_long,
     evaluate_tools,
     export,
     feedback,
@@ -117,6 +118,7 @@ app.command("data prepare", context_settings=ACCEPT_OVERRIDES)(data.prepare)
 app.command("eval", context_settings=ACCEPT_OVERRIDES)(evaluate.evaluate)
 app.command("eval index")(evaluate_index.evaluate_index)
 app.command("eval tools")(evaluate_tools.evaluate_tools)
+app.command("eval long")(evaluate_long.evaluate_long)
 app.command("compare")(compare.compare)
 app.command("feedback answer")(feedback.answer)
 app.command("feedback revise")(feedback.revise)
