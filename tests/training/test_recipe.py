@@ -69,7 +69,7 @@ def test_an_index_of_a_list_is_a_number_below_its_length(key: str) -> None:
     ("tables", "message"),
     [
         ({"from": 5, "model": {}}, "from=5 is not the path or the name of a model"),
-        ({"model": {"kind": [7]}}, "no kind [7]; choose one of decoder, dual_encoder, eagle, encoder"),
+        ({"model": {"kind": [7]}}, "no kind [7]; choose one of autoencoder, decoder, dual_encoder"),
         ({"model": {"kind": "encoder_decoder", "source": 5, "target": 5}}, "source: expected"),
         ({"data": {"seed": -1}}, "seed=-1 must not be negative"),
         ({"tokenizer": {"by": "byte", "path": "folder"}}, "by='byte' does not read path='folder'"),
