@@ -75,6 +75,7 @@ LABS = {  # name: the number of seeds, unless the user chooses another
     "preference-tuning": 3,
     "rank-one-rl": 3,
     "specialist": 3,
+    "scaling-laws": 3,
 }
 
 
