@@ -39,8 +39,6 @@ LABS = {  # name: the number of seeds, unless the user chooses another
     "scaled-rope": 3,
     "exact-distance": 3,
     "without-positions": 3,
-    "shuffled-patches": 3,
-    "wrong-bets": 3,
     "windows": 3,
     "long-range": 3,
     "selective-copying": 3,
