@@ -27,6 +27,7 @@ CONTENTS = ("tokens", "targets", "labels", "source", "images")  # independent of
 BY_TOKEN, BY_BATCH = (
     [name for name in CASES if getattr(OBJECTIVES[name], "scope", "token") == scope] for scope in ("token", "batch")
 )
+ONE_PROCESS = ("gan", "gan_generator", "gan_wasserstein")  # training_run.py refuses a GAN in several processes
 PARALLEL = {"ddp": Parallel(replicate=2, shard=1), "fsdp": Parallel()}
 
 
@@ -72,7 +73,7 @@ def test_micro_batches_take_the_step_of_the_whole_batch(name: str, accumulate: i
 
 
 def check_splits(processes: Processes) -> None:
-    for name in BY_TOKEN:
+    for name in [name for name in BY_TOKEN if name not in ONE_PROCESS]:
         for accumulate in (1, 4):
             assert max(largest_errors(name, processes, accumulate)) <= TOLERANCE, (name, accumulate)
 
