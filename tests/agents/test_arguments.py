@@ -7,6 +7,7 @@ import jsonschema_rs
 import pytest
 
 from regard.agents.arguments import violation
+from regard.agents.tool import AgentTool, Toolbox, ToolFailure
 from tests.engine.random_schemas import VALUES, random_schema
 
 SCHEMA = {
@@ -42,6 +43,24 @@ SCHEMA = {
 )
 def test_violations_are_named(arguments: Any, wrong: str | None) -> None:
     assert violation(arguments, SCHEMA) == wrong
+
+
+def test_patterns_are_not_tried_on_long_strings() -> None:
+    assert violation({"city": "a", "tags": ["x" * 1000]}, SCHEMA) is None
+    assert violation({"city": "a", "tags": ["x" * 1001]}, SCHEMA) == (
+        "tags[0] must match ^[a-z]+$, and has more than 1,000 characters"
+    )
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"pattern": "("}, {"type": 3}, {"maxLength": "5"}, {"enum": 7}, {"allOf": 1}, {"$ref": 4}]
+)
+def test_a_tool_with_an_invalid_schema_cannot_be_called(wrong: dict[str, Any]) -> None:
+    """A server may send anything as a schema; the loop goes on."""
+    schema = {"type": "object", "properties": {"text": wrong}}
+    box = Toolbox([AgentTool("echo", "", schema, lambda arguments: arguments["text"])])
+    with pytest.raises(ToolFailure, match="echo cannot be called: its schema is invalid"):
+        box.run("echo", {"text": "a"})
 
 
 def test_equal_to_another_library() -> None:

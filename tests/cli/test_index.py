@@ -140,6 +140,11 @@ def test_a_cross_encoder_orders_the_results(registered: Path, cross_encoder: Pat
 def test_mistakes_of_measuring_are_refused(registered: Path, demo_run: Path, tmp_path: Path) -> None:
     questions, index = registered / "register" / "questions.jsonl", registered / "my.index"
     assert "exists; choose another" in str(regard("data", "register", "--out", registered / "register").exception)
+    for option in ("--sources", "--max-new"):
+        refused = regard("eval", "index", index, questions, option, 3).exception
+        assert "--sources and --max-new are of the answers; add --model" in str(refused)
+    refused = regard("eval", "index", index, questions, "--model", demo_run, "--max-new", 200, "--count", 1).exception
+    assert "no source fits into the" in str(refused)
     refused = regard("eval", "index", index, questions, "--rerank", demo_run).exception
     assert "gives no score for a pair of texts; train one: regard train reranker" in str(refused)
     (tmp_path / "q.jsonl").write_text('{"question": "Who?", "path": "a.md"}')

@@ -67,6 +67,7 @@ def test_a_picture_is_written(run: str, options: tuple, runs: Path, tmp_path: Pa
         ("points", ("--anomalies",), "a gan has no encoder, so it reconstructs nothing"),
         ("values", ("--map",), "has codes of 3 numbers for examples of the shape (2,)"),
         ("vae", ("--map", "--anomalies"), "are three pictures; give one of them"),
+        ("vae", ("--data", "pictures"), "--data has the examples of --map and --anomalies; add one of them"),
         ("vae", ("--out", "a.jpg"), "is not a .png file"),
         ("vae/ema", (), "vae/ema"),
     ],

@@ -105,6 +105,12 @@ def test_wrong_usage_is_refused(tmp_path: Path) -> None:
     assert regard("scale", "llama").exit_code == 2
     assert regard("scale", "llama", *GRID, "--budget", 5).exit_code == 2
     assert regard("scale", "--resume", tmp_path, "--sizes", "1,2,3").exit_code == 2
+    (tmp_path / "runs.csv").write_text("parameters,tokens,loss\n")
+    for option in (("--seeds", 2), ("--lr-power", 1), ("--device", "cpu"), ("--jobs", 2), ("--ray",)):
+        refused = regard("scale", "--fit", tmp_path / "runs.csv", *option)
+        assert refused.exit_code == 2 and f"{option[0]} has no effect with --fit" in refused.output
+    refused = regard("scale", "--resume", tmp_path, "--seeds", 2)
+    assert refused.exit_code == 2 and "--seeds has no effect with --resume" in refused.output
     few = regard("scale", "llama", "--sizes", "32,64", "--tokens", "100k,200k", "--out", tmp_path / "s")
     assert "2 sizes and 2 token counts cannot determine a law" in str(few.exception)
     assert "not a positive number" in str(regard("scale", "--fit", tmp_path / "x.json", "--compute", 0).exception)

@@ -39,6 +39,7 @@ def test_a_perfect_and_a_short_sighted_reader() -> None:
     asked: list[int] = []
     blind = measure_context(lambda questions: ["?"] * len(questions), words, *options, on_progress=asked.append)
     assert all(cell.correct == 0 for cell in blind.cells) and sum(asked) == 3 * 4 * 6
+    assert blind.effective_length is None and blind.verdict.startswith("no effective length: 0% of the answers")
     longest = measure_context(reads_the_last(60), words, (50, 400), (0.0, 1.0), ("needle",), 12)
     accuracy = {(cell.length, cell.depth): cell.accuracy for cell in longest.cells}
     assert accuracy[50, 0.0] == accuracy[50, 1.0] == accuracy[400, 1.0] == 1 and accuracy[400, 0.0] < 0.7
@@ -51,6 +52,10 @@ def test_the_effective_length_ends_where_accuracy_falls() -> None:
     assert report(20, 17, 17).effective_length == 400
     assert report(20, 16, 20).effective_length == 100  # a recovery does not count
     assert report(10, 9, 8).effective_length == 200
+    assert report(9, 9, 9).effective_length is None
+    assert report(20, 17, 5).verdict == (
+        "effective length: 200 tokens; up to it, the model keeps 85% of its accuracy at 100 tokens (100%)"
+    )
     two = LongReport((*report(20).cells, LongCell("hops", 100, 0.5, 10, 20)))
     assert two.accuracy(100) == 0.75 and two.accuracy(100, "hops") == 0.5
 
@@ -59,7 +64,7 @@ def test_the_report_has_a_picture_and_all_numbers(tmp_path: Path) -> None:
     report = measure_context(reads_the_last(60), words, (100, 200), (0.0, 1.0), ("needle", "count"), 2)
     write_long_report(report, "a <model>", tmp_path / "out")
     written = json.loads((tmp_path / "out" / "long.json").read_text())
-    assert len(written["cells"]) == 6 and written["effective_length"] in (100, 200)
+    assert len(written["cells"]) == 6 and written["effective_length"] == report.effective_length
     page = (tmp_path / "out" / "report.html").read_text()
     assert (
         "a &lt;model&gt;" in page and "data:image/png" in page and (tmp_path / "out" / "heat-maps.png").stat().st_size
@@ -78,6 +83,7 @@ def test_a_model_is_measured_by_the_command(demo_run: Path, tmp_path: Path) -> N
         ("--depths", "0,2"): "--depths 2.0 is not between 0 and 1",
         ("--lengths", "many"): "is not a list of numbers",
         ("--lengths", "4096"): "use at most",
-        ("--lengths", "20"): "is shorter than the",
+        ("--lengths", "5000,20"): "use at most",
+        ("--lengths", "20,400"): "the question alone takes",
     }.items():
         assert message in str(regard("eval", "long", demo_run, *wrong, "--count", 1).exception)

@@ -143,3 +143,10 @@ def test_wrong_vectors_are_refused() -> None:
         table.add([1], np.zeros((2, 3)))
     with pytest.raises(ValueError, match="not finite"):
         table.add([1], np.full((1, DIM), np.nan))
+
+
+def test_a_chunk_that_was_removed_meanwhile_has_no_cosine(tmp_path: Path) -> None:
+    vectors = clustered(3, 1)
+    index = index_of(tmp_path / "index", vectors)
+    first, *_ = (id for id, _ in index.vectors.nearest(vectors[0], 1))
+    assert index.vectors.cosines(vectors[0], [first, 99]) == [pytest.approx(1), 0.0]

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 MAX_DEPTH = 32
+MAX_MATCHED = 1000  # characters: a pattern may take time that grows fast with the length
 KINDS: dict[str, type | tuple[type, ...]] = {
     "string": str, "integer": int, "number": (int, float), "object": dict, "array": list, "boolean": bool,
     "null": type(None),
@@ -80,9 +81,11 @@ def wrong_value(value: Any, schema: Mapping[str, Any], name: str) -> str | None:
     if "enum" in schema and not any(equal(value, each) for each in schema["enum"]):
         return f"{name}={shown(value)} must be one of {', '.join(map(shown, schema['enum']))}"
     pattern = schema.get("pattern")
-    if pattern is not None and isinstance(value, str) and len(value) < 1000 and not re.search(pattern, value):
-        return f"{name}={shown(value)} must match {pattern}"
-    return None
+    if pattern is None or not isinstance(value, str):
+        return None
+    if len(value) > MAX_MATCHED:
+        return f"{name} must match {pattern}, and has more than {MAX_MATCHED:,} characters"
+    return None if re.search(pattern, value) else f"{name}={shown(value)} must match {pattern}"
 
 
 def equal(a: Any, b: Any) -> bool:

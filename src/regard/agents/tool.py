@@ -69,6 +69,10 @@ class Toolbox:
         tool = self.tools.get(name)
         if tool is None:
             raise ToolFailure(f"there is no tool {name!r}; the tools are {', '.join(self.names)}")
-        if (wrong := violation(arguments, tool.parameters)) is not None:
+        try:
+            wrong = violation(arguments, tool.parameters)
+        except (re.error, TypeError, ValueError, AttributeError) as error:  # a schema that is not one, from a server
+            raise ToolFailure(f"{name} cannot be called: its schema is invalid ({error})") from error
+        if wrong is not None:
             raise ToolFailure(f"the arguments of {name} are invalid: {wrong}")
         return tool.run(arguments)

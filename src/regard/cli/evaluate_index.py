@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from regard.retrieval.quality import LabelledQuestion
 
 BATCH = 16  # questions that a model answers at once
+SPARE = 8  # tokens, for other borders of tokens where texts meet
+DEFAULT_SOURCES, DEFAULT_MAX_NEW = 4, 64
 
 
 def evaluate_index(
@@ -30,8 +32,12 @@ def evaluate_index(
     model: Annotated[
         Path | None, typer.Option(help="A chat model that answers the questions, with and without sources.")
     ] = None,
-    sources: Annotated[int, typer.Option(min=1, max=100, help="Chunks in the prompt of the model.")] = 4,
-    max_new: Annotated[int, typer.Option(min=1, help="Generate at most this many tokens per answer.")] = 64,
+    sources: Annotated[
+        int | None, typer.Option(min=1, max=10, help=f"Chunks in a prompt of --model; by default {DEFAULT_SOURCES}.")
+    ] = None,
+    max_new: Annotated[
+        int | None, typer.Option(min=1, help=f"Tokens of an answer of --model, at most; by default {DEFAULT_MAX_NEW}.")
+    ] = None,
     count: Annotated[int | None, typer.Option(min=1, help="Only the first questions.")] = None,
     device: DeviceOption = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -50,6 +56,8 @@ def evaluate_index(
       regard eval index register.index register/questions.jsonl
       regard eval index register.index register/questions.jsonl --rerank runs/reranker --model runs/reader
     """
+    if model is None and (sources, max_new) != (None, None):
+        raise ValueError("--sources and --max-new are of the answers; add --model, or leave them out")
     for name in (rerank, model):
         if name is not None:
             find_model(name)  # before torch is imported: a mistyped name is refused at once
@@ -81,9 +89,11 @@ def evaluate_index(
             llm = open_chat_model(model, device)
             llm.rows = BATCH
             task = bar.add_task("answers", total=2 * len(asked))
-            best = [hits[:sources] for hits in found]
+            best = [hits[: sources or DEFAULT_SOURCES] for hits in found]
             for name, given in {"answers": best, "without_sources": [[] for _ in asked]}.items():
-                result[name] = grade_answers(llm, asked, given, max_new, lambda: bar.advance(task, BATCH))
+                result[name] = grade_answers(
+                    llm, asked, given, max_new or DEFAULT_MAX_NEW, lambda: bar.advance(task, BATCH)
+                )
     print(json.dumps(result) if as_json else format_result(result))
 
 
@@ -115,13 +125,20 @@ def grade_answers(
     from regard.text.source_prompt import cited_sources, question_messages
 
     correct, cited, outputs = 0, 0, []
-    budget = llm.engine.capacity - max_new - 128  # for the question and the instructions
     for start in range(0, len(questions), BATCH):
         batch = questions[start : start + BATCH]
         sources = [
-            choose_sources(hits, lambda prompt: len(llm.tokenizer.encode(prompt)), budget)
-            for hits in found[start : start + BATCH]
+            choose_sources(
+                hits, lambda prompt: len(llm.tokenizer.encode(prompt)), budget_of(llm, question.text, max_new)
+            )
+            for question, hits in zip(batch, found[start : start + BATCH], strict=True)
         ]
+        for question, hits, given in zip(batch, found[start : start + BATCH], sources, strict=True):
+            if hits and not given:
+                raise ValueError(
+                    f"no source fits into the {llm.engine.capacity} tokens of the model beside the question "
+                    f"{question.text!r} and --max-new {max_new}; index smaller chunks, or use a longer context"
+                )
         prompts = [question_messages(question.text, given) for question, given in zip(batch, sources, strict=True)]
         answers = llm.chat(prompts, max_new=max_new, temperature=0)
         for question, given, answer in zip(batch, sources, answers, strict=True):
@@ -132,6 +149,13 @@ def grade_answers(
             outputs.append({"question": question.text, "answer": question.answer, "output": answer.strip()})
         advance()
     return {"correct": correct / len(questions), "correct_and_cited": cited / len(questions), "outputs": outputs}
+
+
+def budget_of(llm: "LanguageModel", question: str, max_new: int) -> int:
+    """The tokens that a prompt has for its sources."""
+    from regard.text.source_prompt import question_messages
+
+    return llm.engine.capacity - max_new - len(llm.encode_chat(question_messages(question, ()))) - SPARE
 
 
 def format_result(result: dict[str, Any]) -> str:

@@ -49,8 +49,8 @@ def evaluate_long(
     count     how many people are in a place, each named once
 
     The filler is people who walk from place to place. The effective length is the largest up to which the model keeps
-    85 % of its accuracy at the shortest length. Chat models are asked in their chat template, others by a line
-    `Answer:` after the question.
+    85 % of its accuracy at the shortest length; a model with less than 50 % there has none. Chat models are asked in
+    their chat template, others by a line `Answer:` after the question.
 
     \b
     Examples:
@@ -72,13 +72,8 @@ def evaluate_long(
 
     llm = open_model(model, device, context)
     llm.rows = rows
-    longest = llm.engine.capacity - ANSWER
-    found_lengths = found_lengths or doubled(SHORTEST, longest)
-    if max(found_lengths) > longest:
-        raise ValueError(
-            f"--lengths {max(found_lengths)}: {model} reads {llm.engine.capacity} tokens, of which the answer takes "
-            f"{ANSWER}; use at most {longest}, or a larger --context"
-        )
+    found_lengths = found_lengths or doubled(SHORTEST, llm.engine.capacity - ANSWER)
+    check_lengths(llm, found_lengths)
     cells = sum(1 if task in WITHOUT_DEPTH else len(found_depths) for task in chosen)
     total = count * cells * len(found_lengths)
     with Progress(console=Console(stderr=True), transient=True) as bar:
@@ -114,6 +109,20 @@ def numbers_of(option: str, value: str, kind: Callable, least: float, most: floa
     if wrong:
         raise ValueError(f"{option} {wrong[0]} is not between {least} and {most}")
     return sorted(set(numbers))
+
+
+def check_lengths(llm: "LanguageModel", lengths: Sequence[int]) -> None:
+    """Before any question is asked: every prompt has room for a text, and the longest leaves room for the answer."""
+    capacity, margin = llm.engine.capacity, margin_of(llm)
+    if max(lengths) > capacity - ANSWER:
+        raise ValueError(
+            f"--lengths {max(lengths)}: the model reads {capacity} tokens, of which the answer takes {ANSWER}; use at "
+            f"most {capacity - ANSWER}, or a larger --context"
+        )
+    if min(lengths) <= margin:
+        raise ValueError(
+            f"--lengths {min(lengths)}: the question alone takes {margin} tokens with this model; use longer prompts"
+        )
 
 
 def doubled(first: int, last: int) -> list[int]:
@@ -157,4 +166,4 @@ def print_report(report: "LongReport") -> None:
             table.add_row(task, place, *(f"{cell.accuracy:.0%}" for cell in cells))
     table.add_row("all", "", *(f"{report.accuracy(length):.0%}" for length in report.lengths))
     Console().print(table)
-    print(f"effective length: {report.effective_length:,} tokens")
+    print(report.verdict)

@@ -49,6 +49,8 @@ def sample(
     find_model(model)  # before torch is imported: a mistyped name is refused at once
     if interpolate + latent_map + anomalies > 1:
         raise typer.BadParameter("--interpolate, --map and --anomalies are three pictures; give one of them")
+    if data is not None and not (latent_map or anomalies):
+        raise typer.BadParameter("--data has the examples of --map and --anomalies; add one of them, or leave it out")
     if out.suffix.lower() != ".png":
         raise typer.BadParameter(f"--out {out} is not a .png file")
     import torch
@@ -79,7 +81,8 @@ def sample(
     with torch.no_grad():
         samples = network.decode(codes.to(weights)).cpu()
     if spec.shape == (2,):
-        sample_plots.point_plot(samples, points_of(model, data), out)
+        examples = held_out(model, None, (2,))[0] if (Path(model) / "checkpoints").is_dir() else None
+        sample_plots.point_plot(samples, examples, out)
     elif len(spec.shape) == 3 and spec.shape[0] in (1, 3):
         columns = STEPS if interpolate else min(count, 2 * round(count**0.5 / 2) or 1)
         sample_plots.image_grid(samples, out, columns)
@@ -158,7 +161,3 @@ def held_out(model: Path, data: Path | None, shape: tuple[int, ...]) -> "tuple[T
         raise ValueError(f"{model} has no held-out examples; give images with --data")
     values = torch.from_numpy(np.stack([values_of(example) for example in examples]))
     return values, [example.get("label", "none") for example in examples]
-
-
-def points_of(model: Path, data: Path | None) -> "Tensor | None":
-    return held_out(model, data, (2,))[0] if (Path(model) / "checkpoints").is_dir() else None

@@ -82,6 +82,11 @@ def scale(
             raise typer.BadParameter("--sizes, --tokens, --budget and overrides belong to a new study with a recipe")
         if resume is not None and out is not None:
             raise typer.BadParameter("--resume names the directory; remove --out")
+        unused = ["seeds", "lr_power", "device"] if fit is None else ["seeds", "lr_power", "device", "jobs", "ray"]
+        for name in unused:
+            if (source := context.get_parameter_source(name)) is not None and source.name == "COMMANDLINE":
+                given = "--resume" if fit is None else "--fit"
+                raise typer.BadParameter(f"--{name.replace('_', '-')} has no effect with {given}; leave it out")
     if any(value <= 0 for value in compute or ()):
         raise ValueError(f"--compute {min(compute or ()):g} is not a positive number of FLOPs")
     if fit is not None:

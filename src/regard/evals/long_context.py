@@ -1,7 +1,8 @@
 """How much of its context a model uses: tasks of long texts (regard/data/world/long_texts.py) by length and depth.
 
 The effective length is the largest up to which a model keeps KEPT of its accuracy at the shortest length, over all
-tasks. An output is correct if the first of the possible answers that it names is the right one.
+tasks; a model that answers fewer than LEAST of the questions at the shortest length has none. An output is correct if
+the first of the possible answers that it names is the right one.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -10,7 +11,7 @@ from typing import Any
 
 from regard.data.world.long_texts import LONG_TASKS, LongQuestion, long_question
 
-KEPT = 0.85
+KEPT, LEAST = 0.85, 0.5
 WITHOUT_DEPTH = ("count",)
 Answers = Callable[[Sequence[LongQuestion]], Sequence[str]]
 
@@ -53,14 +54,29 @@ class LongReport:
         return sum(share(self.select(task=each, length=length)) for each in tasks) / len(tasks)
 
     @property
-    def effective_length(self) -> int:
-        shortest = self.accuracy(self.lengths[0])
-        effective = self.lengths[0]
+    def effective_length(self) -> int | None:
+        shortest, effective = self.accuracy(self.lengths[0]), self.lengths[0]
+        if shortest < LEAST:
+            return None
         for length in self.lengths:
             if self.accuracy(length) < KEPT * shortest:
                 break
             effective = length
         return effective
+
+    @property
+    def verdict(self) -> str:
+        """The effective length in words."""
+        accuracy, shortest = self.accuracy(self.lengths[0]), self.lengths[0]
+        if self.effective_length is None:
+            return (
+                f"no effective length: {accuracy:.0%} of the answers are correct at {shortest:,} tokens already, fewer "
+                f"than {LEAST:.0%}"
+            )
+        return (
+            f"effective length: {self.effective_length:,} tokens; up to it, the model keeps {KEPT:.0%} of its accuracy "
+            f"at {shortest:,} tokens ({accuracy:.0%})"
+        )
 
     def to_json(self) -> dict[str, Any]:
         return {

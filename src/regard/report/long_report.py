@@ -5,7 +5,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from regard.checkpoint.atomic_folder import write_file
-from regard.evals.long_context import KEPT, LongReport
+from regard.evals.long_context import LongReport
 from regard.report.page import Page
 from regard.report.plots import ACCENT, GRID, pyplot
 
@@ -15,11 +15,9 @@ def write_long_report(report: LongReport, model: str, out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     write_file(out / "long.json", json.dumps(report.to_json(), indent=2).encode())
     page = Page(f"How {model} uses a long context")
-    page.text(f"{report.effective_length:,} tokens", "big")
-    page.text(
-        f"is the effective length: up to it, the model keeps {KEPT:.0%} of its accuracy at {report.lengths[0]:,} "
-        "tokens, over all tasks."
-    )
+    effective = report.effective_length
+    page.text("no effective length" if effective is None else f"{effective:,} tokens", "big")
+    page.text(f"{report.verdict}.")
     if find_spec("matplotlib") is None:
         page.text("No plot: matplotlib is not installed (pip install 'regard[plots]').")
     else:

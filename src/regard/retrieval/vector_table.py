@@ -77,10 +77,11 @@ class VectorTable:
         return [id for (id,) in rows]
 
     def cosines(self, vector: np.ndarray, chunks: Sequence[int]) -> list[float]:
-        """Of a vector (D,) of length 1 and the vectors of these chunks."""
+        """Of a vector (D,) of length 1 and the vectors of these chunks; 0 for a chunk that was removed meanwhile."""
         read = "SELECT vector FROM vectors WHERE chunk = ?"
-        rows = [np.frombuffer(self.database.execute(read, [id]).fetchone()[0], np.float32) for id in chunks]
-        return [float(row @ vector.astype(np.float32)) for row in rows]
+        rows = [self.database.execute(read, [id]).fetchone() for id in chunks]
+        vector = vector.astype(np.float32)
+        return [0.0 if row is None else float(np.frombuffer(row[0], np.float32) @ vector) for row in rows]
 
     def all_vectors(self) -> tuple[np.ndarray, np.ndarray]:
         """The chunks (N,) of complete files and their vectors (N, D), read again if the index has changed."""

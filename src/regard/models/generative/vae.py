@@ -3,7 +3,8 @@
     q(z | x) = N(μ(x), σ(x)²)          z = μ + σ ε, ε ~ N(0, I)          x̂ = g(z)
 
 Because the randomness is in ε, gradients reach μ and σ (reparameterization). The objective pulls q(z | x) towards
-N(0, I) (objectives/vae.py), so that decoding z ~ N(0, I) generates new examples; the encoder is not needed for that.
+N(0, I) (objectives/reconstruction.py), so that decoding z ~ N(0, I) generates new examples; the encoder is not
+needed for that.
 """
 
 from dataclasses import dataclass
