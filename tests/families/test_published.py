@@ -69,21 +69,28 @@ LLAMA_PARTS = {"rope", "rmsnorm", "swiglu"}
         pytest.param("Llama-2-7b", LLAMA_PARTS, False, marks=pytest.mark.ledger("fam.llama", "pos.rope.users")),
         pytest.param("Llama-3.1-8B", LLAMA_PARTS | {"llama3"}, False, marks=pytest.mark.ledger("fam.llama")),
         pytest.param("Mistral-7B-v0.1", LLAMA_PARTS | {"window"}, False, marks=pytest.mark.ledger("pos.rope.users")),
-        pytest.param("Qwen3-8B", LLAMA_PARTS, False, marks=pytest.mark.ledger("pos.rope.users")),
+        pytest.param("Qwen3-8B", LLAMA_PARTS, False, marks=pytest.mark.ledger("pos.rope.users", "fam.others")),
         pytest.param(
             "gemma-2-2b",
             {"rope", "rmsnorm", "gated", "window", "causal"},
             False,
-            marks=pytest.mark.ledger("pos.rope.users"),
+            marks=pytest.mark.ledger("pos.rope.users", "fam.others"),
         ),
         pytest.param(
-            "gpt-neox-20b", {"rope", "layernorm", "feedforward"}, True, marks=pytest.mark.ledger("pos.rope.users")
+            "gpt-neox-20b",
+            {"rope", "layernorm", "feedforward"},
+            True,
+            marks=pytest.mark.ledger("pos.rope.users", "fam.others"),
         ),
         pytest.param(
             "DeepSeek-V3",
             LLAMA_PARTS | {"latent_attention", "experts", "yarn"},
             False,
-            marks=pytest.mark.ledger("pos.rope.users"),
+            marks=pytest.mark.ledger("pos.rope.users", "fam.others"),
+        ),
+        pytest.param("falcon-7b", {"rope", "feedforward"}, True, marks=pytest.mark.ledger("fam.others")),
+        pytest.param(
+            "rwkv-4-169m-pile", {"time_mixing", "channel_mixing"}, True, marks=pytest.mark.ledger("fam.others")
         ),
     ],
 )

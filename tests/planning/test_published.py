@@ -55,6 +55,14 @@ def test_every_published_model_can_be_planned(name):
     assert all(isinstance(cell, str) for row in rows(groups(planned)) for cell in row)
 
 
+@pytest.mark.ledger("fam.others")
+def test_palm_has_the_published_number_of_parameters_and_one_key_head():
+    planned = plan(published("palm-540b"))
+    parameters = planned.to_dict()["parameters"]
+    assert round((parameters["total"] - parameters["norm"]) / 1e9, 2) == 540.35  # table 1 of the paper, of the matrices
+    assert planned.attention_shapes == {(48, 1, 256): 118}
+
+
 @pytest.mark.ledger("ffn.params", "norm.rms")
 def test_parameters_of_feedforwards_and_norms_equal_their_formulas():
     assert parameters_of(FeedForward(2048, bias=False), 512) == 2_097_152 == 2 * parameters_of(Attention(8), 512)

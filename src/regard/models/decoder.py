@@ -2,10 +2,10 @@
 
     x = E[tokens] (+ positions)      x = block_n(… block_1(x))      logits = W_head norm(x)
 
-GPT, Llama and hybrids of attention and recurrence differ in their blocks. `ahead` blocks each take the stack's output
-and share its norm and head: the i-th predicts the token i positions after the next (Gloeckle et al. 2024), for training
-and speculative decoding. The embedding may be narrower than the stack, with a projection at the input and one at the
-output (`embedding_dim`: Lan et al. 2020, OPT-350m).
+GPT (Radford et al. 2018), Llama and hybrids of attention and recurrence differ in their blocks. `ahead` blocks each
+take the stack's output and share its norm and head: the i-th predicts the token i positions after the next (Gloeckle et
+al. 2024), for training and speculative decoding. The embedding may be narrower than the stack, with a projection at the
+input and one at the output (`embedding_dim`: Lan et al. 2020, OPT-350m).
 """
 
 from dataclasses import dataclass, replace

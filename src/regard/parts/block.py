@@ -4,9 +4,9 @@
     post:      x = norm(x + body(x))                    Vaswani et al. 2017
     parallel:  x = x + body_1(norm(x)) + body_2(norm(x)) + …        GPT-J, PaLM: all bodies read the same x
 
-`after` is a second norm, after the body ("sandwich", Gemma 2). `keep` scales the residual stream (DeepNorm, Wang et al.
-2022). A constant `share` (the residual multiplier of Granite) or a learned vector `scale` (LayerScale, Touvron et al.
-2021) scales the body's output.
+The stream, to which every body adds, makes a block residual (He et al. 2015). `after` is a second norm, after the body
+("sandwich", Gemma 2). `keep` scales the residual stream (DeepNorm, Wang et al. 2022). A constant `share` (the residual
+multiplier of Granite) or a learned vector `scale` (LayerScale, Touvron et al. 2021) scales the body's output.
 """
 
 from dataclasses import dataclass

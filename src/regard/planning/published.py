@@ -21,7 +21,7 @@ from regard.parts.block import Block, Sublayer
 from regard.parts.body import Body
 from regard.parts.experts import Experts
 from regard.parts.feedforward import FeedForward, SwiGLU, eight_thirds
-from regard.parts.norm import LayerNorm
+from regard.parts.norm import LayerNorm, NoNorm
 from regard.parts.position.learned import Learned
 from regard.parts.position.rope import Rope
 
@@ -68,6 +68,14 @@ def gpt(layers: int, width: int, heads: int, context: int, vocab: int = 50257) -
     return Decoder(vocab, width, (Repeat((block,), layers),), position=Learned(context), norm=norm)
 
 
+def palm() -> Decoder:
+    """540B: one key head, no biases, attention and feed-forward in parallel, one table for embeddings and head."""
+    width, norm = 18432, LayerNorm(bias=False)
+    attention = Attention(48, kv_heads=1, head_dim=256, position=Rope())
+    block = Block((Sublayer(attention, NoNorm()), Sublayer(SwiGLU(4 * width), NoNorm())), "parallel", norm)
+    return Decoder(256_000, width, (Repeat((block,), 118),), norm=norm, context=2048)
+
+
 def mistral() -> Decoder:
     return llama(32, 4096, replace(rotary(32, 8), mask=Window(4096)), SwiGLU(14336), 32000, 32768)
 
@@ -93,6 +101,7 @@ PUBLISHED = {
     "bert-base": Published("Devlin et al. 2018", lambda: bert(head=Pooled("cls", dense=Dense()))),
     "gpt2": Published("Radford et al. 2019", lambda: gpt(12, 768, 12, 1024)),
     "gpt3": Published("Brown et al. 2020", lambda: gpt(96, 12288, 96, 2048), 300e9),
+    "palm-540b": Published("Chowdhery et al. 2022", palm, 780e9),
     "vit-b16": Published("Dosovitskiy et al. 2020", vit),
     "clip-b32": Published("Radford et al. 2021", clip),
     "llama-7b": Published("Touvron et al. 2023", llama_7b, 1.0e12),
