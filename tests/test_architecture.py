@@ -57,6 +57,7 @@ PACKAGES = {  # package: the packages that it may import, beside itself
     | {"lens", "planning", "evals", "text", "data", "formats", "adapt", "objectives", "training", "engine", "report"},
 }
 PACKAGES["instruments"] = MODELS | {"lens", "planning", "text", "data", "adapt", "formats", "objectives", "engine"}
+PACKAGES["instruments"] |= {"retrieval", "evals"}
 PACKAGES["server"] |= {"instruments"}
 PACKAGES["predictions"] = STORED | {"text", "data", "objectives"}
 PACKAGES["text_generation"] = PACKAGES["text_embedding"] = STORED | {"engine", "text"}

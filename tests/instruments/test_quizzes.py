@@ -258,6 +258,27 @@ def room_for_rewards(panels: list[Panel]) -> None:
     assert low["points"][-1][3] < high["points"][-1][2], "most new rules: rank 1 has learned less than rank 128"
 
 
+def misspelt(panels: list[Panel]) -> None:
+    typo = {"question": "vistors climing towr"}
+    assert of(panels, "table", 1)["rows"][0][1] == "The house > Visitors"
+    assert numbers(panels)["passages found"] == "2 of 2"
+    words = panel("retrieval", "table", 1, method="words", **typo)["rows"]
+    assert {row[4] for row in words} == {0} and shown("retrieval", method="words", **typo)["sources in the prompt"] == 0
+
+
+def stalemate(panels: list[Panel]) -> None:
+    accuracy, value = ([y for _, y in of(panels, "lines", i)["series"][0]["points"]] for i in (0, 1))
+    assert accuracy[4] > 0.9 and sum(accuracy[-10:]) / 10 == pytest.approx(0.5, abs=0.12)
+    assert value[-1] == pytest.approx(-1.386, abs=0.15) and round(math.log(4), 3) == 1.386
+    lost = 0.5 + 0.5 / 2  # D knows the data of the lost blob, and guesses elsewhere
+    assert lost == 3 / 4
+
+
+def no_overlap(panels: list[Panel]) -> None:
+    assert numbers(panels)["JSD, nats"] == pytest.approx(0.693, abs=5e-4) and numbers(panels)["JSD, bits"] == 1
+    assert numbers(panels)["slope of the JSD with the distance"] == 0 and numbers(panels)["accuracy of D*"] == 1
+
+
 ANSWERS: dict[str, Callable[[list[Panel]], None]] = {
     "feed-forward": one_linear_map,
     "recurrence": vanishing,
@@ -297,9 +318,12 @@ ANSWERS: dict[str, Callable[[list[Panel]], None]] = {
     "sharing": quarter,
     "precision": stored_weight,
     "speculative-rounds": all_accepted,
+    "retrieval": misspelt,
     "phases": compute_shares,
     "lora": rank,
     "lora-rates": room_for_rewards,
+    "adversarial-training": stalemate,
+    "best-discriminator": no_overlap,
 }
 
 

@@ -148,6 +148,30 @@ def test_rounds_of_speculation_follow_the_draft_model_and_its_cost(open_instrume
     page.wait_for_selector("h3:has-text('round 2: 5 proposed')")
 
 
+@pytest.mark.ledger("fig.5.30")
+def test_a_question_of_ones_own_finds_its_passage(open_instrument) -> None:
+    page = open_instrument("retrieval")
+    page.get_by_label("question", exact=True).fill("where are the bandages?")
+    page.wait_for_selector(".instrument-bars li:first-child:has-text('boat.md:6 Emergencies')")
+    page.wait_for_selector(".instrument-note:text-is('boat.md, lines 6 to 7')")
+    assert page.locator(".instrument-table").first.locator("td:has-text('<source id=')").count() == 2
+    page.get_by_role("slider", name="passages").press("Home")
+    page.wait_for_selector("h3:has-text('the prompt with 1 sources')")
+
+
+@pytest.mark.ledger("fig.5.34", "fig.5.35")
+def test_a_gan_is_trained_as_far_as_the_slider_goes(open_instrument) -> None:
+    page = open_instrument("adversarial-training")
+    dots = page.locator(".instrument-scatter circle.unnamed")
+    assert 200 < dots.count() <= 300 and page.locator(".instrument-scatter text.name").count() == 0
+    assert ": 150 data, " in page.locator(".instrument-scatter svg").get_attribute("aria-label")
+    page.get_by_role("slider", name="steps", exact=True).press("Home")
+    page.wait_for_selector("h3:text-is('data and samples after 0 steps')")
+    page.evaluate("location.hash = '/instruments/best-discriminator'")
+    page.get_by_role("slider", name="distance of the means").press("Home")
+    page.wait_for_selector(".instrument-numbers:has-text('accuracy of D*') dd:text-is('0.5')")
+
+
 def test_plots_name_their_axes_marks_and_colours(open_instrument) -> None:
     page = open_instrument("gated-unit")
     texts = [text.strip() for text in page.locator(".instrument-lines text.axis").all_text_contents()]
@@ -190,7 +214,7 @@ def test_axe_finds_nothing(open_instrument, scheme: str) -> None:
     page.wait_for_selector("#instrument-title:has-text('LayerNorm')")
     page.get_by_role("button", name="Show the answer").click()
     assert_accessible(page)
-    for id in ("phases", "lora-rates", "precision"):
+    for id in ("phases", "lora-rates", "precision", "retrieval", "adversarial-training"):
         page.evaluate("id => (location.hash = '/instruments/' + id)", id)
         page.wait_for_selector(f"#instrument-title:text-is({INSTRUMENTS[id].title!r})")
         page.wait_for_selector(".instrument-panels[aria-busy=false] .instrument-panel")

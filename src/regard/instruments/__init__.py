@@ -6,6 +6,7 @@ Each answers a question. The page draws their panels; /regard/instruments serves
 """
 
 from regard.instruments import (
+    adversarial,
     ancestors,
     architecture,
     attention,
@@ -20,6 +21,7 @@ from regard.instruments import (
     positions,
     precision,
     prefill,
+    retrieval,
     serving,
     translation,
     vision,
@@ -35,12 +37,13 @@ COURSE: dict[str, tuple[str, ...]] = {  # chapter: ids, in order
     "Positions": ("sinusoids", "rope", "position-choice"),
     "Models": ("encoder-decoder", "trace", "sandwich", "generation", "masked-words", "patches"),
     "Long sequences": ("window", "tiles", "memory-wall", "associativity", "convolution-recurrence", "experts"),
-    "Serving": ("kv-cache", "blocks", "prefill-decode", "sharing", "precision", "speculative-rounds"),
+    "Serving": ("kv-cache", "blocks", "prefill-decode", "sharing", "precision", "speculative-rounds", "retrieval"),
     "Training and adapting": ("phases", "lora", "lora-rates"),
+    "Generative models": ("adversarial-training", "best-discriminator"),
 }
 MODULES = (
     ancestors, translation, vocabulary, attention, feedforward, blocks, positions, architecture, language, vision,
-    efficient, serving, paged, prefill, precision, drafts, phases, lora_findings,
+    efficient, serving, paged, prefill, precision, drafts, retrieval, phases, lora_findings, adversarial,
 )  # fmt: skip
 DEFINED = {instrument.id: instrument for module in MODULES for instrument in module.INSTRUMENTS}
 INSTRUMENTS: dict[str, Instrument] = {id: DEFINED[id] for ids in COURSE.values() for id in ids}

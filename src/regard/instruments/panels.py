@@ -177,8 +177,10 @@ def scatter(
     points: Sequence[tuple[float, float, str]],
     groups: Sequence[str] | None = None,
     arrows: bool = False,
+    reach: float | None = None,
 ) -> Panel:
-    """Points (x, y, label), coloured by group; with `arrows`, vectors from the origin in equal scales."""
+    """Points (x, y, label), coloured by group; with `arrows`, vectors from the origin in equal scales. reach: both axes
+    go from -reach to reach, so that they stay when the points move."""
     return {
         "kind": "scatter",
         "title": title,
@@ -187,4 +189,5 @@ def scatter(
             for (a, b, label), group in zip(points, groups or [""] * len(points), strict=True)
         ],
         "arrows": arrows,
+        "reach": rounded(reach),
     }

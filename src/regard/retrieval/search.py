@@ -54,12 +54,19 @@ def search(
 
 
 def hybrid(index: DocumentIndex, vector: np.ndarray, nearest: Sequence[int], bm25: dict[int, float]) -> list[int]:
-    """The chunks of both rankings by the mean of their scores, each as a share of the largest."""
+    """The chunks of both rankings, the highest score first."""
+    scores = hybrid_scores(index, vector, nearest, bm25)
+    return sorted(scores, key=lambda id: (-scores[id], id))
+
+
+def hybrid_scores(
+    index: DocumentIndex, vector: np.ndarray, nearest: Sequence[int], bm25: dict[int, float]
+) -> dict[int, float]:
+    """The mean of both scores of each chunk, each as a share of the largest."""
     ids = sorted({*nearest, *bm25})
     by_vectors = shares(index.vectors.cosines(vector, ids))
     by_words = shares([bm25.get(id, 0.0) for id in ids])
-    scores = {id: a + b for id, a, b in zip(ids, by_vectors, by_words, strict=True)}
-    return sorted(ids, key=lambda id: (-scores[id], id))
+    return {id: (a + b) / 2 for id, a, b in zip(ids, by_vectors, by_words, strict=True)}
 
 
 def shares(scores: Sequence[float]) -> list[float]:

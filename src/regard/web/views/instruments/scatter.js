@@ -11,8 +11,8 @@ const [LETTER, LINE] = [6.8, 13]; // pixels of a label
 export function Scatter({ panel }) {
   const { points, arrows } = panel;
   const [xs, ys] = [points.map((p) => p.x), points.map((p) => p.y)];
-  const reach = Math.max(...xs.map(Math.abs), ...ys.map(Math.abs), 1e-9) * 1.15;
-  const bounds = (values) => (arrows ? [-reach, reach] : padded(Math.min(...values), Math.max(...values)));
+  const reach = panel.reach ?? (arrows ? Math.max(...xs.map(Math.abs), ...ys.map(Math.abs), 1e-9) * 1.15 : null);
+  const bounds = (values) => (reach ? [-reach, reach] : padded(Math.min(...values), Math.max(...values)));
   const [[x0, x1], [y0, y1]] = [bounds(xs), bounds(ys)];
   const x = (v) => MARGIN + ((v - x0) / (x1 - x0)) * (SIZE - 2 * MARGIN);
   const y = (v) => SIZE - MARGIN - ((v - y0) / (y1 - y0)) * (SIZE - 2 * MARGIN);
@@ -20,10 +20,11 @@ export function Scatter({ panel }) {
   const colour = (group) => `series-${groups.indexOf(group) % 6}`;
   const drawn = points.map((p) => ({ x: x(p.x), y: y(p.y), text: p.label, first: p.group !== "other" }));
   const labels = placeLabels(drawn, arrows);
-  const summary = `${panel.title}: ${points
-    .slice(0, 12)
-    .map((p) => `${p.label} (${axisLabel(p.x)}, ${axisLabel(p.y)})`)
-    .join(", ")}`;
+  const named = points.filter((p) => p.label);
+  const texts = named.length
+    ? named.slice(0, 12).map((p) => `${p.label} (${axisLabel(p.x)}, ${axisLabel(p.y)})`)
+    : groups.map((group) => `${points.filter((p) => p.group === group).length} ${group}`);
+  const summary = `${panel.title}: ${texts.join(", ")}`;
   return html`<div class="instrument-plot instrument-square">
     <svg viewBox=${`0 0 ${SIZE} ${SIZE}`} role="img" aria-label=${summary}>
       ${ticks(x0, x1, 4).map(
@@ -41,7 +42,11 @@ export function Scatter({ panel }) {
       ${points.map(
         (p, i) => html`<g key=${i} class=${colour(p.group)}>
           ${arrows && html`<line class="arrow" x1=${x(0)} y1=${y(0)} x2=${x(p.x)} y2=${y(p.y)} />`}
-          <circle class="dot" cx=${x(p.x)} cy=${y(p.y)} r=${arrows ? 5 : 4}><title>${p.label}</title></circle>
+          ${
+            p.label
+              ? html`<circle class="dot" cx=${x(p.x)} cy=${y(p.y)} r=${arrows ? 5 : 4}><title>${p.label}</title></circle>`
+              : html`<circle class="dot unnamed" cx=${x(p.x)} cy=${y(p.y)} r="3" />`
+          }
         </g>`,
       )}
       ${labels.map(
@@ -64,7 +69,7 @@ export function Scatter({ panel }) {
 // "other" come last. Labels of arrows are on the outer side.
 function placeLabels(points, arrows) {
   const taken = points.map(({ x, y }) => ({ left: x - 4, top: y - 4, width: 8, height: 8 }));
-  const order = points.map((_, i) => i).sort((a, b) => points[b].first - points[a].first);
+  const order = points.flatMap(({ text }, i) => (text ? [i] : [])).sort((a, b) => points[b].first - points[a].first);
   const found = points.map(() => null);
   for (const i of order) {
     const { x, y, text } = points[i];
