@@ -78,6 +78,10 @@ LABS = {  # name: the number of seeds, unless the user chooses another
     "rank-one-rl": 3,
     "specialist": 3,
     "scaling-laws": 3,
+    "code-size": 3,
+    "code-holes": 3,
+    "gan-stalemate": 3,
+    "gan-failures": 3,
 }
 
 
