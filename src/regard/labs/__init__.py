@@ -32,6 +32,7 @@ LABS = {  # name: the number of seeds, unless the user chooses another
     "head-counts": 5,
     "block-parts": 5,
     "alignment": 3,
+    "own-encoder": 3,
     "ladder": 3,
     "extrapolation": 3,
     "attention-growth": 3,
@@ -40,6 +41,7 @@ LABS = {  # name: the number of seeds, unless the user chooses another
     "exact-distance": 3,
     "without-positions": 3,
     "windows": 3,
+    "wrong-bets": 3,
     "long-range": 3,
     "selective-copying": 3,
     "mamba-language": 3,
@@ -82,6 +84,8 @@ LABS = {  # name: the number of seeds, unless the user chooses another
     "code-holes": 3,
     "gan-stalemate": 3,
     "gan-failures": 3,
+    "experts": 3,
+    "expert-batches": 3,
 }
 
 
