@@ -34,6 +34,7 @@ LABS = {  # name: the number of seeds, unless the user chooses another
     "alignment": 3,
     "own-encoder": 3,
     "one-decoder": 3,
+    "converted-decoder": 3,
     "tuned-encoder": 3,
     "ladder": 3,
     "extrapolation": 3,
