@@ -46,6 +46,7 @@ LABS = {  # name: the number of seeds, unless the user chooses another
     "shuffled-patches": 3,
     "windows": 3,
     "wrong-bets": 3,
+    "long-recipe": 3,
     "long-range": 3,
     "selective-copying": 3,
     "mamba-language": 3,
