@@ -79,14 +79,20 @@ def run(bench: Bench) -> Findings:
             )
         )
     checks.append(Check("with no part all targets are missed", described("no part"), not met["no part"]))
-    checks.append(Check("windows and one head of keys and values lower the share of needles by less than 0.05",
-                        f"{whole['needles']:.2f}, {found['without windows']['needles']:.2f} without windows and "
-                        f"{found['without one k/v head']['needles']:.2f} with four heads",
-                        whole["needles"] > max(found[f"without {part}"]["needles"] for part in PARTS[2:]) - 0.05))  # fmt: skip
+    checks.append(
+        Check(
+            "windows and one head of keys and values lower the share of needles by less than 0.05",
+            f"{whole['needles']:.2f}, {found['without windows']['needles']:.2f} without windows and "
+            f"{found['without one k/v head']['needles']:.2f} with four heads",
+            whole["needles"] > max(found[f"without {part}"]["needles"] for part in PARTS[2:]) - 0.05,
+        )
+    )
     table = [{"recipe": name, "targets met": len(met[name])} | values for name, values in found.items()]
     groups = tuple(name.replace("without ", "without\n") for name in VARIANTS)
-    quality = {"needles, at the worst depth": [(i, values["needles"]) for i, values in enumerate(found.values())],
-               "loss of text, to that at L": [(i, values["text"]) for i, values in enumerate(found.values())]}  # fmt: skip
+    quality = {
+        "needles, at the worst depth": [(i, values["needles"]) for i, values in enumerate(found.values())],
+        "loss of text, to that at L": [(i, values["text"]) for i, values in enumerate(found.values())],
+    }
     cost = {key: [(i, values[key]) for i, values in enumerate(found.values())] for key in ("time", "cache")}
     plots = [
         Plot("", "", quality, f"rows of {TIMES * LENGTH} tokens", groups=groups),
