@@ -90,6 +90,7 @@ LABS = {  # name: the number of seeds, unless the user chooses another
     "code-holes": 3,
     "gan-stalemate": 3,
     "gan-failures": 3,
+    "generative-families": 3,
     "experts": 3,
     "expert-batches": 3,
 }

@@ -10,7 +10,7 @@ probability of at least 0.9 (recognized); and the nearest training image is no f
 (near a digit).
 """
 
-# ledger: ae.holes, vae.pulls
+# ledger: ae.holes vae.pulls
 
 from typing import NamedTuple
 

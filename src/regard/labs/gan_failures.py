@@ -10,7 +10,7 @@ In the last part, the discriminator is trained alone for longer and longer again
 then measured with both losses.
 """
 
-# ledger: gan.collapse, gan.unstable
+# ledger: gan.collapse gan.unstable
 
 import torch
 from torch.nn.utils import get_total_norm
