@@ -161,16 +161,18 @@ def demo_of_long_context() -> Iterator[str]:
 
 
 def test_attention_of_2000_tokens_opens_within_3_seconds(demo_of_long_context, visit):
-    """On an idle machine, and in as much longer as other computations take."""
+    """The fastest of three times, on an idle machine, and in as much longer as other computations take."""
     page = visit(demo_of_long_context, VIEW)
     show(page, "a")  # the first forward of a process is slow
-    page.click(".attention-passage-facts button")
-    page.fill("#passage-text", "the lamp, " * 200)
-    slower, begin = slowdown(), time.monotonic()
-    page.click(".passage-form button[type=submit]")
-    page.wait_for_selector(".attention-passage-facts:has-text('2,000 tokens')")
-    page.wait_for_selector(".attention-frame[aria-busy=false]")
-    assert count_colours(page, ".attention-map") > 20
-    seconds = time.monotonic() - begin
-    assert seconds < 3 * max(slower, slowdown())
+    seconds = []
+    for tokens in (2000, 2010, 2020):
+        page.click(".attention-passage-facts button")
+        page.fill("#passage-text", "the lamp, " * (tokens // 10))
+        slower, begin = slowdown(), time.monotonic()
+        page.click(".passage-form button[type=submit]")
+        page.wait_for_selector(f".attention-passage-facts:has-text('{tokens:,} tokens')")
+        page.wait_for_selector(".attention-frame[aria-busy=false]")
+        assert count_colours(page, ".attention-map") > 20
+        seconds.append((time.monotonic() - begin) / max(slower, slowdown()))
+    assert min(seconds) < 3
     page.wait_for_selector(".attention-head-name:has-text('entropy')")

@@ -45,6 +45,7 @@ LABS = {  # name: the number of seeds, unless the user chooses another
     "without-positions": 3,
     "shuffled-patches": 3,
     "windows": 3,
+    "tiled-attention": 3,
     "wrong-bets": 3,
     "long-recipe": 3,
     "long-range": 3,
