@@ -71,6 +71,7 @@ PACKAGES["language_model"] = STORED | {
     *("image_prompts", "audio", "speech"),
     *("adapt", "engine", "text", "training", "find_model", "predictions", "text_generation", "text_embedding"),
 }
+PACKAGES["evals"] |= {"language_model"}
 PACKAGES["load_model"] = PACKAGES["language_model"] | {"language_model", "objectives"}
 PACKAGES["verification"] = PACKAGES["language_model"] | {"language_model", "adapt"}
 PACKAGES["reinforcement_run"] = PACKAGES["training"] | {"training", "engine"}

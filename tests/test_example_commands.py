@@ -41,8 +41,8 @@ def examples() -> list[str]:
 def parse(line: str) -> tuple[str, SimpleNamespace]:
     """The name of the command and its options; `overrides` are the dotted ones."""
     arguments = shlex.split(line)[1:]
-    words = 2 if " ".join(arguments[:2]) in COMMANDS else 1
-    name, rest = " ".join(arguments[:words]), arguments[words:]
+    group = get_command(app)
+    name, _, rest = group.resolve_command(group.make_context("regard", list(arguments)), arguments)  # type: ignore[attr-defined]
     context = COMMANDS[name].make_context(name, rest)
     return name, SimpleNamespace(overrides=context.args, **context.params)
 

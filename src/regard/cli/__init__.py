@@ -26,6 +26,7 @@ from regard.cli import (
     evaluate,
     evaluate_index,
     evaluate_long,
+    evaluate_tasks,
     evaluate_tools,
     export,
     feedback,
@@ -85,6 +86,8 @@ class Commands(TyperGroup):
             lines = (f"  regard {name:<{width}}{self.commands[name].get_short_help_str(80)}" for name in of_group)
             typer.echo("Commands:\n" + "\n".join(lines))
             ctx.exit()
+        if args[0] == "eval" and two_words not in self.commands and any(arg.split("=")[0] == "--tasks" for arg in args):
+            two_words, args = "eval tasks", ["eval", "tasks", *args[1:]]  # `regard eval MODEL --tasks …`
         return super().resolve_command(ctx, [two_words, *args[2:]] if two_words in self.commands else args)
 
 
@@ -117,6 +120,7 @@ app.command("data register")(data_register.register)
 app.command("data prepare", context_settings=ACCEPT_OVERRIDES)(data.prepare)
 app.command("eval", context_settings=ACCEPT_OVERRIDES)(evaluate.evaluate)
 app.command("eval index")(evaluate_index.evaluate_index)
+app.command("eval tasks")(evaluate_tasks.evaluate_tasks)
 app.command("eval tools")(evaluate_tools.evaluate_tools)
 app.command("eval long")(evaluate_long.evaluate_long)
 app.command("compare")(compare.compare)

@@ -71,6 +71,7 @@ def evaluate(
 
     Other models and examples are evaluated by the objective of the run or recipe: its loss and metrics, such as the
     accuracy of a classifier; after reinforcement learning by the reward of the run. Each example counts at most once.
+    With --tasks the model is evaluated on files of tasks instead: `regard eval tasks --help`.
 
     \b
     Examples:

@@ -29,6 +29,7 @@ def router(models: ModelRegistry) -> APIRouter:
             "heads": list(heads),
             "context": served.capacity,
             "vocabulary": served.tokenizer.vocab_size,
+            "start_id": served.tokenizer.start_id,
             "chat": served.chats,
             "generates": served.engine is not None and served.speech is None,
             "source": served.prompt_is_source,  # an encoder-decoder: its output does not continue the prompt

@@ -148,6 +148,11 @@ class Tokenizer:
         special = zip(encoding.ids, encoding.special_tokens_mask, strict=True)
         return tuple(id for id, _ in takewhile(lambda pair: pair[1], special))
 
+    @property
+    def start_id(self) -> int | None:
+        """The id before the first token of a text, if the post-processor adds none: that of bos, or else of eos."""
+        return self.eos if self.bos is None else self.bos
+
     @cached_property
     def suffix_ids(self) -> tuple[int, ...]:
         """The ids that the post-processor adds after every string, such as [SEP]; often none."""
