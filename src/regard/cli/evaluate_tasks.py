@@ -1,6 +1,7 @@
-"""`regard eval MODEL --tasks …`: tasks in files and of the world, on a model or a server."""
+"""`regard eval MODEL --tasks …`: tasks in files, of the world and of lm-evaluation-harness, on a model or a server."""
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -53,7 +54,7 @@ def evaluate_tasks(
 
     A task is a TOML file with its kind, its file of rows and its prompt template; a JSONL file with the columns prompt,
     choices and answer, or prompt and answer, or text; or a text file. Tasks of the world are world-stories,
-    world-choices and world-questions.
+    world-choices and world-questions. A .yaml file is a task of lm-evaluation-harness (pip install 'regard[lm-eval]').
 
     Contexts longer than the model's are truncated from the left, and the number of those rows is printed. ± is the
     standard error over the rows.
@@ -70,7 +71,9 @@ def evaluate_tasks(
     if not is_server:
         find_model(Path(model))  # before torch is imported: a mistyped name is refused at once
     names = [name for given in tasks for name in given.split(",") if name]
-    opened = [open_task(name) for name in dict.fromkeys(names)]
+    opened = [open_task(name) for name in dict.fromkeys(names) if not is_of_lm_eval(name)]
+    foreign = [name for name in dict.fromkeys(names) if is_of_lm_eval(name)]
+    check_lm_eval(foreign, is_server)
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -92,6 +95,12 @@ def evaluate_tasks(
                 bar.advance(progress, done)
 
             results.append(evaluate_task(scored, task, limit, shots, chat, advance))
+    if foreign:
+        from regard.evals.lm_eval_model import run_lm_eval
+        from regard.evals.local_model import LocalModel
+
+        assert isinstance(scored, LocalModel), "servers are refused"
+        results += [result for task in foreign for result in run_lm_eval(scored, task, limit, shots, chat)]
     found = {"model": model, "chat": chat, "window": scored.window, "tasks": [result.to_json() for result in results]}
     if out is not None:
         out.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -112,6 +121,27 @@ def refuse_ignored_options(is_server: bool, adapter: Any, device: str, name: Any
     if given:
         whose = "a model on this machine; the server has chosen" if is_server else "a server; leave it out"
         raise typer.BadParameter(f"{given[0]} is for {whose}")
+
+
+def is_of_lm_eval(name: str) -> bool:
+    return Path(name).suffix in (".yaml", ".yml")
+
+
+def check_lm_eval(tasks: list[str], is_server: bool) -> None:
+    """Raise ValueError if these tasks cannot run. Nothing is downloaded for them."""
+    if not tasks:
+        return
+    if is_server:
+        raise ValueError(
+            f"{tasks[0]} is a task of lm-eval, which asks servers itself: lm-eval run --model local-completions"
+        )
+    if missing := [task for task in tasks if not Path(task).is_file()]:
+        raise FileNotFoundError(f"{missing[0]} is not a file; check the path")
+    os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", DISABLE_MULTIPROC="1")  # read when it is imported
+    try:
+        import lm_eval  # noqa: F401
+    except ModuleNotFoundError:
+        raise ValueError(f"{tasks[0]} is a task of lm-eval: pip install 'regard[lm-eval]'") from None
 
 
 def open_task(name: str) -> "EvalTask":
