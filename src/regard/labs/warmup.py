@@ -1,8 +1,9 @@
 """Post-norm needs a warmup of the learning rate; pre-norm trains without it.
 
 Stacks of six thin layers (see deep-stacks) with pre-norm or post-norm are trained on characters of stories by AdamW, at
-three learning rates, with a warmup over a fifth of the steps or with none; the rate then decays alike. As there, a stack
-counts as trained if its loss on held-out stories is below the entropy of the frequencies of characters by 0.3 nats.
+three learning rates, with a warmup over a fifth of the steps or with none; the rate then decays alike. As in
+deep-stacks, a stack counts as trained if its loss on held-out stories is below the entropy of the frequencies of
+characters by 0.3 nats.
 
 Xiong et al. 2020, who found that post-norm without warmup does not train, or badly.
 """
