@@ -152,7 +152,7 @@ def tuned(
         def pairs(rng: torch.Generator) -> Batch:
             return stacked([train[i] for i in torch.randint(len(train), (16,), generator=rng).tolist()])
 
-        fit(bench, label, model, pairs, bench.training(120, 2), 1e-3, objective=EMBED)
+        fit(bench, label, model, pairs, bench.training(120, 2), 3e-3, objective=EMBED)
     return recall_of(model.eval(), held_out)
 
 
