@@ -9,7 +9,7 @@ Kaplan et al. 2020; Hoffmann et al. 2022; Muennighoff et al. 2023 on repeated da
 embedding and output layer, C the counted FLOPs.
 """
 
-# ledger: scale.power, scale.chinchilla, scale.both
+# ledger: scale.power scale.chinchilla scale.both
 
 import math
 from collections.abc import Sequence
