@@ -39,6 +39,7 @@ def check(instrument: Instrument, panels: list[Panel]) -> None:
     for panel in panels:
         CHECKS[panel["kind"]](panel)
         assert panel["kind"] != "equation" or panel["name"] in instrument.equations
+        assert all(isinstance(controls[name], Slider) for name in panel.get("place") or ())
         if panel.get("sets") is not None:
             control = controls[panel["sets"]]  # a click sets a number, or the option of the node that was clicked
             labels = panel["labels"] if panel["kind"] == "bars" else [node["label"] for node in panel.get("nodes", [])]
@@ -70,6 +71,16 @@ def check_tokens(panel: Panel) -> None:
     assert len(panel["pieces"]) == len(panel["values"]) == len(panel["notes"]) > 0
 
 
+def check_scatter(panel: Panel) -> None:
+    assert panel["points"][0].keys() >= {"x", "y", "label", "group"}
+    assert all(len(point.get("wide", (0, 0))) == 2 for point in panel["points"])
+
+
+def check_pictures(panel: Panel) -> None:
+    values = [value for image in panel["images"] for row in image["values"] for value in row]
+    assert min(values) >= 0 and max(values) <= 1
+
+
 def check_diagram(panel: Panel) -> None:
     nodes = {node["id"]: node for node in panel["nodes"]}
     assert len(nodes) == len(panel["nodes"]), "ids are unique"
@@ -85,7 +96,8 @@ CHECKS = {
     "tokens": check_tokens,
     "diagram": check_diagram,
     "numbers": lambda panel: panel["items"][0]["label"],
-    "scatter": lambda panel: panel["points"][0]["label"],
+    "scatter": check_scatter,
+    "pictures": check_pictures,
     "equation": lambda panel: panel["title"],
 }
 

@@ -279,6 +279,31 @@ def no_overlap(panels: list[Panel]) -> None:
     assert numbers(panels)["slope of the JSD with the distance"] == 0 and numbers(panels)["accuracy of D*"] == 1
 
 
+def room_to_copy(panels: list[Panel]) -> None:
+    digits, shuffled = (dict(series["points"]) for series in of(panels, "lines")["series"][:2])
+    assert digits[64] < 0.1 and shuffled[64] > 0.5 and shuffled[4] > 1
+    assert numbers(panels)["saved: 1 − code / input"] == "0.00 %"
+
+
+def between_the_dots(panels: list[Panel]) -> None:
+    found = numbers(panels)
+    shares = [
+        float(found[f"{name}: random places near a digit"].split()[0]) for name in ("VAE, β = 0.4", "autoencoder")
+    ]
+    assert shares == pytest.approx([99, 84], abs=0.6)
+
+
+def no_kl(panels: list[Panel]) -> None:
+    title = of(panels, "scatter")["title"]
+    outside, digits = map(int, title.split("; ")[1].split(" are")[0].split(" of "))
+    assert outside > digits / 2
+    divergences = dict(of(panels, "lines")["series"][1]["points"])
+    assert divergences[0.03] == max(divergences.values())
+    name = "generated: near a held-out digit"
+    before, after = (float(shown("two-pulls", beta=beta)[name].split()[0]) for beta in (0, 2))
+    assert before < after
+
+
 ANSWERS: dict[str, Callable[[list[Panel]], None]] = {
     "feed-forward": one_linear_map,
     "recurrence": vanishing,
@@ -324,6 +349,9 @@ ANSWERS: dict[str, Callable[[list[Panel]], None]] = {
     "lora-rates": room_for_rewards,
     "adversarial-training": stalemate,
     "best-discriminator": no_overlap,
+    "code-size": room_to_copy,
+    "dots-and-clouds": between_the_dots,
+    "two-pulls": no_kl,
 }
 
 

@@ -172,6 +172,24 @@ def test_a_gan_is_trained_as_far_as_the_slider_goes(open_instrument) -> None:
     page.wait_for_selector(".instrument-numbers:has-text('accuracy of D*') dd:text-is('0.5')")
 
 
+@pytest.mark.ledger("fig.5.36", "fig.5.37", "fig.5.38")
+def test_a_click_on_a_map_of_codes_decodes_its_place(open_instrument) -> None:
+    page = open_instrument("dots-and-clouds")
+    plane = page.locator(".instrument-scatter svg").last
+    assert page.locator(".instrument-scatter ellipse").count() > 40
+    box = plane.bounding_box()
+    plane.click(position={"x": 0.5 * box["width"], "y": 0.5 * box["height"]})
+    page.wait_for_selector("h3:text-is('decoded at (0.00, 0.00)')")
+    assert page.locator(".field output").all_inner_texts()[:2] == ["0", "0"]
+    assert count_colours(page, ".instrument-pictures canvas") > 5
+    page.evaluate("location.hash = '/instruments/code-size'")
+    page.get_by_role("slider", name="numbers in the code").press("End")
+    page.wait_for_selector(".instrument-numbers dd:text-is('0.00 %')")
+    page.evaluate("location.hash = '/instruments/two-pulls'")
+    page.get_by_role("slider", name="weight of the KL").press("Home")
+    page.wait_for_selector("h3:has-text('β = 0;')")
+
+
 def test_plots_name_their_axes_marks_and_colours(open_instrument) -> None:
     page = open_instrument("gated-unit")
     texts = [text.strip() for text in page.locator(".instrument-lines text.axis").all_text_contents()]

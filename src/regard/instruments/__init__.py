@@ -11,6 +11,7 @@ from regard.instruments import (
     architecture,
     attention,
     blocks,
+    codes,
     drafts,
     efficient,
     feedforward,
@@ -39,11 +40,17 @@ COURSE: dict[str, tuple[str, ...]] = {  # chapter: ids, in order
     "Long sequences": ("window", "tiles", "memory-wall", "associativity", "convolution-recurrence", "experts"),
     "Serving": ("kv-cache", "blocks", "prefill-decode", "sharing", "precision", "speculative-rounds", "retrieval"),
     "Training and adapting": ("phases", "lora", "lora-rates"),
-    "Generative models": ("adversarial-training", "best-discriminator"),
+    "Generative models": (
+        "adversarial-training",
+        "best-discriminator",
+        "code-size",
+        "dots-and-clouds",
+        "two-pulls",
+    ),
 }
 MODULES = (
     ancestors, translation, vocabulary, attention, feedforward, blocks, positions, architecture, language, vision,
-    efficient, serving, paged, prefill, precision, drafts, retrieval, phases, lora_findings, adversarial,
+    efficient, serving, paged, prefill, precision, drafts, retrieval, phases, lora_findings, adversarial, codes,
 )  # fmt: skip
 DEFINED = {instrument.id: instrument for module in MODULES for instrument in module.INSTRUMENTS}
 INSTRUMENTS: dict[str, Instrument] = {id: DEFINED[id] for ids in COURSE.values() for id in ids}

@@ -4,10 +4,11 @@ numbers    labelled values                              table      columns and r
 heatmap    a matrix with labels of rows and columns     tokens     pieces of text with a value each
 lines      curves over a common axis                    diagram    nodes and edges, at positions from 0 to 1
 bars       one value per label                          scatter    points in the plane, or arrows from the origin
-equation   one of the instrument's `equations`
+pictures   small gray images                            equation   one of the instrument's `equations`
 
-`sets` names the control that a click on a row, a bar, a token or a node sets, to its index. Numbers other than
-integers are rounded to six significant digits: a panel is drawn, not computed with.
+`sets` names the control that a click on a row, a bar, a token or a node sets, to its index; `place` the two sliders
+that a click on a plane sets. Numbers other than integers are rounded to six significant digits: a panel is drawn, not
+computed with.
 """
 
 import math
@@ -178,16 +179,36 @@ def scatter(
     groups: Sequence[str] | None = None,
     arrows: bool = False,
     reach: float | None = None,
+    widths: Sequence[tuple[float, float] | None] | None = None,
+    place: tuple[str, str] | None = None,
 ) -> Panel:
     """Points (x, y, label), coloured by group; with `arrows`, vectors from the origin in equal scales. reach: both axes
-    go from -reach to reach, so that they stay when the points move."""
+    go from -reach to reach, so that they stay when the points move. widths: half axes of an ellipse around each point.
+    place: the sliders of x and y."""
     return {
         "kind": "scatter",
         "title": title,
         "points": [
             {"x": rounded(float(a)), "y": rounded(float(b)), "label": label, "group": group}
-            for (a, b, label), group in zip(points, groups or [""] * len(points), strict=True)
+            | ({"wide": rounded(list(wide))} if wide else {})
+            for (a, b, label), group, wide in zip(
+                points, groups or [""] * len(points), widths or [None] * len(points), strict=True
+            )
         ],
         "arrows": arrows,
         "reach": rounded(reach),
+        "place": list(place) if place else None,
+    }
+
+
+def pictures(title: str, images: Tensor, labels: Sequence[str] | None = None) -> Panel:
+    """Gray images (N, H, W) with values from 0, black, to 1, white."""
+    hundredths = (images.detach().clamp(0, 1) * 100).round().int().tolist()
+    return {
+        "kind": "pictures",
+        "title": title,
+        "images": [
+            {"label": label, "values": [[value / 100 for value in row] for row in rows]}
+            for rows, label in zip(hundredths, labels or [""] * len(hundredths), strict=True)
+        ],
     }

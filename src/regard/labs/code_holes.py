@@ -40,7 +40,7 @@ BETAS = (1e-4, 1e-2, 0.1, 0.8, 4.0, 20.0)
 
 def run(bench: Bench) -> Findings:
     digits, held_out = read_digits(bench)
-    judge = Judge(train_classifier(bench, digits), digits, held_out)
+    judge = SampleJudge(train_classifier(bench, digits), digits, held_out)
     steps, betas = bench.training(3000, 2), bench.setting(BETAS, (1e-4, 0.8, 20.0))
     noise = torch.randn(bench.setting(1000, 20), LATENT, generator=generator(bench.seed))
     plain = judge.examine(train_autoencoder(bench, digits, LATENT, steps), noise)
@@ -97,7 +97,7 @@ def run(bench: Bench) -> Findings:
     return Findings([row | accuracy for row in table], checks, plots, remark)
 
 
-class Judge(NamedTuple):
+class SampleJudge(NamedTuple):
     classifier: nn.Module
     digits: DigitImages
     held_out: DigitImages

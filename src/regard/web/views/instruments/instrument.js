@@ -17,10 +17,17 @@ export function Instrument({ instrument, number, count, previous, next, onDone }
   const { panels, failure, waiting } = usePanels(instrument, controls);
   const set = (name, value) => setControls((values) => ({ ...values, [name]: value }));
   // A panel sets an index from 0: of an option, or of a slider, which is one larger if it counts from 1.
+  // A place in the plane sets two sliders.
   const pick = (name, index) => {
+    if (Array.isArray(name)) return name.forEach((axis, i) => set(axis, nearest(axis, index[i])));
+    if (!name) return;
     const control = instrument.controls.find((control) => control.name === name);
     if (control.options) return set(name, control.options[index]);
     set(name, Math.min(index + (control.low === 0 ? 0 : 1), control.high));
+  };
+  const nearest = (name, value) => {
+    const { low, high, step } = instrument.controls.find((control) => control.name === name);
+    return Math.min(high, Math.max(low, Number((Math.round(value / step) * step).toFixed(6))));
   };
   return html`<article class="instrument" aria-labelledby="instrument-title">
     <header class="instrument-head">

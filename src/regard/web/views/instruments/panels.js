@@ -8,6 +8,7 @@ import { Equation } from "../../equation.js";
 import { format } from "../../draw/numbers.js";
 import { Heatmap } from "./heatmap.js";
 import { Lines } from "./lines.js";
+import { Pictures } from "./pictures.js";
 import { Scatter } from "./scatter.js";
 
 const KINDS = {
@@ -19,6 +20,7 @@ const KINDS = {
   tokens: Tokens,
   diagram: Diagram,
   scatter: Scatter,
+  pictures: Pictures,
   equation: PartEquation,
 };
 
@@ -30,7 +32,7 @@ export function Panel({ instrument, panel, onPick }) {
     aria-label=${panel.title || "Numbers"}
   >
     ${panel.title && html`<h3>${panel.title}</h3>`}
-    <${Drawing} instrument=${instrument} panel=${panel} onPick=${(index) => panel.sets && onPick(panel.sets, index)} />
+    <${Drawing} instrument=${instrument} panel=${panel} onPick=${(index) => onPick(panel.sets ?? panel.place, index)} />
   </section>`;
 }
 

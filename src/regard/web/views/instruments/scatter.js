@@ -1,4 +1,5 @@
-// Points in the plane with labels, or vectors from the origin in equal scales.
+// Points in the plane with labels, some with an ellipse around them, or vectors from the origin in equal scales. A click
+// on the plane may set two controls to its place.
 
 import { html } from "../../html.js";
 import { axisLabel } from "../../draw/numbers.js";
@@ -8,8 +9,8 @@ const SIZE = 320;
 const MARGIN = 34;
 const [LETTER, LINE] = [6.8, 13]; // pixels of a label
 
-export function Scatter({ panel }) {
-  const { points, arrows } = panel;
+export function Scatter({ panel, onPick }) {
+  const { points, arrows, place } = panel;
   const [xs, ys] = [points.map((p) => p.x), points.map((p) => p.y)];
   const reach = panel.reach ?? (arrows ? Math.max(...xs.map(Math.abs), ...ys.map(Math.abs), 1e-9) * 1.15 : null);
   const bounds = (values) => (reach ? [-reach, reach] : padded(Math.min(...values), Math.max(...values)));
@@ -25,8 +26,19 @@ export function Scatter({ panel }) {
     ? named.slice(0, 12).map((p) => `${p.label} (${axisLabel(p.x)}, ${axisLabel(p.y)})`)
     : groups.map((group) => `${points.filter((p) => p.group === group).length} ${group}`);
   const summary = `${panel.title}: ${texts.join(", ")}`;
+  const choose = ({ clientX, clientY, currentTarget }) => {
+    const { left, top, width } = currentTarget.getBoundingClientRect();
+    const at = (pixels) => ((pixels / width) * SIZE - MARGIN) / (SIZE - 2 * MARGIN);
+    onPick([x0 + at(clientX - left) * (x1 - x0), y1 - at(clientY - top) * (y1 - y0)]);
+  };
   return html`<div class="instrument-plot instrument-square">
-    <svg viewBox=${`0 0 ${SIZE} ${SIZE}`} role="img" aria-label=${summary}>
+    <svg
+      viewBox=${`0 0 ${SIZE} ${SIZE}`}
+      role="img"
+      aria-label=${summary}
+      class=${place && "pickable"}
+      onClick=${place && choose}
+    >
       ${ticks(x0, x1, 4).map(
         (t) => html`<g key=${`x${t}`}>
           <line class="grid" x1=${x(t)} x2=${x(t)} y1=${MARGIN} y2=${SIZE - MARGIN} />
@@ -41,6 +53,16 @@ export function Scatter({ panel }) {
       )}
       ${points.map(
         (p, i) => html`<g key=${i} class=${colour(p.group)}>
+          ${
+            p.wide &&
+            html`<ellipse
+              class="cloud"
+              cx=${x(p.x)}
+              cy=${y(p.y)}
+              rx=${x(p.x + p.wide[0]) - x(p.x)}
+              ry=${y(p.y) - y(p.y + p.wide[1])}
+            />`
+          }
           ${arrows && html`<line class="arrow" x1=${x(0)} y1=${y(0)} x2=${x(p.x)} y2=${y(p.y)} />`}
           ${
             p.label
