@@ -43,7 +43,7 @@ def test_request_fields_are_frozen(start_server):
     chat = " messages max_completion_tokens logprobs top_logprobs response_format modalities service_tier store"
     chat += " reasoning_effort verbosity tool_choice function_call tools functions audio prediction moderation"
     chat += " web_search_options prompt_cache_options prompt_cache_retention metadata parallel_tool_calls"
-    chat += " safety_identifier prompt_cache_key chat_template_kwargs"
+    chat += " safety_identifier prompt_cache_key chat_template_kwargs search"
     fields = {name: " ".join(sorted(schema[name]["properties"])) for name in schema if name.endswith(("Body", "Form"))}
     assert fields == {
         "CompletionBody": " ".join(sorted((shared + " prompt logprobs echo best_of suffix").split())),

@@ -136,12 +136,6 @@ def print_sources(sources: "Sequence[PromptSource]", texts: bool) -> None:
 def print_json(text: str | None, sources: "Sequence[PromptSource]") -> None:
     from regard.text.source_prompt import cited_sources
 
-    rows = [
-        {
-            "number": source.number, "path": source.path, "unit": source.unit, "first": source.first,
-            "last": source.last, "section": list(source.section), "text": source.text,
-        }
-        for source in sources
-    ]  # fmt: skip
+    rows = [source.data for source in sources]
     cited = [] if text is None else [source.number for source in cited_sources(text, sources)]
     print(json.dumps({"answer": text, "cited": cited, "sources": rows}))

@@ -25,6 +25,7 @@ from regard.cli.serve_options import (
     AllowHostOption,
     AllowOriginOption,
     HostOption,
+    IndexOption,
     KeyOption,
     LoraFolderOption,
     LoraModulesOption,
@@ -44,6 +45,7 @@ from regard.cli.tensor_parallel import TensorParallelOption
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from regard.server.grounding import Grounding
     from regard.server.network_options import NetworkOptions
 
 
@@ -67,6 +69,7 @@ def serve(
     lora_modules: LoraModulesOption = None,
     lora_folder: LoraFolderOption = None,
     runs: RunsOption = Path("runs"),
+    index: IndexOption = None,
     max_cpu_loras: MaxCpuLorasOption = 64,
     max_loras: MaxLorasOption = 8,
     dtype: DtypeOption = "auto",
@@ -95,6 +98,9 @@ def serve(
     /detokenize, /health, /ready, /metrics, and for inspection /regard/model, /regard/tokenize, /regard/heads,
     /regard/attention/overview, /regard/attention/head, /regard/spec, /regard/lens, /regard/patch.
 
+    With --index, the last question of a chat is searched for in documents. What is found goes before the question, and
+    the response lists the `sources` and those that the answer cites; "search": false in a request leaves it out.
+
     The page also shows the training runs in the folder --runs (/regard/runs), and can train the demo there. Its models
     can be loaded and removed while the server runs (/regard/models), by clients on this machine or with a key.
 
@@ -107,6 +113,7 @@ def serve(
       regard serve smollm2 --speculate ngram
       regard serve chat=smollm2 minilm
       regard serve smollm2 --lora-modules pirate=runs/pirate --lora-modules legal=adapters/legal
+      regard serve smollm2 --index docs.index
       regard serve smollm2 --replicas 4
       regard serve runs/demo --runs ~/experiments/runs
       regard serve models/llama-8b --tensor-parallel 2
@@ -123,6 +130,8 @@ def serve(
         speculate=speculate, draft_tokens=draft_tokens, draft_chains=draft_chains,
     )  # fmt: skip
     check_combination(named, options, loras, lora_folder, replicas)
+    if index is not None and replicas is not None:
+        raise ValueError("--index does not support --replicas; leave one of them out")
     require_server()
     from rich.console import Console
 
@@ -138,7 +147,7 @@ def serve(
 
         announce = partial(print_address, console, named)
         return run_replicas(named, loras, options, network, replicas, console, announce)
-    serve_in_process(named, loras, options, network, lora_folder, runs, console)
+    serve_in_process(named, loras, options, network, lora_folder, runs, index, console)
 
 
 def serve_in_process(
@@ -148,6 +157,7 @@ def serve_in_process(
     network: "NetworkOptions",
     lora_folder: Path | None,
     runs: Path,
+    index: Path | None,
     console: "Console",
 ) -> None:
     """Serve the models in this process, with the runs of a folder, and models that are loaded while it runs."""
@@ -155,12 +165,37 @@ def serve_in_process(
     from regard.cli.served_runs import ServedRuns
     from regard.server.run_server import serve as run
 
+    grounding = None if index is None else open_grounding(index, options.device)
     served = open_served(models, console, options)
     load_adapters(served[0], loras, console)
     shown = ServedRuns(runs)
     library = ModelLibrary(models, options, shown, console) if options.tensor_parallel == 1 else None
     announce = partial(print_address, console, models)
-    run(served, network, adapters=lora_folder, runs=shown, library=library, on_ready=announce)
+    run(
+        served, network, adapters=lora_folder, runs=shown, library=library, grounding=grounding, on_ready=announce
+    )  # fmt: skip
+
+
+def open_grounding(path: Path, device: str) -> "Grounding":
+    """The documents of an index, for chats."""
+    from regard.cli.ask import shown_path
+    from regard.cli.index import embedder, open_index
+    from regard.retrieval.search import search
+    from regard.retrieval.sources import choose_sources
+    from regard.server.grounding import CountTokens, FindSources, Grounding
+    from regard.text.source_prompt import PromptSource
+
+    def open_search() -> FindSources:
+        index, encoder = open_index(path, device)
+        embed = embedder(encoder)
+
+        def find(question: str, count: CountTokens, budget: int) -> list[PromptSource]:
+            hits = [hit._replace(path=shown_path(hit.path)) for hit in search(index, question, embed)]
+            return choose_sources(hits, count, budget)
+
+        return find
+
+    return Grounding(open_search)
 
 
 def require_server() -> None:

@@ -46,6 +46,10 @@ LoraModulesOption = Annotated[
 LoraFolderOption = Annotated[
     Path | None, typer.Option(help="A folder of adapters that clients may load and unload at run time.")
 ]
+IndexOption = Annotated[
+    Path | None,
+    typer.Option(help="An index of documents, by `regard index`: chats are answered from what a search in it finds."),
+]
 RunsOption = Annotated[
     Path, typer.Option(metavar="FOLDER", help="The training runs that the page shows; the demo is trained there.")
 ]

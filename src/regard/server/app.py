@@ -30,6 +30,7 @@ from regard.server import (
     tokenization,
     transcriptions,
 )
+from regard.server.grounding import Grounding
 from regard.server.middleware import (
     AccessLog,
     BodyLimit,
@@ -57,10 +58,11 @@ def create_app(
     adapters: Path | None = None,
     runs: run_routes.Runs | None = None,
     library: Library | None = None,
+    grounding: Grounding | None = None,
 ) -> FastAPI:
     """The page shows the first of the models until another is chosen. `adapters` is a folder from which clients may
     load adapters; None: they may not. `runs` is a folder of training runs, `library` the models that can
-    be loaded while the server runs.
+    be loaded while the server runs. `grounding` are the documents that chats are answered from.
     """
     registry, responses = ModelRegistry(models), Counter()
     reads_media = any(model.images is not None or model.speech is not None for model in models)
@@ -93,7 +95,6 @@ def create_app(
     app.include_router(monitoring.router(registry, app.state.metrics))
     for routes in (
         completions,
-        chat,
         responses_api,
         text_encoder,
         transcriptions,
@@ -103,6 +104,7 @@ def create_app(
         attention_routes,
     ):
         app.include_router(routes.router(registry))
+    app.include_router(chat.router(registry, grounding))
     app.include_router(instrument_routes.router(registry, runs))
     app.include_router(adapter_routes.router(registry, adapters))
     app.include_router(run_routes.router(runs, network.may_manage))

@@ -8,7 +8,9 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from regard.server.chat_schema import ChatBody
+from regard.server.errors import ApiError
 from regard.server.generation import GenerationTask, RouteOptions, TextDelta
+from regard.server.grounding import Grounding, citations, grounded
 from regard.server.logprobs import chat_logprobs
 from regard.server.middleware import tenant_of
 from regard.server.model_registry import ModelRegistry
@@ -17,9 +19,10 @@ from regard.server.responses import data_events, event, respond
 from regard.server.served_model import ServedModel
 from regard.server.structured_output import outputs_of
 from regard.server.tool_calls import CallStream, CallUpdate, OfferedTools
+from regard.text.source_prompt import PromptSource
 
 
-def router(models: ModelRegistry) -> APIRouter:
+def router(models: ModelRegistry, grounding: Grounding | None = None) -> APIRouter:
     routes = APIRouter()
 
     @routes.post("/v1/chat/completions", responses=or_stream(ChatCompletion))
@@ -27,25 +30,36 @@ def router(models: ModelRegistry) -> APIRouter:
         served = models.find_for(body)
         served.check_queue()
         body.max_tokens = body.max_completion_tokens or body.max_tokens
+        if body.search and grounding is None:
+            message = "this server has no documents to search; omit search, or serve with --index"
+            raise ApiError(400, message, code="no_index", param="search")
+        sources = None if grounding is None else await grounding.sources(served, body)
+        messages = body.messages if sources is None else grounded(body.messages, sources)
         tools = served.offered_tools(body)
-        ids = await served.encode_chat(body.messages, True, tools, body.chat_template_kwargs)
+        ids = await served.encode_chat(messages, True, tools, body.chat_template_kwargs)
         images = await served.embed_images(ids, body.messages)
         outputs = tools if tools is not None and tools.needs_grammar else None
         grammar = await served.grammar(outputs or body.structured_outputs or outputs_of(body.response_format))
         options = RouteOptions(body.top_logprobs or 0, grammar=grammar, tenant=tenant_of(request), embeddings=images)
         generation = await served.generate(body, [ids], options)
-        return await respond(request, body.stream, ChatResponse(body, generation, served, tools))
+        return await respond(request, body.stream, ChatResponse(body, generation, served, tools, sources))
 
     return routes
 
 
 class ChatResponse:
-    """tools: those that the model may call; None: its output is all text."""
+    """tools: those that the model may call; None: its output is all text. sources: None: the chat is not grounded."""
 
     def __init__(
-        self, body: ChatBody, generation: GenerationTask, served: ServedModel, tools: OfferedTools | None = None
+        self,
+        body: ChatBody,
+        generation: GenerationTask,
+        served: ServedModel,
+        tools: OfferedTools | None = None,
+        sources: list[PromptSource] | None = None,
     ):
         self.request, self.generation, self.tokenizer = body, generation, served.tokenizer
+        self.sources, self.texts = sources, [""] * len(generation.choices)  # the answers, as far as they are sent
         self.calls = None if tools is None else [CallStream(tools) for _ in generation.choices]
         self.header = {
             "id": f"chatcmpl-{secrets.token_hex(12)}",
@@ -64,6 +78,12 @@ class ChatResponse:
     def prompt_ids(self) -> dict:
         return {"prompt_token_ids": self.generation.choices[0].prompt} if self.request.return_token_ids else {}
 
+    def listed_sources(self) -> dict:
+        return {} if self.sources is None else {"sources": [source.data for source in self.sources]}
+
+    def cited(self, index: int) -> dict:
+        return {} if self.sources is None else {"citations": citations(self.texts[index], self.sources)}
+
     def body(self) -> dict:
         choices = []
         for choice in self.generation.choices:
@@ -78,15 +98,17 @@ class ChatResponse:
                     message["tool_calls"] = [call.chat() for call in calls.calls]
             logprobs = self.logprobs(choice.deltas)
             answer = {"index": choice.index, "message": message, "logprobs": logprobs, "finish_reason": finish}
-            choices.append(answer | self.ids(choice.deltas))
-        return self.header | {"choices": choices, "usage": self.generation.usage()} | self.prompt_ids()
+            self.texts[choice.index] = choice.text
+            choices.append(answer | self.ids(choice.deltas) | self.cited(choice.index))
+        facts = self.prompt_ids() | self.listed_sources()
+        return self.header | {"choices": choices, "usage": self.generation.usage()} | facts
 
     def events(self) -> AsyncIterator[str]:
         return data_events(self.chunks())
 
     async def chunks(self) -> AsyncIterator[str]:
         for choice in self.generation.choices:
-            first = self.prompt_ids() if choice.index == 0 else {}
+            first = self.prompt_ids() | self.listed_sources() if choice.index == 0 else {}
             yield event(self.chunk(choice.index, {"role": "assistant", "content": ""}) | first)
         async for delta in self.generation:
             for chunk in self.delta_chunks(delta):
@@ -96,6 +118,7 @@ class ChatResponse:
 
     def delta_chunks(self, delta: TextDelta) -> Iterator[dict]:
         text, finish, calls = delta.text, delta.finish, []
+        self.texts[delta.index] += text
         if self.calls is not None:
             stream = self.calls[delta.index]
             text, updates = stream.push(delta.text, last=delta.finish is not None)
@@ -107,7 +130,7 @@ class ChatResponse:
         for call in calls:
             yield self.chunk(delta.index, {"tool_calls": [call]})
         if finish:
-            yield self.chunk(delta.index, {}, finish=finish)
+            yield self.chunk(delta.index, {}, finish=finish, ids=self.cited(delta.index))
 
     def chunk(
         self, index: int, delta: dict, logprobs: dict | None = None, finish: str | None = None, ids: dict | None = None

@@ -112,6 +112,7 @@ class ChatBody(SamplingBody):
     tool_choice: Mode | NamedToolChoice | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: TemplateVariables | None = None
+    search: bool | None = None  # in the server's documents; by default whenever it has some and there is a question
 
     # Accepted only with a value that asks for nothing
     modalities: Annotated[list[Literal["text"]], Field(fail_fast=True, min_length=1, max_length=1)] | None = None

@@ -101,12 +101,23 @@ class AssistantMessage(ResponseBody):
     tool_calls: list[MessageToolCall] | None = None  # absent if there are none
 
 
+class ChatSource(ResponseBody):
+    number: int
+    path: str
+    unit: str
+    first: int
+    last: int
+    section: list[str]
+    text: str
+
+
 class ChatChoice(ResponseBody):
     index: int
     message: AssistantMessage
     logprobs: ChatLogprobs | None
     finish_reason: Literal["stop", "length", "tool_calls"] | None
     token_ids: list[int] | None = None  # with return_token_ids
+    citations: list[int] | None = None  # of sources, in the answer of a grounded chat
 
 
 class ChatCompletion(ResponseBody):
@@ -117,6 +128,7 @@ class ChatCompletion(ResponseBody):
     choices: list[ChatChoice]
     usage: Usage
     prompt_token_ids: list[int] | None = None  # with return_token_ids
+    sources: list[ChatSource] | None = None  # of a grounded chat
 
 
 def or_stream(body: type[ResponseBody]) -> dict[int | str, dict[str, Any]]:

@@ -29,6 +29,7 @@ from regard.server.connections import (
     default_max_connections,
 )
 from regard.server.errors import shutting_down
+from regard.server.grounding import Grounding
 from regard.server.model_work import Library
 from regard.server.network_options import NetworkOptions
 from regard.server.request_id import on_start
@@ -45,13 +46,15 @@ def serve(
     adapters: Path | None = None,
     runs: Runs | None = None,
     library: Library | None = None,
+    grounding: Grounding | None = None,
     on_ready: Callable[[str], None] = lambda url: None,
 ) -> None:
     """Serve until a signal arrives. `on_ready` is called with the URL once the server accepts connections.
 
     The access log, if there is one, is written to stderr. For the other arguments see `create_app`.
     """
-    run(create_app(models, network, adapters=adapters, runs=runs, library=library), network, on_ready)
+    app = create_app(models, network, adapters=adapters, runs=runs, library=library, grounding=grounding)
+    run(app, network, on_ready)
 
 
 def run(app: Any, network: NetworkOptions, on_ready: Callable[[str], None]) -> None:

@@ -11,6 +11,7 @@ in an answer cites source 1.
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 INSTRUCTIONS = (
     "Answer the question from the sources, briefly. After each fact, cite its source by number, such as [1]. The "
@@ -40,6 +41,14 @@ class PromptSource:
             if one
             else f"{self.path}, {self.unit}s {self.first} to {self.last}"
         )
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The source in JSON."""
+        return {
+            "number": self.number, "path": self.path, "unit": self.unit, "first": self.first, "last": self.last,
+            "section": list(self.section), "text": self.text,
+        }  # fmt: skip
 
     @property
     def prompt(self) -> str:
