@@ -7,12 +7,15 @@ from regard.instruments.codes import REACH, clouds, dots, pulls
 from regard.instruments.generative_examples import (
     BETAS,
     CODE_SIZES,
+    FAMILIES,
     autoencoder,
     digit_images,
+    draw,
     generative_model,
     specs,
     variational,
 )
+from regard.instruments.generative_table import MEASURES, NAMES, courses, measurements, sharpness
 from regard.objectives.reconstruction import gaussian_kl
 from tests.instruments.test_figures import panel, shown
 
@@ -117,3 +120,33 @@ def test_generating_needs_no_encoder_and_draws_new_codes() -> None:
     assert torch.allclose(drawn_values(first, 4), (image[0] + 1) / 2, atol=6e-3)
     assert first["images"] != second["images"] and len(first["images"]) == 10
     assert panel(PULLS, "pictures", 0, draw=1)["images"][2] != panel(PULLS, "pictures", 0, draw=2)["images"][2]
+
+
+@pytest.mark.ledger("fig.5.39")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_cell_is_a_measurement_of_the_model_in_its_column(family: str) -> None:
+    rows = panel("generative-table", "table")["rows"]
+    cells = {row[0]: row[1 + FAMILIES.index(family)] for row in rows}
+    found = measurements(family)
+    for name, (label, _) in MEASURES.items():
+        value = found.get(name)
+        if value is None:
+            assert family == "gan" and cells[label] == "no encoder"
+        else:
+            assert float(cells[label].split()[0]) == pytest.approx(value, abs=0.051)
+        drawn = panel("generative-table", "bars", measure=name)
+        values = dict(zip(drawn["labels"], drawn["values"], strict=True))
+        assert values.get(NAMES[family]) == (value if value is None else pytest.approx(value, rel=1e-5))
+    images = digit_images().images
+    samples = draw(generative_model(family), images, 1000, 0)
+    assert found["sharpness"] == pytest.approx(sharpness(samples) / sharpness(images), rel=1e-6)
+    shares = [share for _, share in courses()[family]]
+    assert found["steadiness"] == pytest.approx(100 * (max(shares) - min(shares))) and len(shares) == 20
+
+
+@pytest.mark.ledger("fig.5.39")
+def test_sharpness_is_1_for_the_data_and_less_for_a_blur() -> None:
+    images = digit_images().images
+    blurred = torch.nn.functional.avg_pool2d(images, 3, 1, 1)
+    assert sharpness(blurred) < 0.6 * sharpness(images)
+    assert measurements("vae")["sharpness"] < measurements("gan")["sharpness"]

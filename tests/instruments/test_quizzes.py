@@ -304,6 +304,15 @@ def no_kl(panels: list[Panel]) -> None:
     assert before < after
 
 
+def nearest_or_sharpest(panels: list[Panel]) -> None:
+    assert of(panels, "bars")["values"][1:] == pytest.approx([0.71, 1.03], abs=0.006)
+    cells = {row[0]: row[1:] for row in of(panels, "table")["rows"]}
+    near = [float(cell.split()[0]) for cell in cells["samples near a real digit"]]
+    assert max(near) == near[1]
+    steady = cells["range of samples near a digit, second half of training"]
+    assert [cell.split()[0] for cell in steady[1:]] == ["0.4", "8.4"]
+
+
 ANSWERS: dict[str, Callable[[list[Panel]], None]] = {
     "feed-forward": one_linear_map,
     "recurrence": vanishing,
@@ -352,6 +361,7 @@ ANSWERS: dict[str, Callable[[list[Panel]], None]] = {
     "code-size": room_to_copy,
     "dots-and-clouds": between_the_dots,
     "two-pulls": no_kl,
+    "generative-table": nearest_or_sharpest,
 }
 
 

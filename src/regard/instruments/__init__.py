@@ -15,6 +15,7 @@ from regard.instruments import (
     drafts,
     efficient,
     feedforward,
+    generative_table,
     language,
     lora_findings,
     paged,
@@ -46,11 +47,13 @@ COURSE: dict[str, tuple[str, ...]] = {  # chapter: ids, in order
         "code-size",
         "dots-and-clouds",
         "two-pulls",
+        "generative-table",
     ),
 }
 MODULES = (
     ancestors, translation, vocabulary, attention, feedforward, blocks, positions, architecture, language, vision,
     efficient, serving, paged, prefill, precision, drafts, retrieval, phases, lora_findings, adversarial, codes,
+    generative_table,
 )  # fmt: skip
 DEFINED = {instrument.id: instrument for module in MODULES for instrument in module.INSTRUMENTS}
 INSTRUMENTS: dict[str, Instrument] = {id: DEFINED[id] for ids in COURSE.values() for id in ids}

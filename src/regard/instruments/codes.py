@@ -20,7 +20,9 @@ from regard.instruments.generative_examples import (
     autoencoder,
     digit_images,
     gray,
+    near_distance,
     nearest_distance,
+    share_near_digits,
     variational,
 )
 from regard.instruments.instrument import Instrument, Panel, Quiz, Selection, Slider
@@ -125,18 +127,9 @@ def decode_map(name: str, places: Tensor) -> Tensor:
 
 
 @cache
-def near_distance() -> float:
-    """Within which 95 % of the held-out digits have another one."""
-    images = digit_images(few=True).images.flatten(1)
-    distances = torch.cdist(images, images).fill_diagonal_(float("inf"))
-    return float(distances.min(1).values.quantile(0.95))
-
-
-@cache
 def share_near(name: str) -> float:
     """The share of 500 random places, N(0, I) on the map, that decode to an image near a held-out digit."""
-    images = decode_map(name, random_codes(500, 0))
-    return float((nearest_distance(images, digit_images(few=True).images) <= near_distance()).float().mean())
+    return share_near_digits(decode_map(name, random_codes(500, 0)), digit_images(few=True).images)
 
 
 def map_panel(
@@ -176,7 +169,7 @@ def dots_and_clouds(across: float, up: float, beta: int) -> list[Panel]:
         pictures(f"decoded at ({across:.2f}, {up:.2f})", gray(torch.cat(decoded)), titles),
         numbers(
             {f"{title}: distance to the nearest digit": gap for title, gap in zip(titles, gaps, strict=True)}
-            | {"a digit is near within": near_distance()}
+            | {"a digit is near within": near_distance(known)}
             | {f"{title}: random places near a digit": percent(share_near(name))
                for title, name in zip(titles, names, strict=True)}
         ),

@@ -3,6 +3,7 @@
     code-N       autoencoders with N numbers in the code, trained on all digits
     dots         an autoencoder with two numbers in the code, trained on the digits 0 to 4
     clouds-β     variational autoencoders with two numbers in the code and this weight of the KL, trained on the same
+    ae, vae, gan three families with equal networks, trained on all digits
 
 The digits are the held-out tenth of scikit-learn's (Alpaydin & Kaynak 1998), so no model was trained on them. Weights
 are stored in float16 beside this file. `python -m regard.instruments.train_generative` trains them again.
@@ -16,14 +17,18 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from regard.instruments.examples import WEIGHTS
+from regard.instruments.measurements import FOLDER as MEASURED
 from regard.models.generative.autoencoder import Autoencoder, AutoencoderModule
 from regard.models.generative.base import MLP, Generative
+from regard.models.generative.gan import GAN, GANModule
 from regard.models.generative.vae import VAE, VAEModule
 
 CODE_SIZES = (1, 2, 4, 8, 16, 32, 64)
 BETAS = (0.0, 0.1, 0.4, 1.0, 3.0, 10.0)
 FEW_DIGITS = 5  # of the models with codes of two numbers: 0 to 4
 DIGITS_FILE, MODELS_FILE = WEIGHTS / "digits.safetensors", WEIGHTS / "generative.safetensors"
+COURSES_FILE = MEASURED / "generative-training.json"
+FAMILIES = ("ae", "vae", "gan")
 LEVELS = 16  # of a stored pixel, from 0 to this
 NARROW, WIDE = MLP((64,)), MLP((64, 64))
 
@@ -40,6 +45,9 @@ def specs() -> dict[str, Generative]:
         **codes,
         "dots": Autoencoder((1, 8, 8), 2, "tanh", WIDE, WIDE),
         **clouds,
+        "ae": Autoencoder((1, 8, 8), 8, "tanh", WIDE, WIDE),
+        "vae": VAE((1, 8, 8), 8, "tanh", WIDE, WIDE),
+        "gan": GAN((1, 8, 8), 16, "tanh", WIDE, WIDE),
     }
 
 
@@ -53,11 +61,16 @@ def generative_model(name: str) -> Any:
     module = specs()[name].build(seed=0)
     prefix = f"{name}/"
     weights = {key.removeprefix(prefix): value.float() for key, value in stored().items() if key.startswith(prefix)}
-    module.load_state_dict(weights)
+    missing, unexpected = module.load_state_dict(weights, strict=False)  # no discriminator is stored
+    assert not unexpected and all(key.startswith("discriminator.") for key in missing), (missing, unexpected)
     return module.eval().requires_grad_(False)
 
 
 def autoencoder(name: str) -> AutoencoderModule:
+    return generative_model(name)
+
+
+def adversarial(name: str) -> GANModule:
     return generative_model(name)
 
 
@@ -82,3 +95,23 @@ def gray(images: Tensor) -> Tensor:
 def nearest_distance(images: Tensor, known: Tensor) -> Tensor:
     """The Euclidean distance of each image to the nearest known one (N,)."""
     return torch.cdist(images.flatten(1), known.flatten(1)).min(1).values
+
+
+def near_distance(images: Tensor) -> float:
+    """Within which 95 % of the images have another one."""
+    flat = images.flatten(1)
+    return float(torch.cdist(flat, flat).fill_diagonal_(float("inf")).min(1).values.quantile(0.95))
+
+
+def share_near_digits(samples: Tensor, digits: Tensor) -> float:
+    return float((nearest_distance(samples, digits) <= near_distance(digits)).float().mean())
+
+
+@torch.no_grad()
+def draw(model: AutoencoderModule | VAEModule | GANModule, images: Tensor, count: int, seed: int) -> Tensor:
+    """Samples (count, 1, 8, 8). Random codes of an autoencoder have the mean and deviation of those of the images."""
+    noise = torch.randn(count, model.spec.latent, generator=torch.Generator().manual_seed(seed))
+    if isinstance(model, AutoencoderModule):
+        codes = model.encode(images)
+        noise = codes.mean(0) + codes.std(0) * noise
+    return model.decode(noise)
