@@ -84,7 +84,7 @@ def run(bench: Bench) -> Findings:
               raw <= kept - 0.2),
     ]  # fmt: skip
     table = [{"model": name, "recall@1": value} for name, value in recall.items()]
-    groups = tuple(name.replace(", ", ",\n") for name in recall)
+    groups = tuple(name.replace(", ", ",\n").replace("not ", "not\n").replace("mask ", "mask\n") for name in recall)
     plots = [Plot("", "recall@1", {"": list(enumerate(recall.values()))}, "held-out passages", groups=groups)]
     remark = f"{len(held_out)} held-out passages; candidates are their second wordings and two negatives of each."
     return Findings(table, checks, plots, remark)
