@@ -26,7 +26,7 @@ from regard.labs.experiment import Bench, Check, Findings, Plot
 HEADS, DIM = 8, 64
 LENGTHS = (256, 512, 1024, 2048, 4096)
 MASKS = ("full", "causal")
-Candidates = Mapping[tuple[str, str], Callable[..., Tensor]]  # by implementation and mask
+TimedAttention = Mapping[tuple[str, str], Callable[..., Tensor]]  # by implementation and mask
 
 
 def run(bench: Bench) -> Findings:
@@ -83,7 +83,7 @@ def tiled(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
 ATTENTION: dict[str, Callable[..., Tensor]] = {"plain": plain, "tiled": tiled}
 
 
-def times(candidates: Candidates, length: int, rounds: int) -> dict[tuple[str, str], float]:
+def times(candidates: TimedAttention, length: int, rounds: int) -> dict[tuple[str, str], float]:
     """The median milliseconds of a forward and backward of each, which alternate; the first round is a warm-up."""
     gpu = torch.cuda.is_available()
     device, dtype = ("cuda", torch.bfloat16) if gpu else ("cpu", torch.float32)
