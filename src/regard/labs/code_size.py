@@ -27,12 +27,12 @@ from regard.labs.digit_models import (
 from regard.labs.experiment import Bench, Check, Findings, Plot
 from regard.labs.fit import generator
 
-NARROW, NOISE = 8, 0.5
+NARROW, NOISE, ROWS = 8, 0.5, 256
 
 
 def run(bench: Bench) -> Findings:
     digits, held_out = read_digits(bench)
-    steps, widths = bench.training(3000, 2), bench.setting((2, 4, 8, 16, 32, 64), (8, 64))
+    steps, widths = bench.training(1000, 2), bench.setting((2, 4, 8, 16, 32, 64), (8, 64))
     images = held_out.images
     noise = noise_of(bench.seed, images, NOISE)
     order = torch.rand(images.shape, generator=generator(bench.seed)).flatten(1).argsort(1)
@@ -40,7 +40,7 @@ def run(bench: Bench) -> Findings:
     rows = {}
     for hidden in (HIDDEN, ()):
         for latent in widths if hidden else (NARROW, PIXELS):
-            model = train_autoencoder(bench, digits, latent, steps, hidden)
+            model = train_autoencoder(bench, digits, latent, steps, hidden, ROWS)
             clean, noisy = reconstruct(model, images), reconstruct(model, images + noise)
             with torch.no_grad():
                 codes, test_codes = model.encode(digits.images), model.encode(images)
@@ -96,5 +96,7 @@ def run(bench: Bench) -> Findings:
             f"{NARROW} random projections": [(latent, random) for latent in widths],
         }, "digit, read by a linear classifier", "x"),
     ]  # fmt: skip
-    remark = f"{steps:,} steps of 64 images. Plots: with hidden layers. Errors of noisy digits: shares of the noise's."
+    remark = (
+        f"{steps:,} steps of {ROWS} images. Plots: with hidden layers. Errors of noisy digits: shares of the noise's."
+    )
     return Findings(table, checks, plots, remark)

@@ -79,21 +79,21 @@ def classifier_accuracy(model: nn.Module, digits: DigitImages) -> float:
     return (model(digits.images).argmax(-1) == digits.labels).float().mean().item()
 
 
-def draw_digits(rng: torch.Generator, images: Tensor, latent: int) -> Batch:
+def draw_digits(rng: torch.Generator, images: Tensor, latent: int, rows: int = ROWS) -> Batch:
     """Images, and noise for their codes."""
-    rows = torch.randint(len(images), (ROWS,), generator=rng)
-    return Batch(data=images[rows], noise=torch.randn(ROWS, latent, generator=rng))
+    chosen = torch.randint(len(images), (rows,), generator=rng)
+    return Batch(data=images[chosen], noise=torch.randn(rows, latent, generator=rng))
 
 
 def train_autoencoder(
-    bench: Bench, digits: DigitImages, latent: int, steps: int, hidden: tuple[int, ...] = HIDDEN
+    bench: Bench, digits: DigitImages, latent: int, steps: int, hidden: tuple[int, ...] = HIDDEN, rows: int = ROWS
 ) -> AutoencoderModule:
     net = MLP(hidden)
     spec = Autoencoder(latent=latent, encoder=net, decoder=net, output="tanh" if hidden else "identity")
     model = spec.build(bench.seed)
     label = f"autoencoder, {latent} numbers" + ", linear" * (not hidden)
-    make_batch = partial(draw_digits, images=digits.images, latent=latent)
-    fit(bench, label, model, make_batch, steps, RATE, objective=Reconstruction())
+    make_batch = partial(draw_digits, images=digits.images, latent=latent, rows=rows)
+    fit(bench, label, model, make_batch, steps, RATE * (rows / ROWS) ** 0.5, objective=Reconstruction())
     return model
 
 

@@ -44,11 +44,11 @@ from regard.objectives.gan import Adversarial
 from regard.objectives.generative import GenerativeObjective
 from regard.objectives.reconstruction import Reconstruction, Variational
 
-NET, LATENT, NOISE, MEASURED = MLP(HIDDEN), 8, 32, 10
+NET, LATENT, NOISE, ROWS, MEASURED = MLP(HIDDEN), 8, 32, 256, 10
 FAMILIES: dict[str, tuple[Generative[Any], GenerativeObjective, int, float]] = {  # model, objective, steps, rate
-    "autoencoder": (Autoencoder((1, 8, 8), LATENT, "tanh", NET, NET), Reconstruction(), 3000, 1e-3),
-    "VAE": (VAE((1, 8, 8), LATENT, "tanh", NET, NET), Variational(beta=0.8), 3000, 1e-3),
-    "GAN": (GAN((1, 8, 8), NOISE, "tanh", NET, NET), Adversarial(), 12_000, 5e-4),
+    "autoencoder": (Autoencoder((1, 8, 8), LATENT, "tanh", NET, NET), Reconstruction(), 1000, 1e-3),
+    "VAE": (VAE((1, 8, 8), LATENT, "tanh", NET, NET), Variational(beta=0.8), 1000, 1e-3),
+    "GAN": (GAN((1, 8, 8), NOISE, "tanh", NET, NET), Adversarial(), 4000, 1e-3),
 }
 
 
@@ -153,7 +153,7 @@ def train(
     }
     rng, points, every = generator(bench.seed), [], max(1, steps // (2 * MEASURED))
     for step in bench.each(label, range(1, steps + 1)):
-        batch = draw_digits(rng, digits.images, model.spec.latent)
+        batch = draw_digits(rng, digits.images, model.spec.latent, ROWS)
         phase = objective.phase(step) if alternates else TrainingPhase(objective, "*")
         loss, count, _ = phase.loss(model, batch)
         model.zero_grad()
