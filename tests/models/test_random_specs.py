@@ -73,6 +73,7 @@ def test_laws_hold_for_random_specs(part: int, spec: Decoder, seed: int) -> None
     assert not broken, broken
 
 
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("part", range(2))
 @settings(NO_SHRINKING, max_examples=HYBRIDS)
 @given(random_specs.hybrids(), st.integers(0, 999))
