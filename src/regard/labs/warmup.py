@@ -43,7 +43,7 @@ def run(bench: Bench) -> Findings:
                 losses[style, warmup, rate] = mean_loss(model, test)
                 if rate == RATES[-1]:
                     curves[label] = smooth(history, 10)
-    best = {key: min(losses[*key, rate] for rate in RATES) for key in {key[:2] for key in losses}}
+    best = {key: min(losses[*key, rate] for rate in RATES) for key in dict.fromkeys(key[:2] for key in losses)}
 
     def learned(style: str, warmup: bool) -> float:
         return frequencies - best[style, warmup]
