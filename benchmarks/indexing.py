@@ -81,7 +81,7 @@ def run_process(path: Path, documents: Path, model: str | None, kill_at: float |
     process.start()
     while process.is_alive():
         if kill_at is not None and embedded.value >= kill_at:
-            time.sleep(random.random() / 20)  # anywhere within a batch
+            time.sleep(0.05 * (kill_at % 1))  # anywhere within a batch
             process.kill()
         process.join(0.02)
     assert process.exitcode == (0 if kill_at is None else -signal.SIGKILL), f"the update ended with {process.exitcode}"

@@ -19,6 +19,7 @@ SERVERS = ("http://", "https://")
 
 
 def evaluate_tasks(
+    ctx: typer.Context,
     model: Annotated[
         str, typer.Argument(metavar="MODEL|URL", help="A model, or the address of an OpenAI-compatible server.")
     ],
@@ -67,7 +68,9 @@ def evaluate_tasks(
       regard eval http://127.0.0.1:8000 --tasks capitals.toml --json
     """
     is_server = model.startswith(SERVERS)
-    refuse_ignored_options(is_server, adapter, device, name, key, tokenizer)
+    source = ctx.get_parameter_source("key")
+    key_given = source is not None and source.name == "COMMANDLINE"
+    refuse_ignored_options(is_server, adapter, device, name, key_given, tokenizer)
     if not is_server:
         find_model(Path(model))  # before torch is imported: a mistyped name is refused at once
     names = [name for given in tasks for name in given.split(",") if name]
@@ -114,9 +117,12 @@ def evaluate_tasks(
         print(f"written: {out}")
 
 
-def refuse_ignored_options(is_server: bool, adapter: Any, device: str, name: Any, key: Any, tokenizer: Any) -> None:
+def refuse_ignored_options(
+    is_server: bool, adapter: Any, device: str, name: Any, key_given: bool, tokenizer: Any
+) -> None:
+    """key_given: on the command line; a key in the environment is no reason to refuse a model."""
     local = {"--adapter": adapter is not None, "--device": device != "auto"}
-    remote = {"--name": name is not None, "--tokenizer": tokenizer is not None}
+    remote = {"--name": name is not None, "--key": key_given, "--tokenizer": tokenizer is not None}
     given = [option for option, is_given in (local if is_server else remote).items() if is_given]
     if given:
         whose = "a model on this machine; the server has chosen" if is_server else "a server; leave it out"

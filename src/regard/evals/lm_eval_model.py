@@ -8,6 +8,7 @@ tokens the tokenizer must parse: `special=True`.
 """
 
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from itertools import islice
@@ -32,11 +33,13 @@ class LmEvalModel(LM):
     def __init__(self, model: LocalModel):
         super().__init__()
         self.model, self.tokenizer = model, model.llm.tokenizer
-        self.truncated: set[int] = set()  # documents
+        self.truncated: set[tuple[str | None, int | None]] = set()  # tasks and documents
 
     def loglikelihood(self, requests: Sequence[Any]) -> list[tuple[float, bool]]:
         rows = [continuation_row(self.model, *request.args) for request in requests]
-        self.truncated |= {each.doc_id for each, row in zip(requests, rows, strict=True) if row.truncated}
+        self.truncated |= {
+            (each.task_name, each.doc_id) for each, row in zip(requests, rows, strict=True) if row.truncated
+        }
         return [(found.logprob, found.greedy) for found in self.model.score(rows)]
 
     def loglikelihood_rolling(self, requests: Sequence[Any]) -> list[float]:
@@ -55,7 +58,8 @@ class LmEvalModel(LM):
             if room < 1:
                 raise ValueError(f"max_gen_toks={max_new} leaves no room in the {self.model.window} tokens; lower it")
             prompts = [self.model.encode(requests[index].args[0]) for index in indices]
-            self.truncated |= {requests[i].doc_id for i, ids in zip(indices, prompts, strict=True) if len(ids) > room}
+            long = [requests[i] for i, ids in zip(indices, prompts, strict=True) if len(ids) > room]
+            self.truncated |= {(each.task_name, each.doc_id) for each in long}
             texts |= zip(indices, self.model.complete([ids[-room:] for ids in prompts], max_new, stop), strict=True)
         return [texts[index] for index in range(len(requests))]
 
@@ -96,9 +100,10 @@ def run_lm_eval(
         )
     assert found is not None, "only other ranks get None"
     samples = {name: list(map(sample_of, given)) for name, given in found["samples"].items()}
+    truncated = Counter(task for task, _ in asked.truncated)
     return [
         TaskResult(
-            name, "lm-eval", len(samples[name]), found["n-shot"].get(name, 0), len(asked.truncated), estimates(values),
+            name, "lm-eval", len(samples[name]), found["n-shot"].get(name, 0), truncated[name], estimates(values),
             samples[name],
         )
         for name, values in found["results"].items() if name in samples

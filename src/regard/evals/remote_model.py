@@ -5,7 +5,6 @@ one new token is dropped: many servers refuse max_tokens=0. The ids come from a 
 server's `/tokenize`, which regard and vLLM have.
 """
 
-import os
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -34,7 +33,6 @@ class RemoteModel:
         window: int | None = None,
     ):
         self.name, self.tokenizer, self.rows = url.rstrip("/").removesuffix("/v1"), tokenizer, rows
-        key = key or os.environ.get("OPENAI_API_KEY")
         headers = {"authorization": f"Bearer {key}"} if key else {}
         self.client = httpx.Client(base_url=self.name, headers=headers, timeout=TIMEOUT)
         weakref.finalize(self, self.client.close)

@@ -2,12 +2,14 @@
 
 recognized       the share of images to which a classifier gives a label with enough confidence, and those labels
 covered_modes    the modes of a density with known centers that have samples near them, and the share near any
+sharpness        the mean absolute Laplacian of images: an average of shifted images has less of it
 anomaly_scores   ‖x - x̂‖² of every example: what differs from the training data is reconstructed badly
 """
 
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.models.generative.autoencoder import AutoencoderModule
@@ -40,6 +42,12 @@ def covered_modes(points: Tensor, centers: Tensor, radius: float = RADIUS) -> Co
     near = nearest[distances <= radius]
     counts = near.bincount(minlength=len(centers))
     return Coverage(int((counts >= len(points) / len(centers) / 10).sum()), len(near) / len(points))
+
+
+def sharpness(images: Tensor) -> float:
+    """images: (B, 1, height, width)"""
+    kernel = images.new_tensor([[0.0, 1.0, 0.0], [1.0, -4.0, 1.0], [0.0, 1.0, 0.0]])
+    return float(F.conv2d(images, kernel[None, None]).abs().mean())
 
 
 @torch.no_grad()

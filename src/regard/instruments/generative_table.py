@@ -8,10 +8,8 @@ import json
 from functools import cache
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
-from regard.evals.samples import reconstruct
+from regard.evals.samples import reconstruct, sharpness
 from regard.instruments.generative_examples import (
     COURSES_FILE,
     FAMILIES,
@@ -43,12 +41,6 @@ MEASURES = {  # name: its label, and the unit
 def courses() -> dict[str, list[tuple[float, float]]]:
     """By model: (share of the training, share of samples near a digit), as train_generative.py measured them."""
     return json.loads(COURSES_FILE.read_text(encoding="utf-8"))
-
-
-def sharpness(images: Tensor) -> float:
-    """The mean absolute Laplacian."""
-    kernel = images.new_tensor([[0.0, 1.0, 0.0], [1.0, -4.0, 1.0], [0.0, 1.0, 0.0]])
-    return float(F.conv2d(images, kernel[None, None]).abs().mean())
 
 
 @cache

@@ -19,10 +19,9 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.evals.samples import recognized, reconstruct
+from regard.evals.samples import recognized, reconstruct, sharpness
 from regard.labs.digit_models import (
     HIDDEN,
     DigitImages,
@@ -162,8 +161,3 @@ def train(
         if (steps - step) % every == 0 and (steps - step) // every < MEASURED:
             points.append((step / steps, measure()))
     return points
-
-
-def sharpness(images: Tensor) -> float:
-    kernel = images.new_tensor([[0.0, 1.0, 0.0], [1.0, -4.0, 1.0], [0.0, 1.0, 0.0]])
-    return float(F.conv2d(images, kernel[None, None]).abs().mean())

@@ -33,9 +33,9 @@ def router(models: ModelRegistry, grounding: Grounding | None = None) -> APIRout
         if body.search and grounding is None:
             message = "this server has no documents to search; omit search, or serve with --index"
             raise ApiError(400, message, code="no_index", param="search")
-        sources = None if grounding is None else await grounding.sources(served, body)
-        messages = body.messages if sources is None else grounded(body.messages, sources)
         tools = served.offered_tools(body)
+        sources = None if grounding is None else await grounding.sources(served, body, tools)
+        messages = body.messages if sources is None else grounded(body.messages, sources)
         ids = await served.encode_chat(messages, True, tools, body.chat_template_kwargs)
         images = await served.embed_images(ids, body.messages)
         outputs = tools if tools is not None and tools.needs_grammar else None

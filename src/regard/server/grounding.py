@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from regard.server.chat_schema import ChatBody, Message
 from regard.server.errors import ApiError
 from regard.server.served_model import ServedModel
+from regard.server.tool_calls import OfferedTools
 from regard.text.source_prompt import PromptSource, cited_sources, question_messages
 
 NEW_TOKENS = 256  # that are kept for an answer without max_tokens
@@ -31,8 +32,10 @@ class Grounding:
         self.thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="search")
         self.find = self.thread.submit(open_search).result()
 
-    async def sources(self, served: ServedModel, body: ChatBody) -> list[PromptSource] | None:
-        """None: the request is answered without a search."""
+    async def sources(
+        self, served: ServedModel, body: ChatBody, tools: OfferedTools | None
+    ) -> list[PromptSource] | None:
+        """None: the request is answered without a search. tools: they take a part of the prompt."""
         last = body.messages[-1]
         is_question = last.role == "user" and not last.images and bool(text_of(last).strip())
         if body.search is False or (body.search is None and not is_question):
@@ -40,7 +43,7 @@ class Grounding:
         if not is_question:
             message = "search needs a question, the text of a user, as the last message; omit search, or add one"
             raise ApiError(400, message, code="invalid_value", param="search")
-        used = await served.encode_chat(grounded(body.messages, []), True, None, body.chat_template_kwargs)
+        used = await served.encode_chat(grounded(body.messages, []), True, tools, body.chat_template_kwargs)
         room = served.capacity - len(used) - (body.max_tokens or NEW_TOKENS) - SPARE
         budget = min(served.capacity // 2, room)
         if budget < 1:
