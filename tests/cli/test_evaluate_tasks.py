@@ -81,6 +81,7 @@ def test_errors_say_what_to_do(folder: Path, arguments: tuple[str, ...], message
 
 
 def test_options_of_the_other_kind_of_model_are_refused(folder: Path) -> None:
-    for model, option in ((folder / "model", ("--name", "a")), ("http://127.0.0.1:9", ("--device", "cpu"))):
+    here, server = folder / "model", "http://127.0.0.1:9"
+    for model, option in ((here, ("--name", "a")), (here, ("--key", "k")), (server, ("--device", "cpu"))):
         result = regard("eval", model, "--tasks", "world-stories", *option)
         assert result.exit_code == 2 and f"{option[0]} is for" in result.output
