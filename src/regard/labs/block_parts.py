@@ -1,4 +1,4 @@
-"""Gated units beat ReLU and GELU at equal weights, a feed-forward of 4 times the width one of 1, and centring is idle.
+"""Gated units beat ReLU and GELU at equal weights, a feed-forward of 4 times the width one of 1; centring adds nothing.
 
 Decoders that differ in one part are trained on the same tokens of stories in the same order, and judged by their loss
 on held-out stories. The feed-forward: ReLU or GELU with 256 channels, or gated units with 171, of as many weights. Its

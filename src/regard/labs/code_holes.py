@@ -17,16 +17,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard.evals.samples import recognized, reconstruct
+from regard.data.sources.images import LabelledImages
+from regard.evals.samples import recognized, reconstruct, share_near, unexplained
 from regard.labs.digit_models import (
-    DigitImages,
     classifier_accuracy,
     read_digits,
-    share_near_digits,
     train_autoencoder,
     train_classifier,
     train_vae,
-    unexplained,
 )
 from regard.labs.experiment import Bench, Check, Findings, Plot
 from regard.labs.fit import generator
@@ -99,8 +97,8 @@ def run(bench: Bench) -> Findings:
 
 class SampleJudge(NamedTuple):
     classifier: nn.Module
-    digits: DigitImages
-    held_out: DigitImages
+    digits: LabelledImages
+    held_out: LabelledImages
 
     @torch.no_grad()
     def examine(self, model: AutoencoderModule | VAEModule, noise: Tensor) -> dict[str, float]:
@@ -111,9 +109,9 @@ class SampleJudge(NamedTuple):
             "unexplained": unexplained(rebuilt, images),
             "spread of μ": float(codes.std(0).mean()),
             "reconstructions recognized": recognized(self.classifier, rebuilt).share,
-            "near a digit": share_near_digits(rebuilt, self.digits, self.held_out),
+            "near a digit": share_near(rebuilt, self.digits.images, images),
             "random codes recognized": recognized(self.classifier, drawn).share,
-            "random codes near a digit": share_near_digits(drawn, self.digits, self.held_out),
+            "random codes near a digit": share_near(drawn, self.digits.images, images),
             "codes of N(0, I) recognized": recognized(self.classifier, standard).share,
             "codes with fitted moments recognized": recognized(self.classifier, fitted).share,
         }

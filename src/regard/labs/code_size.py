@@ -14,7 +14,7 @@ was trained to remove noise.
 
 import torch
 
-from regard.evals.samples import reconstruct
+from regard.evals.samples import reconstruct, unexplained
 from regard.labs.digit_models import (
     HIDDEN,
     PIXELS,
@@ -22,7 +22,6 @@ from regard.labs.digit_models import (
     probe_accuracy,
     read_digits,
     train_autoencoder,
-    unexplained,
 )
 from regard.labs.experiment import Bench, Check, Findings, Plot
 from regard.labs.fit import generator

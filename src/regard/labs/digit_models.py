@@ -5,17 +5,13 @@ classifier sees real images only.
 """
 
 from functools import partial
-from itertools import islice
-from typing import NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.data.batch import Batch
-from regard.data.sources.base import Examples, first_epoch
-from regard.data.sources.images import Digits
+from regard.data.sources.images import Digits, LabelledImages, labelled_images
 from regard.labs.experiment import Bench
 from regard.labs.fit import fit, generator
 from regard.models.generative.autoencoder import Autoencoder, AutoencoderModule
@@ -28,27 +24,15 @@ PIXELS, ROWS, RATE = 64, 64, 2e-3
 HIDDEN = (256, 256)
 
 
-class DigitImages(NamedTuple):
-    images: Tensor  # (N, 1, 8, 8)
-    labels: Tensor  # (N,)
-
-
-def read_digits(bench: Bench) -> tuple[DigitImages, DigitImages]:
+def read_digits(bench: Bench) -> tuple[LabelledImages, LabelledImages]:
     """For training, and held out."""
     splits = Digits().open(hold_out=True)
     assert splits.held_out is not None
-    return read_split(splits.train, bench.setting(2000, 40)), read_split(splits.held_out, bench.setting(2000, 20))
+    limit, held_out_limit = bench.setting((2000, 2000), (40, 20))
+    return labelled_images(splits.train, limit), labelled_images(splits.held_out, held_out_limit)
 
 
-def read_split(split: Examples, limit: int) -> DigitImages:
-    examples = list(islice(first_epoch(split, limit), limit))
-    return DigitImages(
-        torch.from_numpy(np.stack([example["image"] for example in examples])),
-        torch.tensor([example["label"] for example in examples]),
-    )
-
-
-def train_classifier(bench: Bench, digits: DigitImages) -> nn.Module:
+def train_classifier(bench: Bench, digits: LabelledImages) -> nn.Module:
     """A convolutional net, trained on images that are moved by up to a pixel."""
     torch.manual_seed(bench.seed)
     model = nn.Sequential(
@@ -61,7 +45,7 @@ def train_classifier(bench: Bench, digits: DigitImages) -> nn.Module:
     return model
 
 
-def draw_moved(rng: torch.Generator, digits: DigitImages) -> Batch:
+def draw_moved(rng: torch.Generator, digits: LabelledImages) -> Batch:
     rows = torch.randint(len(digits.images), (ROWS,), generator=rng)
     down, right = torch.randint(-1, 2, (2,), generator=rng).tolist()
     images = F.pad(digits.images[rows], (1, 1, 1, 1), value=-1.0)[:, :, 1 - down :, 1 - right :][:, :, :8, :8]
@@ -75,7 +59,7 @@ def label_loss(model: nn.Module, batch: Batch) -> LossResult:
 
 
 @torch.no_grad()
-def classifier_accuracy(model: nn.Module, digits: DigitImages) -> float:
+def classifier_accuracy(model: nn.Module, digits: LabelledImages) -> float:
     return (model(digits.images).argmax(-1) == digits.labels).float().mean().item()
 
 
@@ -86,7 +70,7 @@ def draw_digits(rng: torch.Generator, images: Tensor, latent: int, rows: int = R
 
 
 def train_autoencoder(
-    bench: Bench, digits: DigitImages, latent: int, steps: int, hidden: tuple[int, ...] = HIDDEN, rows: int = ROWS
+    bench: Bench, digits: LabelledImages, latent: int, steps: int, hidden: tuple[int, ...] = HIDDEN, rows: int = ROWS
 ) -> AutoencoderModule:
     net = MLP(hidden)
     spec = Autoencoder(latent=latent, encoder=net, decoder=net, output="tanh" if hidden else "identity")
@@ -97,7 +81,7 @@ def train_autoencoder(
     return model
 
 
-def train_vae(bench: Bench, digits: DigitImages, latent: int, beta: float, steps: int) -> VAEModule:
+def train_vae(bench: Bench, digits: LabelledImages, latent: int, beta: float, steps: int) -> VAEModule:
     model = VAE(latent=latent, encoder=MLP(HIDDEN), decoder=MLP(HIDDEN), output="tanh").build(bench.seed)
     make_batch = partial(draw_digits, images=digits.images, latent=latent)
     fit(bench, f"VAE, β {beta:g}", model, make_batch, steps, RATE, objective=Variational(beta=beta))
@@ -114,21 +98,6 @@ def probe_accuracy(codes: Tensor, labels: Tensor, test_codes: Tensor, test_label
     x, y = design(codes), F.one_hot(labels, 10).double()
     weights = torch.linalg.solve(x.T @ x + 1e-3 * len(x) * torch.eye(x.shape[1], dtype=x.dtype), x.T @ y)
     return ((design(test_codes) @ weights).argmax(1) == test_labels).float().mean().item()
-
-
-def share_near_digits(samples: Tensor, digits: DigitImages, held_out: DigitImages) -> float:
-    """The share of samples whose distance to the nearest training image is at most that of 95 % of held-out images."""
-    known = digits.images.flatten(1)
-
-    def nearest(images: Tensor) -> Tensor:
-        return torch.cdist(images.flatten(1), known).min(1).values
-
-    return (nearest(samples) <= nearest(held_out.images).quantile(0.95)).float().mean().item()
-
-
-def unexplained(reconstructed: Tensor, images: Tensor) -> float:
-    """Squared error as a share of the variance of the images: 1 for the mean image."""
-    return float((reconstructed - images).square().sum() / (images - images.mean(0)).square().sum())
 
 
 def noise_of(seed: int, like: Tensor, scale: float) -> Tensor:

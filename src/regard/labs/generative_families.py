@@ -14,23 +14,21 @@ others.
 # ledger: gen.table gan.sharp
 
 from collections.abc import Callable
-from fnmatch import fnmatch
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from regard.evals.samples import recognized, reconstruct, sharpness
+from regard.data.sources.images import LabelledImages
+from regard.evals.samples import recognized, reconstruct, sharpness, unexplained
 from regard.labs.digit_models import (
     HIDDEN,
-    DigitImages,
     classifier_accuracy,
     draw_digits,
     probe_accuracy,
     read_digits,
     train_classifier,
-    unexplained,
 )
 from regard.labs.experiment import Bench, Check, Findings, Plot, Point
 from regard.labs.fit import generator
@@ -38,16 +36,15 @@ from regard.models.generative.autoencoder import Autoencoder, AutoencoderModule
 from regard.models.generative.base import MLP, Generative
 from regard.models.generative.gan import GAN, GANModule
 from regard.models.generative.vae import VAE
-from regard.objectives.base import TrainingPhase
 from regard.objectives.gan import Adversarial
-from regard.objectives.generative import GenerativeObjective
+from regard.objectives.generative import GenerativeObjective, phase_optimizers, train_phase
 from regard.objectives.reconstruction import Reconstruction, Variational
 
-NET, LATENT, NOISE, ROWS, MEASURED = MLP(HIDDEN), 8, 32, 256, 10
-FAMILIES: dict[str, tuple[Generative[Any], GenerativeObjective, int, float]] = {  # model, objective, steps, rate
-    "autoencoder": (Autoencoder((1, 8, 8), LATENT, "tanh", NET, NET), Reconstruction(), 1000, 1e-3),
-    "VAE": (VAE((1, 8, 8), LATENT, "tanh", NET, NET), Variational(beta=0.8), 1000, 1e-3),
-    "GAN": (GAN((1, 8, 8), NOISE, "tanh", NET, NET), Adversarial(), 4000, 1e-3),
+NET, LATENT, NOISE, ROWS, RATE, MEASURED = MLP(HIDDEN), 8, 32, 256, 1e-3, 10
+FAMILIES: dict[str, tuple[Generative[Any], GenerativeObjective, int, float]] = {  # model, objective, steps, momentum
+    "autoencoder": (Autoencoder((1, 8, 8), LATENT, "tanh", NET, NET), Reconstruction(), 1000, 0.9),
+    "VAE": (VAE((1, 8, 8), LATENT, "tanh", NET, NET), Variational(beta=0.8), 1000, 0.9),
+    "GAN": (GAN((1, 8, 8), NOISE, "tanh", NET, NET), Adversarial(), 4000, 0.0),
 }
 
 
@@ -56,11 +53,11 @@ def run(bench: Bench) -> Findings:
     classifier = train_classifier(bench, digits)
     count = bench.setting(1000, 20)
     rows, curves = {}, {}
-    for name, (spec, objective, full, rate) in FAMILIES.items():
+    for name, (spec, objective, full, momentum) in FAMILIES.items():
         steps, model = bench.training(full, 20), spec.build(bench.seed)
         noise = torch.randn(count, spec.latent, generator=generator(bench.seed))
         measure = partial(share_recognized, classifier, model, held_out.images, noise)
-        curves[name] = train(bench, name, model, objective, digits, steps, rate, measure)
+        curves[name] = train(bench, name, model, objective, digits, steps, momentum, measure)
         rows[name] = examine(model, classifier, digits, held_out, noise)
         shares = [value for _, value in curves[name]]
         rows[name]["range in training"] = max(shares) - min(shares)
@@ -113,7 +110,7 @@ def share_recognized(classifier: nn.Module, model: Any, images: Tensor, noise: T
 
 @torch.no_grad()
 def examine(
-    model: Any, classifier: nn.Module, digits: DigitImages, held_out: DigitImages, noise: Tensor
+    model: Any, classifier: nn.Module, digits: LabelledImages, held_out: LabelledImages, noise: Tensor
 ) -> dict[str, Any]:
     row: dict[str, Any] = {"digits, unexplained": "", "digit read from the code": ""}
     if not isinstance(model, GANModule):
@@ -137,27 +134,17 @@ def train(
     label: str,
     model: Any,
     objective: GenerativeObjective,
-    digits: DigitImages,
+    digits: LabelledImages,
     steps: int,
-    rate: float,
+    momentum: float,
     measure: Callable[[], float],
 ) -> list[Point]:
     """Train in place at a constant rate. Returns MEASURED measurements of the second half."""
-    alternates = isinstance(objective, Adversarial)
-    optimizers = {
-        part: torch.optim.Adam([p for name, p in model.named_parameters() if fnmatch(name, part)], rate, betas)
-        for part, betas in (
-            (("discriminator.*", (0.0, 0.99)), ("generator.*", (0.0, 0.99))) if alternates else (("*", (0.9, 0.99)),)
-        )
-    }
+    optimizers = phase_optimizers(model, dict.fromkeys(objective.trained, RATE), (momentum, 0.99))
     rng, points, every = generator(bench.seed), [], max(1, steps // (2 * MEASURED))
     for step in bench.each(label, range(1, steps + 1)):
         batch = draw_digits(rng, digits.images, model.spec.latent, ROWS)
-        phase = objective.phase(step) if alternates else TrainingPhase(objective, "*")
-        loss, count, _ = phase.loss(model, batch)
-        model.zero_grad()
-        (loss / count).backward()
-        optimizers[phase.trains].step()
+        train_phase(model, objective, batch, step, optimizers)
         if (steps - step) % every == 0 and (steps - step) // every < MEASURED:
             points.append((step / steps, measure()))
     return points

@@ -1,4 +1,4 @@
-"""Trained heads specialise untold: some attend to the previous word, others to syntax, to a referent, or to meaning.
+"""Trained heads specialise unsupervised: some attend to the previous word, others to syntax, a referent, or meaning.
 
 Five jobs, each a link between two words of made-up sentences: a word and the previous one, a noun and its determiner, a
 verb and its subject, a pronoun and its noun (as in the lab syntax-heads), and in a list the last word and the only one

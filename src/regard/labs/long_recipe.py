@@ -88,7 +88,7 @@ def run(bench: Bench) -> Findings:
         )
     )
     table = [{"recipe": name, "targets met": len(met[name])} | values for name, values in found.items()]
-    groups = tuple(name.replace("without ", "without\n") for name in VARIANTS)
+    groups = tuple(name.replace("without ", "without\n").replace("k/v ", "k/v\n") for name in VARIANTS)
     quality = {
         "needles, at the worst depth": [(i, values["needles"]) for i, values in enumerate(found.values())],
         "loss of text, to that at L": [(i, values["text"]) for i, values in enumerate(found.values())],

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils import clip_grad_norm_
+from torch.nn.utils import get_total_norm
 
 from regard.data.batch import Batch
 from regard.data.sources.points import PlanePoints
@@ -15,6 +15,7 @@ from regard.labs.experiment import Bench
 from regard.labs.fit import generator
 from regard.models.generative.gan import GANModule
 from regard.objectives.gan import Adversarial
+from regard.objectives.generative import phase_optimizers, train_phase
 
 ROWS, MEASURED = 128, 1000
 NEAR = 3  # standard deviations of a mode, within which a sample is near it
@@ -66,12 +67,8 @@ class Measurement(NamedTuple):
 def play(bench: Bench, label: str, model: GANModule, data: Modes, rules: Rules) -> list[Measurement]:
     """Train the model in place, and measure it every few steps and at the end."""
     rng, objective = generator(bench.seed), rules.objective
-    networks = {"discriminator.*": model.discriminator, "generator.*": model.generator}
     rates = {"discriminator.*": rules.critic_rate, "generator.*": rules.rate}
-    optimizers = {
-        name: torch.optim.Adam(network.parameters(), rates[name], (rules.momentum, 0.99))
-        for name, network in networks.items()
-    }
+    optimizers = phase_optimizers(model, rates, (rules.momentum, 0.99))
     history: list[Measurement] = []
     slopes: list[float] = []
     cycle = objective.critic_steps + 1
@@ -80,19 +77,14 @@ def play(bench: Bench, label: str, model: GANModule, data: Modes, rules: Rules) 
         if step == last or (step >= 0 and step % (cycle * rules.every) == 0):
             history.append(measure(model, data, bench.seed, step // cycle, slopes))
             slopes = []
-        phase = objective.phase(max(0, step))
         batch = Batch(
             data=data.draw(rng, ROWS),
             noise=torch.randn(ROWS, model.spec.latent, generator=rng),
             mix=torch.rand(ROWS, generator=rng),
         )
-        loss, count, _ = phase.loss(model, batch)
-        model.zero_grad()
-        (loss / count).backward()
-        norm = clip_grad_norm_(networks[phase.trains].parameters(), 1e9)  # measured, not clipped
-        if phase.trains == "generator.*":
-            slopes.append(float(norm))
-        optimizers[phase.trains].step()
+        train_phase(model, objective, batch, max(0, step), optimizers)
+        if objective.phase(max(0, step)).trains == "generator.*":
+            slopes.append(float(get_total_norm([p.grad for p in model.generator.parameters() if p.grad is not None])))
     return history
 
 

@@ -41,9 +41,7 @@ HELD_OUT_ROWS, DRAWS = 512, 100
 def run(bench: Bench) -> Findings:
     text, held_out, vocab = manual(bench.seed)
     held_out = held_out[: bench.setting(HELD_OUT_ROWS, 4)]
-    counts = tuple(bench.setting(count, count // 2500) for count in TOKENS)
-    if bench.size == "small":
-        counts = tuple(count // 4 for count in TOKENS)
+    counts = tuple(bench.training(count, count // 2500) for count in TOKENS)
     runs = [train(bench, width, count, vocab, text, held_out) for width in WIDTHS for count in counts]
     part = text[: max(2 * LENGTH, counts[-1] * PART // TOKENS[-1])]
     repeated = [train(bench, width, counts[-1], vocab, part, held_out) for width in REPEATED_WIDTHS]
@@ -98,7 +96,7 @@ def conclude(runs: Sequence[ScalingRun], repeated: Sequence[ScalingRun]) -> Find
     counts = sorted({run.tokens for run in runs})
     largest = [run for run in runs if run.parameters == sizes[-1]]
     law, smaller = try_fit(runs, DRAWS), try_fit([run for run in runs if run not in largest], 0)
-    iso = isoflops(runs, law.residuals if law else (), DRAWS)
+    iso = isoflops(runs, law, DRAWS)
     checks = [
         *power_checks(law, smaller, largest, iso),
         *optimum_checks(law, iso),
