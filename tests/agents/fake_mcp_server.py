@@ -2,13 +2,15 @@
 
 import json
 import os
+import subprocess
 import sys
 import time
 
 BEHAVIOUR = sys.argv[1] if len(sys.argv) > 1 else "good"
 TEXT = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
 TOOLS = [{"name": name, "description": f"The tool {name}.", "inputSchema": TEXT} for name in ("upper", "fail", "die")]
-TOOLS += [{"name": name, "inputSchema": {"type": "object"}} for name in ("sleep", "garbage", "ask", "environment")]
+NAMES = ("sleep", "garbage", "ask", "environment", "ping", "notify", "orphan")
+TOOLS += [{"name": name, "inputSchema": {"type": "object"}} for name in NAMES]
 
 
 def send(message: object) -> None:
@@ -45,6 +47,17 @@ def call(id: object, name: str, arguments: dict) -> None:
             result(id, {"content": parts})
         case "environment":
             result(id, {"content": [], "structuredContent": sorted(os.environ)})
+        case "ping":  # without end, and reads nothing
+            while True:
+                send({"jsonrpc": "2.0", "id": "p", "method": "ping"})
+        case "notify":
+            while True:
+                send({"jsonrpc": "2.0", "method": "notifications/message", "params": {}})
+        case "orphan":  # a process that no signal to the server reaches, and that keeps its pipes open
+            command = [sys.executable, "-c", "import time; time.sleep(60)"]
+            result(id, {"content": [], "structuredContent": subprocess.Popen(command, start_new_session=True).pid})
+        case "files.read":
+            result(id, {"content": [{"type": "text", "text": name}]})
 
 
 def main() -> None:
@@ -59,13 +72,15 @@ def main() -> None:
         match message["method"], message.get("params", {}):
             case "initialize", parameters:
                 version = {"old": "2024-11-05", "future": "2099-01-01"}.get(BEHAVIOUR, parameters["protocolVersion"])
-                capabilities = {} if BEHAVIOUR == "none" else {"tools": {}}
+                capabilities = {"none": {}, "agreeing": True, "five": 5}.get(BEHAVIOUR, {"tools": {}})
                 info = {"name": "fake", "version": "1"}
                 result(message["id"], {"protocolVersion": version, "capabilities": capabilities, "serverInfo": info})
             case "tools/list", _ if BEHAVIOUR == "refusing":
                 send({"jsonrpc": "2.0", "id": message["id"], "error": {"code": -1, "message": "not today"}})
             case "tools/list", _ if BEHAVIOUR == "nameless":
                 result(message["id"], {"tools": [{"inputSchema": {}}]})
+            case "tools/list", _ if BEHAVIOUR == "dotted":
+                result(message["id"], {"tools": [{"name": "files.read", "description": "\ud83d", "inputSchema": TEXT}]})
             case "tools/list", _ if BEHAVIOUR == "huge":
                 result(message["id"], {"tools": [], "padding": "x" * (5 << 20)})
             case "tools/list", _ if BEHAVIOUR == "endless":

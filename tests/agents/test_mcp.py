@@ -32,7 +32,8 @@ def server() -> Iterator[McpServer]:
 @pytest.mark.ledger("tool.call")
 def test_tools_are_listed_and_called(server: McpServer) -> None:
     box = Toolbox(server.tools)
-    assert box.names == ["upper", "fail", "die", "sleep", "garbage", "ask", "environment"]
+    names = ["upper", "fail", "die", "sleep", "garbage", "ask", "environment", "ping", "notify", "orphan"]
+    assert box.names == names
     assert box.tools["upper"].description == "The tool upper."
     assert box.run("upper", {"text": "ünï"}) == "ÜNÏ"
     with pytest.raises(ToolFailure, match="^it is closed$"):
@@ -57,7 +58,7 @@ def test_the_environment_is_not_passed_on(monkeypatch: pytest.MonkeyPatch) -> No
 def test_older_versions_and_servers_without_tools(server: McpServer) -> None:
     assert server.version == "2025-06-18"
     with McpServer(command("old")) as old:
-        assert old.version == "2024-11-05" and len(old.tools) == 7
+        assert old.version == "2024-11-05" and len(old.tools) == 10
     with McpServer(command("none")) as none:
         assert none.tools == []
 
@@ -70,6 +71,8 @@ def test_older_versions_and_servers_without_tools(server: McpServer) -> None:
         ("noisy", "wrote b'Welcome!.*', which is no message of the protocol"),
         ("future", "speaks version '2099-01-01' of the protocol, not 2025-06-18"),
         ("refusing", "refuses tools/list: not today"),
+        ("agreeing", "has capabilities=true, which must be an object"),
+        ("five", "has capabilities=5, which must be an object"),
         ("nameless", "lists a tool without a name"),
         ("huge", "a message of more than 4194304 bytes"),
         ("endless", "more than 20 pages"),
@@ -101,6 +104,39 @@ def test_garbage_and_late_answers() -> None:
             server.call("sleep", {})
         time.sleep(1)
         assert server.call("upper", {"text": "a"}) == "A"  # the late answer belongs to another request
+
+
+def test_a_server_that_sends_without_end_and_reads_nothing_is_stopped_by_the_deadline() -> None:
+    with McpServer(command(), seconds=1) as server:
+        with pytest.raises(ToolFailure, match="did not answer tools/call in time"):
+            server.call("notify", {})
+        assert len(server.unread) < 1 << 16  # the rest stays in the pipe
+        with pytest.raises(ToolFailure, match="did not read its input in time, and was ended"):
+            server.call("upper", {"text": "x" * 10**6})
+    with McpServer(command(), seconds=1) as server:
+        for message in ("did not read its input in time, and was ended", "has ended with exit code -15"):
+            with pytest.raises(ToolFailure, match=message):
+                server.call("ping", {})
+
+
+def test_a_process_that_keeps_the_pipes_does_not_stop_the_end() -> None:
+    with McpServer(command()) as server:
+        pid = int(server.call("orphan", {}))
+        server.close()
+        os.kill(pid, signal.SIGKILL)  # it still ran
+    server.thread.join()
+
+
+def test_lone_surrogates_are_replaced(server: McpServer) -> None:
+    assert server.call("upper", {"text": "a\ud83d\ude00\ud83d"}) == "A😀?"
+
+
+def test_a_tool_with_another_name_is_renamed() -> None:
+    with pytest.warns(UserWarning, match=r"the tool 'files.read' of .* is offered as 'files_read'"):
+        server = McpServer(command("dotted"))
+    with server:
+        assert server.tools[0].description == "?"
+        assert Toolbox(server.tools).run("files_read", {"text": "x"}) == "files.read"
 
 
 @pytest.mark.ledger("tool.agent")

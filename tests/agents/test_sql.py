@@ -81,6 +81,11 @@ def test_long_queries_are_stopped(database: Path, statement: str) -> None:
     assert time.monotonic() - start < 5
 
 
+def test_an_error_that_names_a_column_is_not_taken_for_a_long_query(database: Path) -> None:
+    with pytest.raises(ToolFailure, match="the query failed: no such column: interrupted"):
+        query(database, "SELECT interrupted FROM things")
+
+
 def test_what_is_no_database_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("no database " * 100)
     with pytest.raises(ValueError, match="cannot be read as a SQLite database"):

@@ -8,10 +8,11 @@ schemas that the grammar cannot enforce, and for models without a grammar. Keywo
 import json
 import math
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 MAX_DEPTH = 32
+MAX_STEPS = 100_000  # a schema whose branches refer to each other takes exponentially many
 MAX_MATCHED = 1000  # characters: a pattern may take time that grows fast with the length
 KINDS: dict[str, type | tuple[type, ...]] = {
     "string": str, "integer": int, "number": (int, float), "object": dict, "array": list, "boolean": bool,
@@ -32,15 +33,22 @@ LIMITS = {  # keyword: the size that it limits, whether a size is within it, and
 UNITS = {str: " characters", list: " items", dict: " properties", float: ""}
 
 
-def violation(value: Any, schema: Any, root: Any = None, path: str = "", depth: int = 0) -> str | None:
+class Root(NamedTuple):
+    schema: Any  # the whole schema, to which references are relative
+    steps: Iterator[int]  # that are left
+
+
+def violation(value: Any, schema: Any, root: Root | None = None, path: str = "", depth: int = 0) -> str | None:
     """What is wrong with a value, or None. `path` leads to it, such as `.filter.names[0]`."""
-    root, name = schema if root is None else root, path.removeprefix(".") or "the object"
+    root, name = root or Root(schema, iter(range(MAX_STEPS))), path.removeprefix(".") or "the object"
+    if next(root.steps, None) is None:
+        raise ValueError(f"the arguments take more than {MAX_STEPS:,} steps to validate; simplify the schema")
     if depth > MAX_DEPTH:
         return f"{name} is nested deeper than {MAX_DEPTH} levels"
     if isinstance(schema, bool) or not isinstance(schema, Mapping):
         return None if schema is not False else f"{name} is not allowed"
     if "$ref" in schema:
-        return violation(value, resolve(root, schema["$ref"]), root, path, depth + 1)
+        return violation(value, resolve(root.schema, schema["$ref"]), root, path, depth + 1)
     return (
         wrong_type(value, schema, name)
         or wrong_value(value, schema, name)
@@ -107,13 +115,14 @@ def wrong_size(value: Any, schema: Mapping[str, Any], name: str) -> str | None:
             size = len(value)
         else:
             continue
-        if not math.isfinite(size) or not holds(size, schema[keyword]):
+        finite = not isinstance(size, float) or math.isfinite(size)  # math.isfinite fails for integers of 400 digits
+        if not finite or not holds(size, schema[keyword]):
             verb = "be" if kind is float else "have"
             return f"{name}={shown(value)} must {verb} {words} {schema[keyword]}{UNITS[kind]}"
     return None
 
 
-def wrong_part(value: Any, schema: Mapping[str, Any], root: Any, path: str, depth: int) -> str | None:
+def wrong_part(value: Any, schema: Mapping[str, Any], root: Root, path: str, depth: int) -> str | None:
     if isinstance(value, dict):
         if missing := [key for key in schema.get("required", []) if key not in value]:
             return f"{(path + '.' + missing[0]).removeprefix('.')} is missing"
@@ -133,14 +142,18 @@ def wrong_part(value: Any, schema: Mapping[str, Any], root: Any, path: str, dept
     return None
 
 
-def wrong_choice(value: Any, schema: Mapping[str, Any], root: Any, path: str, depth: int) -> str | None:
+def wrong_choice(value: Any, schema: Mapping[str, Any], root: Root, path: str, depth: int) -> str | None:
     for part in schema.get("allOf", []):
         if (wrong := violation(value, part, root, path, depth + 1)) is not None:
             return wrong
     for keyword in ("anyOf", "oneOf"):
         if keyword not in schema:
             continue
-        wrongs = [violation(value, part, root, path, depth + 1) for part in schema[keyword]]
+        wrongs = []
+        for part in schema[keyword]:
+            wrongs.append(violation(value, part, root, path, depth + 1))
+            if keyword == "anyOf" and wrongs[-1] is None:
+                break
         valid = wrongs.count(None)
         if valid == 0:
             return wrongs[0]

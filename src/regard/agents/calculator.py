@@ -6,6 +6,7 @@ Integers are exact; their size and the length of the expression are bounded, so 
 import ast
 import math
 import operator
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -13,14 +14,34 @@ from regard.agents.tool import AgentTool, ToolFailure, text_arguments
 
 MAX_LENGTH = 200  # characters of an expression
 MAX_BITS = 4096  # of an integer, also between the steps
+GROUPED = re.compile(r"(?<![0-9.])[1-9][0-9]{0,2}(?:,[0-9]{3})+(?![0-9])")  # 1,000 is one number, or two arguments
 SIGNS = str.maketrans({"^": "**", "×": "*", "·": "*", "÷": "/", "−": "-", "–": "-"})
 CONSTANTS = {"pi": math.pi, "e": math.e}
+
+
+def rounded(value: Any, *digits: Any) -> Any:
+    """`round`, with few digits: to round an integer to -k digits, Python computes 10**k."""
+    if digits and abs(digits[0]) > MAX_LENGTH:
+        raise ToolFailure(f"a number is rounded to at most {MAX_LENGTH} digits")
+    return round(value, *digits)
+
+
+def divided(a: Any, b: Any) -> Any:
+    """Exact if the quotient of two integers is one."""
+    if isinstance(a, int) and isinstance(b, int) and b and a % b == 0:
+        return a // b
+    try:
+        return a / b
+    except OverflowError:
+        raise ToolFailure("the quotient is too large for a decimal number; divide integers with //") from None
+
+
 FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "abs": abs, "round": round, "min": min, "max": max, "sqrt": math.sqrt, "exp": math.exp, "log": math.log,
+    "abs": abs, "round": rounded, "min": min, "max": max, "sqrt": math.sqrt, "exp": math.exp, "log": math.log,
     "log10": math.log10, "sin": math.sin, "cos": math.cos, "tan": math.tan, "floor": math.floor, "ceil": math.ceil,
 }  # fmt: skip
 BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: divided,
     ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod,
 }  # fmt: skip
 SIGN: dict[type[ast.unaryop], Callable[[Any], Any]] = {ast.UAdd: operator.pos, ast.USub: operator.neg}
@@ -39,6 +60,9 @@ def calculator() -> AgentTool:
 def calculate(expression: str) -> str:
     if len(expression) > MAX_LENGTH:
         raise ToolFailure(f"the expression has {len(expression)} characters; at most {MAX_LENGTH} are evaluated")
+    if found := GROUPED.search(expression):
+        whole, parts = found[0].replace(",", ""), found[0].replace(",", ", ")
+        raise ToolFailure(f"{found[0]!r} may be one number or several; write {whole}, or {parts} for arguments")
     try:
         tree = ast.parse(expression.strip().translate(SIGNS), mode="eval")
         return written(evaluate(tree.body))
@@ -68,8 +92,8 @@ def evaluate(node: ast.expr) -> Any:
 
 
 def power(base: Any, exponent: Any) -> Any:
-    """Checked before it is computed: 9**9**9 would not end."""
-    if isinstance(base, int) and isinstance(exponent, int) and base.bit_length() * abs(exponent) > MAX_BITS:
+    """Checked before it is computed: 9**9**9 would not end. A base of b bits is at least 2**(b - 1)."""
+    if isinstance(base, int) and isinstance(exponent, int) and (base.bit_length() - 1) * abs(exponent) >= MAX_BITS:
         raise ToolFailure(f"the power has too many digits; the largest number has {MAX_BITS} bits")
     return base**exponent
 
@@ -86,5 +110,7 @@ def bounded(value: Any) -> Any:
 
 
 def written(value: Any) -> str:
-    """Twelve significant digits, so that 0.1 + 0.2 is 0.3."""
-    return str(value) if isinstance(value, int) else f"{value:.12g}"
+    """Integers in full. Floats with 15 digits, the most that every float holds: with 17, 0.1 + 0.2 is not 0.3."""
+    if isinstance(value, int) or (value.is_integer() and abs(value) <= 2**53):
+        return str(int(value))
+    return f"{value:.15g}"

@@ -13,7 +13,7 @@ The style is that of the chat template (regard/text/tool_styles.py), so that a c
 from collections.abc import Mapping
 from typing import Any
 
-from regard.engine.grammar import Grammar, GrammarCompiler, PlainText, Tag, enforced_json
+from regard.engine.grammar import Grammar, GrammarCompiler, PlainText, Tag
 from regard.text.tool_styles import STYLES
 
 
@@ -39,13 +39,14 @@ def compile_calls(
     )  # fmt: skip
 
 
-def enforceable(schema: Mapping[str, Any]) -> dict[str, Any]:
+def enforceable(compiler: GrammarCompiler, schema: Mapping[str, Any]) -> dict[str, Any]:
     """The schema, or any object if a grammar cannot enforce it: tools of other programs have keywords of all kinds.
 
-    The arguments are validated before the tool runs, in both cases.
+    The arguments are validated before the tool runs, in both cases. The schema is compiled alone, because only that
+    shows whether the grammar library supports its patterns.
     """
     try:
-        enforced_json(dict(schema), "schema")
+        compiler.json_schema(dict(schema))
     except ValueError:
         return {"type": "object"}
     return dict(schema)

@@ -29,7 +29,7 @@ class Reply(NamedTuple):
 
 
 class Writer(Protocol):
-    """A model that goes on with a conversation."""
+    """A model that writes the next message of a conversation."""
 
     style: str  # in which it calls tools (regard/text/tool_styles.py)
 
@@ -49,9 +49,9 @@ class AgentLimits:
     result: int = 4000  # characters of a result that the model reads
 
     def __post_init__(self) -> None:
-        for name in ("steps", "tokens", "calls", "repeats", "result"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        for name, value in vars(self).items():
+            if value < 1:
+                raise ValueError(f"{name}={value} must be at least 1")
 
 
 @dataclass(frozen=True)

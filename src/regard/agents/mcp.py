@@ -9,23 +9,25 @@ becomes a result for the model.
 
 import json
 import os
+import re
+import select
 import shlex
 import signal
 import subprocess
 import threading
 import time
+import warnings
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
-from queue import Empty, Queue
-from typing import Any
+from typing import IO, Any
 
 from regard import __version__
-from regard.agents.tool import AgentTool, ToolFailure
+from regard.agents.tool import NAME, AgentTool, ToolFailure
 
 VERSIONS = ("2025-06-18", "2025-03-26", "2024-11-05")  # of the protocol, the newest first
 START_SECONDS, CALL_SECONDS = 20.0, 60.0
-MAX_LINE = 4 << 20  # bytes of a message
+MAX_LINE, PIECE = 4 << 20, 1 << 14  # bytes of a message, and of one read
 MAX_TOOLS, MAX_PAGES, MAX_DESCRIPTION = 128, 20, 2000
 INHERITED = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "USER")  # of the environment
 METHOD_NOT_FOUND = -32601
@@ -53,13 +55,12 @@ class McpServer:
             raise McpError(
                 f"{command!r} cannot be started: {error.strerror}; give a program with its arguments"
             ) from None
-        self.lines: Queue[bytes | None] = Queue()
+        self.unread = b""  # output of the server after the last message; more stays in the pipe
         self.errors: deque[str] = deque(maxlen=5)  # the last lines of its standard error
         self.number = 0  # of the last request
         self.lock = threading.Lock()  # one request at a time
-        self.threads = [threading.Thread(target=work, daemon=True) for work in (self.read_lines, self.read_errors)]
-        for thread in self.threads:
-            thread.start()
+        self.thread = threading.Thread(target=self.read_errors, daemon=True)
+        self.thread.start()
         try:
             self.initialize(time.monotonic() + start_seconds)
         except BaseException:
@@ -79,8 +80,11 @@ class McpServer:
         self.version = found.get("protocolVersion")
         if self.version not in VERSIONS:
             raise self.failure(f"speaks version {self.version!r} of the protocol, not {', '.join(VERSIONS)}")
-        self.notify("notifications/initialized", {})
-        self.tools = self.list_tools(deadline) if "tools" in (found.get("capabilities") or {}) else []
+        capabilities = found.get("capabilities") or {}
+        if not isinstance(capabilities, dict):
+            raise self.failure(f"has capabilities={json.dumps(capabilities)[:80]}, which must be an object")
+        self.notify("notifications/initialized", {}, deadline)
+        self.tools = self.list_tools(deadline) if "tools" in capabilities else []
 
     def list_tools(self, deadline: float) -> list[AgentTool]:
         found: list[AgentTool] = []
@@ -99,10 +103,13 @@ class McpServer:
 
     def agent_tool(self, tool: Any) -> AgentTool:
         name, schema = (tool.get("name"), tool.get("inputSchema")) if isinstance(tool, dict) else (None, None)
-        if not isinstance(name, str) or not isinstance(schema, dict):
+        if not isinstance(name, str) or not name or not isinstance(schema, dict):
             raise self.failure(f"lists a tool without a name and a schema: {json.dumps(tool)[:80]}")
         description = str(tool.get("description") or "")[:MAX_DESCRIPTION]
-        return AgentTool(name, description, {"type": "object"} | schema, lambda given: self.call(name, given))
+        offered = name if NAME.fullmatch(name) else re.sub("[^a-zA-Z0-9_-]", "_", name)[:64]
+        if offered != name:
+            warnings.warn(f"the tool {name[:200]!r} of {self.command!r} is offered as {offered!r}", stacklevel=2)
+        return AgentTool(offered, description, {"type": "object"} | schema, lambda given: self.call(name, given))
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         deadline = time.monotonic() + self.seconds
@@ -124,9 +131,9 @@ class McpServer:
         with self.lock:
             self.number += 1
             number = self.number
-            self.send({"jsonrpc": "2.0", "id": number, "method": method, "params": parameters})
+            self.send({"jsonrpc": "2.0", "id": number, "method": method, "params": parameters}, deadline)
             while (message := self.receive(method, number, deadline)).get("id") != number or "method" in message:
-                self.answer(message)
+                self.answer(message, deadline)
         if "error" in message:
             error = message["error"] if isinstance(message["error"], dict) else {}
             raise self.failure(f"refuses {method}: {str(error.get('message'))[:500]}")
@@ -134,82 +141,92 @@ class McpServer:
             raise self.failure(f"answers {method} without a result")
         return message["result"]
 
-    def answer(self, message: Mapping[str, Any]) -> None:
+    def answer(self, message: Mapping[str, Any], deadline: float) -> None:
         """A ping is answered; other requests are refused, because this client offers nothing. The rest is ignored."""
         if "method" not in message or "id" not in message:
             return
         reply: dict[str, Any] = {"jsonrpc": "2.0", "id": message["id"]}
         if message["method"] == "ping":
-            self.send(reply | {"result": {}})
+            self.send(reply | {"result": {}}, deadline)
         else:
-            self.send(reply | {"error": {"code": METHOD_NOT_FOUND, "message": "this client has no such method"}})
+            error = {"code": METHOD_NOT_FOUND, "message": "this client has no such method"}
+            self.send(reply | {"error": error}, deadline)
 
-    def notify(self, method: str, parameters: Mapping[str, Any]) -> None:
-        self.send({"jsonrpc": "2.0", "method": method, "params": parameters})
+    def notify(self, method: str, parameters: Mapping[str, Any], deadline: float) -> None:
+        self.send({"jsonrpc": "2.0", "method": method, "params": parameters}, deadline)
 
-    def send(self, message: Mapping[str, Any]) -> None:
+    def send(self, message: Mapping[str, Any], deadline: float) -> None:
         assert self.process.stdin is not None
+        data = memoryview(json.dumps(message).encode() + b"\n")
         try:
-            self.process.stdin.write(json.dumps(message).encode() + b"\n")
-            self.process.stdin.flush()
+            while data and ready(self.process.stdin, select.POLLOUT, deadline):
+                data = data[os.write(self.process.stdin.fileno(), data[: select.PIPE_BUF]) :]  # never blocks
         except (OSError, ValueError):
-            raise self.failure("has ended") from None
+            raise self.ended() from None
+        if data:
+            self.close()  # part of the message may be in the pipe: no other can follow it
+            raise self.failure("did not read its input in time, and was ended")
 
     def receive(self, method: str, number: int, deadline: float) -> dict[str, Any]:
-        try:
-            line = self.lines.get(timeout=max(0.0, deadline - time.monotonic()))
-        except Empty:
-            self.notify("notifications/cancelled", {"requestId": number, "reason": "timeout"})
-            raise self.failure(f"did not answer {method} in time") from None
-        if line is None:
-            self.lines.put(None)  # for the next call
-            raise self.failure("has ended")
-        if len(line) > MAX_LINE:
-            raise self.failure(f"wrote a message of more than {MAX_LINE} bytes")
-        try:
-            message = json.loads(line)
+        assert self.process.stdout is not None
+        while b"\n" not in self.unread or time.monotonic() > deadline:
+            if len(self.unread) > MAX_LINE:
+                self.unread = b""
+                raise self.failure(f"wrote a message of more than {MAX_LINE} bytes")
+            if not ready(self.process.stdout, select.POLLIN, deadline):
+                cancelled = {"requestId": number, "reason": "timeout"}
+                self.notify("notifications/cancelled", cancelled, time.monotonic() + 1)
+                raise self.failure(f"did not answer {method} in time")
+            piece = os.read(self.process.stdout.fileno(), PIECE)
+            if not piece:
+                raise self.ended()
+            self.unread = (self.unread + piece).lstrip()
+        line, _, self.unread = self.unread.partition(b"\n")
+        self.unread = self.unread.lstrip()
+        try:  # twice, because strings of JSON may have lone surrogates, and UTF-8 does not
+            message = json.loads(json.dumps(json.loads(line), ensure_ascii=False).encode("utf-8", "replace"))
         except (ValueError, RecursionError):
             message = None
         if not isinstance(message, dict):
             raise self.failure(f"wrote {line[:80]!r}, which is no message of the protocol")
         return message
 
-    def read_lines(self) -> None:
-        assert self.process.stdout is not None
-        with suppress(ValueError, OSError):  # closed meanwhile
-            while line := self.process.stdout.readline(MAX_LINE + 1):
-                if line.strip():
-                    self.lines.put(line)
-        self.lines.put(None)
-
     def read_errors(self) -> None:
         assert self.process.stderr is not None
-        with suppress(ValueError, OSError):
-            while line := self.process.stderr.readline(1000):
+        with self.process.stderr as stream:
+            while line := stream.readline(1000):
                 self.errors.append(line.decode("utf-8", "replace").strip())
 
+    def ended(self) -> McpError:
+        code = ""
+        with suppress(subprocess.TimeoutExpired):
+            code = f" with exit code {self.process.wait(5)}"
+            self.thread.join(1)  # reads the last lines of its standard error
+        return self.failure(f"has ended{code}")
+
     def failure(self, what: str) -> McpError:
-        if what == "has ended":
-            with suppress(subprocess.TimeoutExpired):
-                what += f" with exit code {self.process.wait(5)}"
-                self.threads[-1].join(1)  # its last words
         last = self.errors[-1] if self.errors else ""
         return McpError(f"the MCP server {self.command!r} {what}" + (f": {last[:200]}" if last else ""))
 
     def close(self) -> None:
         """End the server: the end of its input, then SIGTERM, then SIGKILL, to all that it has started."""
-        with suppress(OSError):
-            if self.process.stdin is not None:
-                self.process.stdin.close()
+        if self.process.stdin is not None:
+            self.process.stdin.close()  # never blocks: `send` leaves nothing in its buffer
         for kind in (None, signal.SIGTERM, signal.SIGKILL):
             with suppress(ProcessLookupError, subprocess.TimeoutExpired):
                 if kind is not None:
                     os.killpg(self.process.pid, kind)
                 self.process.wait(1)
-        for stream in (self.process.stdout, self.process.stderr):
-            if stream is not None and self.process.poll() is not None:
-                with suppress(OSError):
-                    stream.close()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+
+
+def ready(stream: IO[bytes], event: int, deadline: float) -> bool:
+    """Whether a pipe can be read or written before the deadline."""
+    poll = select.poll()
+    poll.register(stream, event)
+    left = deadline - time.monotonic()
+    return left > 0 and bool(poll.poll(left * 1000))
 
 
 def text_of(part: Any) -> str:

@@ -73,8 +73,9 @@ class ModelWriter:
     def grammar(self, tools: Toolbox) -> Grammar | None:
         """None without tools, and for calls that begin with a special token, which no grammar generates."""
         if self.compiled is None or self.compiled[0] is not tools:
-            constrained = bool(tools.tools) and not STYLES[self.style].special
-            schemas = {name: enforceable(schema) for name, schema in tools.schemas.items()}
-            grammar = compile_calls(self.grammars, self.style, schemas) if constrained else None
+            grammar = None
+            if tools.tools and not STYLES[self.style].special:
+                schemas = {name: enforceable(self.grammars, schema) for name, schema in tools.schemas.items()}
+                grammar = compile_calls(self.grammars, self.style, schemas)
             self.compiled = (tools, grammar)
         return self.compiled[1]

@@ -18,7 +18,11 @@ from regard.agents import sandboxed
 from regard.agents.tool import AgentTool, ToolFailure, text_arguments
 
 SECONDS, MEMORY, OUTPUT = 10, 1 << 30, 4000  # of CPU and wall clock; bytes; characters of the result
-CLOSED = {sandboxed.NETWORK, sandboxed.FILES, sandboxed.PROCESSES}  # to programs, where the system can
+CLOSED = {
+    sandboxed.NETWORK,
+    sandboxed.FILES,
+    sandboxed.PROCESSES,
+}  # what programs have no access to, if the system supports it
 PROGRAM = 20_000  # characters of a program
 
 

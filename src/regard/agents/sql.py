@@ -80,12 +80,12 @@ def query(path: Path, statement: str, seconds: float = SECONDS) -> str:
                 raise ToolFailure("the query is empty; write a SELECT statement")
             rows = cursor.fetchmany(MAX_ROWS + 1)
             return table([name for name, *_ in cursor.description], rows)
-    except sqlite3.OperationalError as error:
-        if "interrupted" in str(error):
+    except ToolFailure:
+        raise
+    except (sqlite3.Error, sqlite3.Warning, ValueError) as error:
+        if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_INTERRUPT:
             raise ToolFailure(f"the query takes longer than {seconds:g} s; ask for less") from None
         raise ToolFailure(f"the query failed: {error}") from None
-    except (sqlite3.Error, sqlite3.Warning, ValueError, UnicodeError) as error:
-        raise error if isinstance(error, ToolFailure) else ToolFailure(f"the query failed: {error}") from None
 
 
 def table(columns: list[str], rows: list[tuple[Any, ...]]) -> str:

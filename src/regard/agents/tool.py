@@ -65,13 +65,14 @@ class Toolbox:
         return [tool.for_template() for tool in self.tools.values()]
 
     def run(self, name: str, arguments: dict[str, Any]) -> str:
-        """The result of a call. ToolFailure if there is no such tool, its arguments are invalid, or it fails."""
+        """The result of a call. ToolFailure if there is no such tool, its arguments are invalid, or it raises one."""
         tool = self.tools.get(name)
         if tool is None:
             raise ToolFailure(f"there is no tool {name!r}; the tools are {', '.join(self.names)}")
         try:
             wrong = violation(arguments, tool.parameters)
-        except (re.error, TypeError, ValueError, AttributeError) as error:  # a schema that is not one, from a server
+        except (re.error, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+            # a schema that is not one, from a server
             raise ToolFailure(f"{name} cannot be called: its schema is invalid ({error})") from error
         if wrong is not None:
             raise ToolFailure(f"the arguments of {name} are invalid: {wrong}")

@@ -64,7 +64,7 @@ class GrammarCompiler:
         try:
             import xgrammar
         except ImportError:
-            raise ImportError(
+            raise ValueError(
                 "structured output needs xgrammar; install it with: pip install 'regard[grammar]'"
             ) from None
         self.vocab, self.seconds = vocab or len(vocabulary), seconds

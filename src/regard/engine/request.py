@@ -245,6 +245,11 @@ class Request:
         self.seed = secrets.randbits(64) if seed is None else seed
 
     @property
+    def output_ids(self) -> list[int]:
+        """The new ids, without the stop id."""
+        return [token.id for token in self.new if token.finish != "stop"]
+
+    @property
     def length(self) -> int:
         """Tokens of the prompt and new tokens, also those that are not read yet."""
         return len(self.tokens) + self.unread

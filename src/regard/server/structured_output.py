@@ -75,7 +75,7 @@ class GrammarThread:
         with self.thread.request():
             try:
                 return await self.thread.run(self._compile, outputs, engine.model.spec.vocab)
-            except (ValueError, ImportError) as error:
+            except ValueError as error:
                 raise ApiError(400, str(error), code="invalid_grammar") from error
             except RecursionError as error:
                 raise ApiError(400, "the schema is nested too deeply; simplify it", code="invalid_grammar") from error

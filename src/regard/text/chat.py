@@ -171,9 +171,11 @@ def _render_images(
 
 def encode_part(tokenizer: Tokenizer, text: str, special: bool, first: bool) -> list[int]:
     """Ids of a part of a longer string, without the space that SentencePiece adds at the start of a string."""
-    ids, newline = tokenizer.encode("\n" + text, special), tokenizer.encode("\n")
-    continues = not first and ids[: len(newline)] == newline
-    return ids[len(newline) :] if continues else tokenizer.encode(text, special)
+    if not first:
+        ids, newline = tokenizer.encode("\n" + text, special), tokenizer.encode("\n")
+        if ids[: len(newline)] == newline:
+            return ids[len(newline) :]
+    return tokenizer.encode(text, special)
 
 
 def is_conversation(messages: Any) -> bool:

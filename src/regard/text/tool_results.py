@@ -8,7 +8,7 @@ as their characters (regard/text/chat.py). Two kinds of marks remain: added toke
 
 import re
 from collections.abc import Callable, Iterable
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 from regard.text.tokenizer import Tokenizer
@@ -25,6 +25,7 @@ ALWAYS = {
     *(mark for style in STYLES.values() for mark in (style.begin, style.end) if mark), ARGUMENTS,
     "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<tools>", "</tools>",
 }  # fmt: skip
+MAX_DEPTH = 100  # of JSON in a prompt
 ESCAPES = {"<": "&lt;", "[": "&#91;"}
 
 
@@ -49,10 +50,12 @@ def escaped(mark: str) -> str:
     return ESCAPES.get(mark[0], f"\\{mark[0]}") + mark[1:]
 
 
-def escaped_strings(value: Any, escape: Callable[[str], str]) -> Any:
-    """A value of JSON with all its strings escaped, also the keys of objects."""
+def escaped_strings(value: Any, escape: Callable[[str], str], depth: int = 0) -> Any:
+    """A value of JSON with all its strings escaped, also the keys of objects. What is nested too deep becomes …"""
+    if depth > MAX_DEPTH:
+        return "…"
     if isinstance(value, str):
         return escape(value)
     if isinstance(value, dict):
-        return {escape(key): escaped_strings(item, escape) for key, item in value.items()}
-    return list(map(partial(escaped_strings, escape=escape), value)) if isinstance(value, list) else value
+        return {escape(key): escaped_strings(item, escape, depth + 1) for key, item in value.items()}
+    return [escaped_strings(item, escape, depth + 1) for item in value] if isinstance(value, list) else value
