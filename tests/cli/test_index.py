@@ -1,10 +1,21 @@
 """`regard index` and `regard ask`: from files to cited answers."""
 
+import io
 import json
+import shutil
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from rich.console import Console
 
+from regard import VAE, Attention, Block, Patches, Repeat, Sublayer, save
+from regard.cli.ask import answer, print_sources
+from regard.cli.index import progress_of_files
+from regard.models.encoder import Encoder
+from regard.text.source_prompt import PromptSource
+from regard.text.train import byte
 from tests.cli.conftest import regard
 
 NOTES = """# The farm
@@ -53,6 +64,7 @@ def test_a_model_answers_from_the_sources(notes: Path, demo_run: Path) -> None:
     result = json.loads(regard(*arguments, "--budget", 200, "--json").stdout)
     assert isinstance(result["answer"], str) and result["sources"] and set(result["cited"]) <= {1, 2, 3}
     assert "farm.md" in regard(*arguments, "--budget", 200).stdout
+    assert "[1]" in regard(*arguments[:-2]).stdout  # the defaults fit into a context of 512 tokens
     too_few = regard(*arguments, "--budget", 16, "--json")
     assert json.loads(too_few.stdout)["sources"] == [] and "no source fits into --budget 16" in too_few.stderr
     assert "need more than the" in str(regard(*arguments, "--budget", 100_000).exception)
@@ -151,3 +163,97 @@ def test_mistakes_of_measuring_are_refused(registered: Path, demo_run: Path, tmp
     assert "needs an `answer`" in str(
         regard("eval", "index", index, tmp_path / "q.jsonl", "--model", demo_run).exception
     )
+
+
+def test_files_and_folders_that_are_gone_leave_the_index(tmp_path: Path) -> None:
+    docs, out = tmp_path / "docs", tmp_path / "docs.index"
+    docs.mkdir()
+    (docs / "a.md").write_text("The bell is in the tower.")
+    (tmp_path / "b.md").write_text("The secret is under the stone.")
+    assert "2 files added" in regard("index", docs, tmp_path / "b.md", "--out", out).stdout
+    (tmp_path / "b.md").unlink()
+    assert "1 removed" in regard("index", docs, tmp_path / "b.md", "--out", out).stdout
+    shutil.rmtree(docs)
+    assert "1 removed" in regard("index", docs, "--out", out).stdout
+    assert "nothing was found" in regard("ask", out, "bell secret", "--method", "words").stdout
+    refused = regard("index", docs / "other", "--out", out)
+    assert "does not exist" in str(refused.exception) or "has no documents" in str(refused.exception)
+
+
+def test_what_is_no_document_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    with_none = regard("index", tmp_path / "docs", "--out", tmp_path / "docs.index")
+    assert "has no documents; regard reads .adoc" in str(with_none.exception) and not list(tmp_path.glob("*.index"))
+    for name in ("a.md", "n.ipynb", "m.ipynb", "x.docx"):
+        (tmp_path / "docs" / name).write_text("one two")
+    printed = regard("index", tmp_path / "docs", "--out", tmp_path / "docs.index")
+    assert "1 files added" in printed.stdout
+    assert "left out, because they are no documents: 2 .ipynb, 1 .docx" in printed.stderr
+
+
+def test_questions_about_files_that_are_not_in_the_index_are_refused(notes: Path, tmp_path: Path) -> None:
+    questions = tmp_path / "q.jsonl"
+    questions.write_text('{"question": "How old is the horse?", "path": "nowhere.md"}')
+    failed = regard("eval", "index", notes / "notes.index", questions)
+    assert "the index has no file 'nowhere.md'" in str(failed.exception)
+    questions.write_text('{"question": "How old is the horse?", "path": "farm.md"}')
+    found = json.loads(regard("eval", "index", notes / "notes.index", questions, "--json").stdout)
+    assert found["search"]["words"]["error"] is None
+    assert "±" not in regard("eval", "index", notes / "notes.index", questions).stdout.partition("± is")[0]
+
+
+def test_names_of_files_are_no_markup(tmp_path: Path) -> None:
+    folder = tmp_path / "a["
+    folder.mkdir()
+    (folder / "b].txt").write_text("one two")
+    (folder / "c]\x1b[31m.txt").write_bytes(b"\0")
+    (folder / "d].txt").write_bytes("é".encode("latin-1"))
+    result = regard("index", tmp_path, "--out", tmp_path / "my.index")
+    assert f"skipped: {folder}/c]\ufffd[31m.txt is not a text" in result.stderr, result.exception
+    assert f"not UTF-8, some characters were replaced: {folder}/d].txt" in result.stderr
+    console = Console(file=io.StringIO(), force_terminal=True, width=120)
+    with progress_of_files(console) as progress:
+        progress(0, 1, "[/b].txt", 0)
+        progress(0, 1, "[/b]\x1b]0;title.txt", 0)
+    assert "\x1b]0;" not in console.file.getvalue()
+
+
+def test_an_empty_file_becomes_an_index(tmp_path: Path) -> None:
+    (tmp_path / "a.md").write_text("One sentence here.")
+    (tmp_path / "my.index").touch()
+    assert "1 files added" in regard("index", tmp_path / "a.md", "--out", tmp_path / "my.index").stdout
+
+
+def test_an_index_is_asked_from_another_folder(demo_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.md").write_text("The horse is called Bella.")
+    monkeypatch.chdir(demo_run.parent)
+    made = regard("index", tmp_path / "a.md", "--out", tmp_path / "my.index", "--model", demo_run.name)
+    assert "1 files added" in made.stdout, made.exception
+    monkeypatch.chdir(tmp_path)
+    assert "Bella" in regard("ask", "my.index", "the horse").stdout
+
+
+def test_models_that_cannot_embed_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.md").write_text("One sentence here.")
+    vision = Encoder(Patches((4, 4), (8, 8)), 8, (Repeat((Block([Sublayer(Attention(2))]),), 1),))
+    models = {"vae": VAE((2,), 3), "vision": vision}
+    messages = {"vae": "of kind vae; only encoders and decoders embed", "vision": "vision does not read texts"}
+    for name, model in models.items():
+        save(model.build(0), tmp_path / name, byte())
+        refused = regard("index", tmp_path / "a.md", "--out", tmp_path / "my.index", "--model", tmp_path / name)
+        assert messages[name] in str(refused.exception), refused.exception
+    assert not (tmp_path / "my.index").exists()
+
+
+def test_a_terminal_gets_no_control_characters(monkeypatch: pytest.MonkeyPatch) -> None:
+    hostile = "a\x1b]0;title\x07b"
+    source = PromptSource(1, hostile, "line", 1, 1, (hostile,), 0, hostile)
+    llm = SimpleNamespace(stream=lambda messages, **sampling: ["c\x1b", "[31m [1]"])
+    for terminal in (True, False):
+        output = io.StringIO()
+        output.isatty = lambda terminal=terminal: terminal
+        monkeypatch.setattr(sys, "stdout", output)
+        print_sources([source], texts=True)
+        answer(llm, "Who?", [source], 9, 0.0, as_json=False)
+        assert ("\x1b" in output.getvalue() or "\x07" in output.getvalue()) is not terminal
+        assert ("c\ufffd[31m" in output.getvalue()) is terminal

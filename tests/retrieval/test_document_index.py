@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 
 from regard.retrieval.chunks import DocumentChunk
 from regard.retrieval.document_index import DocumentIndex, DocumentIndexError, IndexSettings
+from regard.retrieval.search import search
 from regard.retrieval.update_index import update_index
 from tests.retrieval.test_chunks import word_starts
 
@@ -235,3 +237,115 @@ def test_other_and_damaged_files_are_refused(index: DocumentIndex, tmp_path: Pat
     index.database.execute("DELETE FROM vectors WHERE chunk = 1")
     with pytest.raises(DocumentIndexError, match="1 chunks have no vector"):
         index.check()
+
+
+def damaged(index: DocumentIndex, change: str, *values: object) -> DocumentIndex:
+    """The index, opened again after a change of its file."""
+    index.database.execute(change, values)
+    return DocumentIndex(index.path)
+
+
+def test_damage_is_reported(index: DocumentIndex, tmp_path: Path) -> None:
+    write(tmp_path / "docs", a="A text.", b="Another.")
+    update_index(index, [tmp_path / "docs"], word_starts, embed)
+    changes = [
+        ("UPDATE vectors SET vector = ? WHERE chunk = 1", b"short"),
+        ("UPDATE vectors SET vector = ? WHERE chunk = 1", np.full(DIM, np.nan, np.float32).tobytes()),
+    ]
+    for method in ("vectors", "hybrid"):
+        for change in changes:
+            with pytest.raises(DocumentIndexError, match="is damaged: .*vector.*; make it again"):
+                search(damaged(index, *change), "text", embed, method=method)
+    with pytest.raises(DocumentIndexError, match="is damaged: no such table: words; make it again"):
+        search(damaged(index, "DROP TABLE words"), "text", None, method="words")
+    write(tmp_path / "docs", c="A third.")
+    with pytest.raises(DocumentIndexError, match="is damaged: .*no such table: main.words"):
+        update_index(index, [tmp_path / "docs"], word_starts, embed)
+    with pytest.raises(DocumentIndexError, match="is damaged: the setting dim is None"):
+        damaged(index, "DELETE FROM settings WHERE name = 'dim'")
+
+
+def test_a_locked_index_is_not_called_damaged(index: DocumentIndex, tmp_path: Path) -> None:
+    write(tmp_path / "docs", a="A text.")
+    other = DocumentIndex(index.path)
+    other.database.execute("PRAGMA busy_timeout = 1")
+    with index.transaction(), pytest.raises(DocumentIndexError, match="cannot be used: database is locked"):
+        update_index(other, [tmp_path / "docs"], word_starts, embed)
+
+
+def test_an_empty_file_becomes_an_index(tmp_path: Path) -> None:
+    (tmp_path / "empty.db").touch()
+    assert DocumentIndex(tmp_path / "empty.db", SETTINGS).chunk_count() == 0
+    with pytest.raises(DocumentIndexError, match="does not exist; make it"):
+        DocumentIndex(tmp_path / "none.db")
+
+
+def test_another_process_may_create_the_index_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    create = DocumentIndex.create_tables
+
+    def slower(self: DocumentIndex, settings: IndexSettings) -> None:
+        monkeypatch.undo()
+        DocumentIndex(tmp_path / "index.db", SETTINGS)
+        create(self, settings)
+
+    monkeypatch.setattr(DocumentIndex, "create_tables", slower)
+    assert DocumentIndex(tmp_path / "index.db", SETTINGS).chunk_count() == 0
+
+
+def test_a_file_without_text_is_skipped_and_its_earlier_text_removed(index: DocumentIndex, tmp_path: Path) -> None:
+    folder = tmp_path / "docs"
+    write(folder, a="The first.", b="The second.", c=" \n")
+    update_index(index, [folder], word_starts, embed)
+    (folder / "a.md").write_bytes(b"PNG\0")
+    (folder / "script.html").write_text("<script>let a</script>")
+    (folder / "latin.txt").write_bytes("é".encode("latin-1"))
+    report = update_index(index, [folder], word_starts, embed)
+    assert (report.added, report.removed, report.unchanged) == (1, 1, 2)
+    assert report.skipped == [
+        f"{folder}/a.md is not a text: it has bytes that are zero; its earlier text was removed from the index",
+        f"{folder}/script.html: no text found; text in images, as in a scan, is not read",
+    ]
+    assert report.replaced == [f"{folder}/latin.txt"] and not index.matching("first", 5)
+    index.check()
+
+
+def test_files_of_a_folder_that_cannot_be_read_are_kept(
+    index: DocumentIndex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "docs"
+    write(folder, a="The first.")
+    update_index(index, [folder], word_starts, embed)
+
+    def denied(path: object) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "scandir", denied)
+    monkeypatch.setattr(Path, "is_file", lambda path: path.suffix == ".md" and denied(path))
+    report = update_index(index, [folder], word_starts, embed)
+    assert report.removed == 0 and "Permission denied" in report.skipped[0] and len(index.files()) == 1
+
+
+def test_titles_leave_room_for_the_chunk(index: DocumentIndex, tmp_path: Path) -> None:
+    embedded = []
+
+    def recording(texts: Sequence[str]) -> np.ndarray:
+        embedded.extend(texts)
+        return embed(texts)
+
+    write(tmp_path / "docs", a="# The farm\n\n## The old machines\n\nThe pump.")
+    update_index(index, [tmp_path / "docs"], word_starts, recording, title_tokens=2)
+    (tmp_path / "docs" / "a.md").write_text("# The farm\n\n## The old machines\n\nThe mill.")
+    update_index(index, [tmp_path / "docs"], word_starts, recording, title_tokens=0)
+    update_index(DocumentIndex(tmp_path / "b.db", SETTINGS), [tmp_path / "docs"], word_starts, recording)
+    text = "## The old machines\n\nThe "  # of each second chunk
+    assert embedded[1::2] == [
+        f"old machines\n{text}pump.", f"{text}mill.", f"The farm > The old machines\n{text}mill.",
+    ]  # fmt: skip
+    [(best, _)] = index.matching("mill", 1)
+    assert index.hits([best])[0].chunk.section == ("The farm", "The old machines")
+
+
+def test_words_of_a_query_may_be_decomposed(index: DocumentIndex, tmp_path: Path) -> None:
+    write(tmp_path / "docs", a="The résumé.")
+    update_index(index, [tmp_path / "docs"], word_starts, embed)
+    assert len(index.matching(unicodedata.normalize("NFD", "résumé"), 5)) == 1

@@ -33,7 +33,7 @@ def test_recall_and_reciprocal_rank_by_hand() -> None:
     mean = sum(reciprocal) / 5
     assert quality.mrr == pytest.approx(mean)
     assert quality.error == pytest.approx(math.sqrt(sum((value - mean) ** 2 for value in reciprocal) / 4 / 5))
-    assert math.isnan(SearchQuality.of([1]).error)
+    assert SearchQuality.of([1]).error is None
 
 
 def test_citations_case_and_a_period_do_not_matter() -> None:
@@ -45,8 +45,11 @@ def test_questions_are_read_and_checked(tmp_path: Path) -> None:
     path = tmp_path / "questions.jsonl"
     path.write_text(json.dumps({"question": "Who?", "path": "a.md", "line": 3, "more": 1}) + "\n\n")
     assert read_questions(path) == [LabelledQuestion("Who?", "a.md", 3)]
+    path.write_text('{"question": "Who?\u2028When?", "path": "a.md"}\r\n{"question": "Why?", "path": "b"}')
+    assert [question.text for question in read_questions(path)] == ["Who?\u2028When?", "Why?"]
     for text, message in {
         "": "has no questions",
+        "\n" + "[" * 100_000: "line 2: maximum recursion",
         "[1]": "line 1: this is no object",
         "{": "line 1: Expecting",
         '{"question": "Who?"}': "line 1: `path` is None",

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from regard.cli.open_model import ContextOption, DeviceOption, ModelArgument
+from regard.cli.open_model import ContextOption, DeviceOption, ModelArgument, open_chat_model
 from regard.find_model import find_model
 
 if TYPE_CHECKING:
     from regard.agents.tool import AgentTool
-    from regard.language_model import LanguageModel
 
 NAMED = ("calculator", "search", "sql")
 
@@ -74,10 +73,9 @@ def agent(
 
             offered += stack.enter_context(McpServer(command)).tools
         toolbox = Toolbox(offered)
-        session = AgentSession(
-            open_chat_model(model, device, context), toolbox, AgentLimits(steps=max_steps, tokens=max_tokens),
-            system, trace, temperature=temperature, seed=seed,
-        )  # fmt: skip
+        llm = open_chat_model(model, device, context)
+        limits = AgentLimits(steps=max_steps, tokens=max_tokens)
+        session = AgentSession(llm, toolbox, limits, system, trace, temperature=temperature, seed=seed)
         if question is None:
             return session.converse()
         text = sys.stdin.read().strip() if question == "-" else question
@@ -129,13 +127,3 @@ def open_tools(
             typer.echo(f"--python: this system cannot close {', '.join(sorted(missing))} to programs", err=True)
         found.append(python_tool())
     return found
-
-
-def open_chat_model(model: Path, device: str, context: int | None) -> "LanguageModel":
-    from regard.cli.open_model import open_model
-
-    llm = open_model(model, device, context)
-    if llm.tokenizer.chat_template is None:
-        raise ValueError(f"{model} has no chat template, so it cannot call tools; use a chat model")
-    llm.rows = 1  # the engine reserves memory for one request
-    return llm

@@ -34,10 +34,8 @@ class AgentSession:
     ):
         self.console, self.notices = Console(highlight=False), Console(stderr=True, highlight=False)
         self.tools, self.limits, self.trace = tools, limits, trace
-        try:
-            self.writer = ModelWriter(llm.tokenizer, llm.texts, llm.grammars, **sampling)
-        except ImportError as error:
-            raise ValueError(str(error)) from None
+        self.writer = ModelWriter(llm.tokenizer, llm.texts, llm.grammars, **sampling)
+        self.reply = ""  # the last one
         self.messages: list[AgentMessage] = [] if system is None else [{"role": "system", "content": system}]
 
     def converse(self) -> None:
@@ -93,7 +91,11 @@ class AgentSession:
                 self.notice(text, "red" if fields["error"] else "dim")
             case "end" if fields["reason"] == "answer":
                 print(CONTROL.sub("�", fields["answer"]) if self.console.is_terminal else fields["answer"])
+            case "reply":
+                self.reply = fields["text"].strip()
             case "end":
+                if fields["reason"] == "tokens" and self.reply:
+                    self.notice(f"the last reply, which is not complete: {self.reply}", "dim")
                 self.notice(REASONS[fields["reason"]].format(steps=self.limits.steps, tokens=self.limits.tokens), "red")
 
     def notice(self, text: str, style: str) -> None:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from regard.cli.index import IndexArgument, RerankOption, embedder, open_index, open_reranker
-from regard.cli.open_model import DeviceOption
+from regard.cli.index import SPARE, IndexArgument, RerankOption, embedder, open_index, open_reranker
+from regard.cli.open_model import DeviceOption, open_chat_model
 from regard.find_model import find_model
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def ask(
     count: Annotated[int, typer.Option("--sources", min=1, max=100, help="Chunks that are searched for.")] = 5,
     method: Annotated[
         Literal["hybrid", "vectors", "words"],
-        typer.Option(help="Search by words (BM25), by vectors, or by both rankings (hybrid)."),
+        typer.Option(help="Search by words (BM25), by vectors, or by both scores (hybrid)."),
     ] = "hybrid",
     rerank: RerankOption = None,
     budget: Annotated[
@@ -38,7 +38,11 @@ def ask(
         typer.Option(min=16, help="Tokens of the sources in the prompt; by default half of the model's context."),
     ] = None,
     max_new: Annotated[
-        int | None, typer.Option(min=1, help=f"Generate at most this many tokens; by default {DEFAULT_MAX_NEW}.")
+        int | None,
+        typer.Option(
+            min=1,
+            help=f"Generate at most this many tokens; by default {DEFAULT_MAX_NEW}, or a quarter of a short context.",
+        ),
     ] = None,
     temperature: Annotated[
         float | None, typer.Option(help="0, the default, always takes the most likely token.")
@@ -66,20 +70,30 @@ def ask(
     elif any(option is not None for option in (budget, max_new, temperature)):
         raise ValueError("--budget, --max-new and --temperature are of the answer; add --model, or leave them out")
     order = None if rerank is None else open_reranker(rerank, device)
-    opened, encoder = open_index(index, device)
+    from regard.retrieval.document_index import DocumentIndex
     from regard.retrieval.search import search
     from regard.retrieval.sources import choose_sources
 
-    found = search(opened, text, embedder(encoder), count, method, order)
+    if method == "words":  # which needs no encoder
+        opened, embed = DocumentIndex(index), None
+    else:
+        opened, encoder = open_index(index, device)
+        embed = embedder(encoder)
+    found = search(opened, text, embed, count, method, order)
     hits = [hit._replace(path=shown_path(hit.path)) for hit in found]
     if model is None:
         sources = choose_sources(hits, len, sys.maxsize)
         return print_json(None, sources) if as_json else print_sources(sources, texts=True)
     llm = open_chat_model(model, device)
     capacity = llm.engine.capacity
-    budget, max_new = budget or capacity // 2, max_new or DEFAULT_MAX_NEW
-    if budget + max_new >= capacity:
-        raise ValueError(f"--budget {budget} and --max-new {max_new} need more than the {capacity} tokens of {model}")
+    max_new = max_new or min(DEFAULT_MAX_NEW, capacity // 4)
+    room = budget_of(llm, text, max_new)
+    if (budget or 1) > room:
+        raise ValueError(
+            f"the sources need more than the {max(room, 0)} tokens that {model} has for them beside the question and "
+            f"--max-new {max_new}; lower --budget or --max-new"
+        )
+    budget = budget or min(capacity // 2, room)
     sources = choose_sources(hits, lambda prompt: len(llm.tokenizer.encode(prompt)), budget)
     if hits and not sources:
         typer.echo(f"no source fits into --budget {budget}, so the model answers without any; raise it", err=True)
@@ -91,14 +105,11 @@ def shown_path(path: str) -> str:
     return str(Path(path).relative_to(Path.cwd())) if Path(path).is_relative_to(Path.cwd()) else path
 
 
-def open_chat_model(model: Path, device: str) -> "LanguageModel":
-    from regard.cli.open_model import open_model
+def budget_of(llm: "LanguageModel", question: str, max_new: int) -> int:
+    """The tokens that a prompt has for its sources."""
+    from regard.text.source_prompt import question_messages
 
-    llm = open_model(model, device)
-    if llm.tokenizer.chat_template is None:
-        raise ValueError(f"{model} has no chat template, so it cannot answer; leave --model out to see the sources")
-    llm.rows = 1  # the engine reserves memory for one request
-    return llm
+    return llm.engine.capacity - max_new - len(llm.encode_chat(question_messages(question, ()))) - SPARE
 
 
 def answer(
@@ -115,22 +126,33 @@ def answer(
     for piece in llm.stream(question_messages(question, sources), max_new=max_new, temperature=temperature):
         pieces.append(piece)
         if not as_json:
-            print(piece, end="", flush=True)
+            print(printable(piece), end="", flush=True)
     text = "".join(pieces)
     if as_json:
         return print_json(text, sources)
     print("\n")
-    print_sources(cited_sources(text, sources) or sources, texts=False)
+    cited = cited_sources(text, sources)
+    if sources and not cited:
+        print("the answer cites no source; the model had:")
+    if sources:
+        print_sources(cited or sources, texts=False)
 
 
 def print_sources(sources: "Sequence[PromptSource]", texts: bool) -> None:
     for source in sources:
         section = f"  ({' > '.join(source.section)})" if source.section else ""
-        print(f"[{source.number}] {source.place}{section}")
+        print(printable(f"[{source.number}] {source.place}{section}"))
         if texts:
-            print("\n".join(f"    {line}" for line in source.text.splitlines()), end="\n\n")
+            print(printable("\n".join(f"    {line}" for line in source.text.splitlines())), end="\n\n")
     if not sources:
         print("nothing was found")
+
+
+def printable(text: str) -> str:
+    """On a terminal, without control characters: a document or a model must not send it escape sequences."""
+    from regard.cli.chat_terminal import CONTROL
+
+    return CONTROL.sub("\ufffd", text) if sys.stdout.isatty() else text
 
 
 def print_json(text: str | None, sources: "Sequence[PromptSource]") -> None:

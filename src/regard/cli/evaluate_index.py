@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from regard.cli.ask import open_chat_model
+from regard.cli.ask import budget_of
 from regard.cli.index import IndexArgument, RerankOption, embedder, open_index, open_reranker
-from regard.cli.open_model import DeviceOption
+from regard.cli.open_model import DeviceOption, open_chat_model
 from regard.find_model import find_model
 
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from regard.retrieval.quality import LabelledQuestion
 
 BATCH = 16  # questions that a model answers at once
-SPARE = 8  # tokens, for other borders of tokens where texts meet
 DEFAULT_SOURCES, DEFAULT_MAX_NEW = 4, 64
 
 
@@ -71,6 +70,9 @@ def evaluate_index(
         raise ValueError(f"--model needs an `answer` in every line of {questions}; add them, or leave it out")
     order = None if rerank is None else open_reranker(rerank, device)
     opened, encoder = open_index(index, device)
+    files = opened.files()
+    if unknown := next((each.path for each in asked if not any(map(each.is_about, files))), None):
+        raise ValueError(f"{questions}: the index has no file {unknown!r}; correct the path, or update the index")
     methods = {"words": ("words", None), "vectors": ("vectors", None), "hybrid": ("hybrid", None)}
     methods |= {} if order is None else {"reranked": ("hybrid", order)}
     result: dict[str, Any] = {"questions": len(asked), "chunks": opened.chunk_count(), "search": {}}
@@ -151,19 +153,13 @@ def grade_answers(
     return {"correct": correct / len(questions), "correct_and_cited": cited / len(questions), "outputs": outputs}
 
 
-def budget_of(llm: "LanguageModel", question: str, max_new: int) -> int:
-    """The tokens that a prompt has for its sources."""
-    from regard.text.source_prompt import question_messages
-
-    return llm.engine.capacity - max_new - len(llm.encode_chat(question_messages(question, ()))) - SPARE
-
-
 def format_result(result: dict[str, Any]) -> str:
     lines = [f"{result['questions']} questions, {result['chunks']:,} chunks", ""]
     lines.append(f"{'':10} recall@1  recall@5  recall@10  MRR              ms")
     for name, values in result["search"].items():
         recall = "".join(f"{values[f'recall@{depth}']:<{width}.3f}" for depth, width in ((1, 10), (5, 10), (10, 11)))
-        lines.append(f"{name:10} {recall}{values['mrr']:.3f} ± {values['error']:.3f}    {values['ms']:.0f}")
+        error = "" if values["error"] is None else f"± {values['error']:.3f}"
+        lines.append(f"{name:10} {recall}{values['mrr']:.3f} {error:7}    {values['ms']:.0f}")
     for name, label in (("answers", "answers from the sources"), ("without_sources", "without sources")):
         if name in result:
             graded = result[name]

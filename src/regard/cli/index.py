@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from regard.retrieval.document_index import DocumentIndex, IndexSettings
 
 DEFAULT_MODEL, DEFAULT_TOKENS, DEFAULT_OVERLAP = "minilm", 192, 32
+SPARE = 8  # tokens of the context: special ones, and other borders of tokens where texts meet
 SHOWN_SKIPPED = 10
+REPLACEMENT = "\ufffd"  # of control characters
 IndexArgument = Annotated[Path, typer.Argument(metavar="INDEX", help="The file that `regard index` has written.")]
 RerankOption = Annotated[
     Path | None,
@@ -59,29 +61,47 @@ def index(
       regard ask docs.index "How is a model quantized?"
     """
     from regard.retrieval.document_index import DocumentIndex
-    from regard.retrieval.documents import DocumentError
+    from regard.retrieval.documents import SUFFIXES, DocumentError, document_files
+    from regard.retrieval.update_index import knows, update_index
 
-    missing = next((path for path in documents if not path.exists()), None)
-    if missing is not None:
-        raise DocumentError(f"{missing} does not exist; give a file, or a folder of documents")
     out = out or Path(f"{documents[0].resolve().name}.index")
-    stored = DocumentIndex(out).settings if out.exists() else None
+    earlier = DocumentIndex(out) if out.exists() and out.stat().st_size else None
+    stored, known = (earlier.settings, earlier.files()) if earlier else (None, {})
+    unread: list[str] = []
+    if not known and not any(file for path in documents for file in document_files(path, unread)):
+        reason = f" ({unread[0]})" if unread else ""
+        raise DocumentError(f"{documents[0]} has no documents{reason}; regard reads {', '.join(sorted(SUFFIXES))}")
+    missing = next((path for path in documents if not path.exists() and not knows(known, path)), None)
+    if missing is not None:
+        raise DocumentError(f"{missing} does not exist, and {out} has nothing of it; give a file or a folder")
     name = model or (stored.model if stored else DEFAULT_MODEL)
     find_model(Path(name))  # before torch is imported: a mistyped name is refused at once
+    if Path(name).exists():
+        name = str(Path(name).resolve())  # the index may be asked from another folder
     from rich.console import Console
 
+    from regard.cli.chat_terminal import CONTROL
+    from regard.engine.inputs import context_limit
     from regard.load_model import load
-    from regard.retrieval.update_index import update_index
 
     llm = load(Path(name), device)
     opened = DocumentIndex(out, new_settings(name, llm, stored, chunk_tokens, overlap))
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False, emoji=False)
+    context = context_limit(llm.model)
+    titles = None if context is None else max(0, context - SPARE - opened.settings.limit)
     with progress_of_files(console) as progress:
-        update = update_index(opened, documents, starts_of(llm), embedder(llm), progress)
+        update = update_index(opened, documents, starts_of(llm), embedder(llm), progress, titles)
     for reason in update.skipped[:SHOWN_SKIPPED]:
-        console.print(f"skipped: {reason}")
+        console.print(f"skipped: {CONTROL.sub(REPLACEMENT, reason)}")
+    if update.replaced:
+        more = f" and {len(update.replaced) - SHOWN_SKIPPED} more" if len(update.replaced) > SHOWN_SKIPPED else ""
+        files = CONTROL.sub(REPLACEMENT, ", ".join(update.replaced[:SHOWN_SKIPPED]))
+        console.print(f"not UTF-8, some characters were replaced: {files}{more}")
     if len(update.skipped) > SHOWN_SKIPPED:
         console.print(f"skipped: {len(update.skipped) - SHOWN_SKIPPED} more")
+    if update.others:
+        kinds = ", ".join(f"{count} {suffix or 'without a suffix'}" for suffix, count in update.others.most_common())
+        console.print(f"left out, because they are no documents: {kinds}")
     typer.echo(
         f"{update.added} files added, {update.changed} changed, {update.removed} removed, {update.unchanged} "
         f"unchanged; {update.chunks} chunks embedded, {opened.chunk_count()} in the index"
@@ -93,6 +113,9 @@ def new_settings(
     name: str, llm: "LanguageModel", stored: "IndexSettings | None", limit: int | None, overlap: int | None
 ) -> "IndexSettings":
     """The given settings; those that are not given are of the existing index, or the defaults."""
+    from regard.engine.inputs import context_limit
+    from regard.models.encoder import EncoderModule
+    from regard.objectives.base import takes_tokens
     from regard.retrieval.document_index import IndexSettings
     from regard.training.base_model import fingerprint_model
 
@@ -102,10 +125,12 @@ def new_settings(
         overlap = stored.overlap if stored else min(DEFAULT_OVERLAP, limit // 4)
     if overlap >= limit:
         raise ValueError(f"--overlap {overlap} must be less than --chunk-tokens {limit}")
-    context = llm.model.spec.context
-    if context is not None and limit >= context:
-        raise ValueError(f"--chunk-tokens {limit}: {name} reads {context} tokens; choose fewer")
-    dim = llm.embed("a text").shape[-1]
+    if isinstance(llm.model, EncoderModule) and not takes_tokens(llm.model.spec):
+        raise ValueError(f"--model {name} does not read texts; choose an encoder or a decoder of texts")
+    dim = llm.embed("a text").shape[-1]  # ValueError if the model cannot embed
+    context = context_limit(llm.model)
+    if context is not None and limit > context - SPARE:
+        raise ValueError(f"--chunk-tokens {limit}: {name} reads {context} tokens; choose at most {context - SPARE}")
     return IndexSettings(name, fingerprint_model(llm.folder), dim, limit, overlap)
 
 
@@ -154,14 +179,17 @@ def embedder(llm: "LanguageModel") -> "Callable":
 def progress_of_files(console: "Console") -> Generator[Callable[[int, int, str, int], None]]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+    from regard.cli.chat_terminal import CONTROL
+
     columns = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+        TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(),
         TextColumn("files, {task.fields[chunks]} chunks"), TimeRemainingColumn(compact=True),
     )  # fmt: skip
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("reading", total=None, chunks=0)
 
         def update(done: int, total: int, file: str, chunks: int) -> None:
-            bar.update(task, completed=done, total=total, description=Path(file).name[-30:], chunks=chunks)
+            name = CONTROL.sub(REPLACEMENT, Path(file).name)
+            bar.update(task, completed=done, total=total, description=name[-30:], chunks=chunks)
 
         yield update

@@ -68,6 +68,15 @@ def open_model(
     return llm
 
 
+def open_chat_model(name: Path, device: str = "auto", context: int | None = None) -> "LanguageModel":
+    """A model with a chat template, for one request at a time."""
+    llm = open_model(name, device, context)
+    if llm.tokenizer.chat_template is None:
+        raise ValueError(f"{name} has no chat template, so it cannot answer messages; use a chat model")
+    llm.rows = 1  # the engine reserves memory for one request
+    return llm
+
+
 def require_decoder(name: Path, llm: "LanguageModel") -> None:
     """Raise ValueError for an encoder-decoder, or a model that reads images."""
     from regard.models.decoder import DecoderModule

@@ -12,6 +12,7 @@ import fcntl
 import os
 import re
 import sqlite3
+import unicodedata
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
@@ -23,8 +24,10 @@ import numpy as np
 from regard.retrieval.chunks import DocumentChunk
 from regard.retrieval.vector_table import SCHEMA as VECTORS
 from regard.retrieval.vector_table import VectorTable
+from regard.retrieval.word_search import best_by_words
 
 APPLICATION_ID = 0x72656701  # in the header of the file: an index of regard, format 1
+NOT_DAMAGED = ("SQLITE_BUSY", "SQLITE_CANTOPEN", "SQLITE_FULL", "SQLITE_IOERR", "SQLITE_PERM", "SQLITE_READONLY")
 SECTION_SEPARATOR = "\x1f"
 SCHEMA = """
 CREATE TABLE settings(name TEXT PRIMARY KEY, value) WITHOUT ROWID;
@@ -87,30 +90,27 @@ class DocumentIndex:
         existed = self.path.is_file() and self.path.stat().st_size > 0
         if not existed and create is None:
             raise DocumentIndexError(f"{path} does not exist; make it: regard index DOCUMENTS --out {path}")
-        try:
+        with self.reporting_damage():
             self.database = sqlite3.connect(self.path, isolation_level=None, timeout=30)
             self.prepare(create)
-        except sqlite3.DatabaseError as error:
-            raise DocumentIndexError(f"{path} is not an index, or is damaged: {error}") from None
         self.vectors = VectorTable(self.database, self.settings.dim)
 
     def prepare(self, create: IndexSettings | None) -> None:
         run = self.database.execute
         run("PRAGMA foreign_keys = ON")
-        (application,) = run("PRAGMA application_id").fetchone()
-        (tables,) = run("SELECT count(*) FROM sqlite_schema").fetchone()
+        tables = self.has_tables()
+        (application,) = run("PRAGMA application_id").fetchone()  # after the tables, which another process may create
         if application != APPLICATION_ID and (tables or create is None):
             raise DocumentIndexError(f"{self.path} is not an index of regard; give another path")
-        run("PRAGMA journal_mode = WAL")
-        run("PRAGMA synchronous = NORMAL")  # a crash of the machine may lose the last batches, but nothing else
         if not tables:
             assert create is not None
-            with self.transaction():
-                for statement in split_statements(SCHEMA + VECTORS):
-                    run(statement)
-                self.database.executemany("INSERT INTO settings VALUES (?, ?)", asdict(create).items())
-                run(f"PRAGMA application_id = {APPLICATION_ID}")
+            self.create_tables(create)
+        run("PRAGMA journal_mode = WAL")  # after the tables: another process finds no file, or all tables
+        run("PRAGMA synchronous = NORMAL")  # a crash of the machine may lose the last batches, but nothing else
         stored = dict(run("SELECT name, value FROM settings"))
+        for field in fields(IndexSettings):
+            if type(stored.get(field.name)) is not field.type:
+                raise sqlite3.DatabaseError(f"the setting {field.name} is {stored.get(field.name)!r:.40}")
         self.settings = IndexSettings(**{field.name: stored[field.name] for field in fields(IndexSettings)})
         for field in fields(IndexSettings) if create is not None else ():
             found, wanted = getattr(self.settings, field.name), getattr(create, field.name)
@@ -120,6 +120,32 @@ class DocumentIndex:
                     "path"
                 )
 
+    def has_tables(self) -> bool:
+        return self.database.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0] > 0
+
+    def create_tables(self, settings: IndexSettings) -> None:
+        with self.transaction():
+            if self.has_tables():  # another process was faster
+                return
+            for statement in split_statements(SCHEMA + VECTORS):
+                self.database.execute(statement)
+            self.database.executemany("INSERT INTO settings VALUES (?, ?)", asdict(settings).items())
+            self.database.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+
+    @contextmanager
+    def reporting_damage(self) -> Generator[None]:
+        """Errors of SQLite as a DocumentIndexError."""
+        try:
+            yield
+        except sqlite3.ProgrammingError:
+            raise
+        except sqlite3.DatabaseError as error:
+            if getattr(error, "sqlite_errorname", "").startswith(NOT_DAMAGED):
+                raise DocumentIndexError(f"{self.path} cannot be used: {error}") from None
+            raise DocumentIndexError(
+                f"{self.path} is not an index, or is damaged: {error}; make it again at another path"
+            ) from None
+
     @contextmanager
     def transaction(self) -> Generator[None]:
         """All changes inside are made, or none."""
@@ -127,7 +153,8 @@ class DocumentIndex:
         try:
             yield
         except BaseException:
-            self.database.execute("ROLLBACK")
+            if self.database.in_transaction:  # SQLite ends it after some errors
+                self.database.execute("ROLLBACK")
             raise
         self.database.execute("COMMIT")
 
@@ -144,7 +171,8 @@ class DocumentIndex:
             os.close(handle)
             raise DocumentIndexError(f"another process updates {self.path}; wait for it") from None
         try:
-            yield
+            with self.reporting_damage():
+                yield
         finally:
             os.close(handle)
 
@@ -155,14 +183,14 @@ class DocumentIndex:
 
     def files(self) -> dict[str, FileRecord]:
         """The complete files, by path."""
-        rows = self.database.execute("SELECT path, id, size, changed, digest FROM files WHERE complete")
-        return {path: FileRecord(*values) for path, *values in rows}
+        with self.reporting_damage():
+            rows = self.database.execute("SELECT path, id, size, changed, digest FROM files WHERE complete")
+            return {path: FileRecord(*values) for path, *values in rows}
 
     def chunk_count(self) -> int:
-        (count,) = self.database.execute(
-            "SELECT count(*) FROM chunks JOIN files ON files.id = file WHERE complete"
-        ).fetchone()
-        return count
+        count = "SELECT count(*) FROM chunks JOIN files ON files.id = file WHERE complete"
+        with self.reporting_damage():
+            return self.database.execute(count).fetchone()[0]
 
     def begin(self, path: str, size: int, changed: int, digest: bytes, unit: str) -> tuple[int, int]:
         """The id of a file that is about to be stored, and how many of its chunks an interrupted run has stored."""
@@ -219,15 +247,8 @@ class DocumentIndex:
 
     def matching(self, query: str, count: int) -> list[tuple[int, float]]:
         """(chunk, BM25) of the chunks with words of the query, the highest first."""
-        terms = dict.fromkeys(re.findall(r"\w+", query))
-        if not terms or count < 1:
-            return []
-        rows = self.database.execute(
-            "SELECT chunks.id, -rank FROM words JOIN chunks ON chunks.id = words.rowid JOIN files ON files.id = file "
-            "WHERE words MATCH ? AND complete ORDER BY rank, chunks.id LIMIT ?",
-            [" OR ".join(f'"{term}"' for term in terms), count],
-        )
-        return rows.fetchall()
+        words = list(dict.fromkeys(re.findall(r"\w+", unicodedata.normalize("NFC", query))))
+        return best_by_words(self.database, words, count) if words and count > 0 else []
 
     def hits(self, ids: Sequence[int]) -> list[Hit]:
         """The chunks with these ids, in this order."""

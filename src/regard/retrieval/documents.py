@@ -7,10 +7,14 @@
 Nothing in a document is run or fetched: scripts, styles and links of a page are skipped.
 """
 
+import os
 import re
+import struct
+import zlib
 from bisect import bisect_right
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Set
+from dataclasses import dataclass, replace
 from functools import cached_property
 from html.parser import HTMLParser
 from io import BytesIO
@@ -19,23 +23,26 @@ from pathlib import Path
 MARKDOWN = {".md", ".markdown", ".mdx"}
 HTML = {".html", ".htm", ".xhtml"}
 PDF = {".pdf"}
-TEXT = {".txt", ".text", ".rst", ".adoc", ".org", ".tex", ".log"}
+TEXT = {".txt", ".text", ".rst", ".adoc", ".org", ".tex", ".log", ".csv", ".tsv", ".json", ".jsonl", ".xml"}
 CODE = {
     ".py", ".pyi", ".js", ".jsx", ".ts", ".tsx", ".c", ".h", ".cc", ".cpp", ".hpp", ".cu", ".java", ".kt", ".scala",
     ".go", ".rs", ".rb", ".php", ".cs", ".swift", ".lua", ".r", ".jl", ".sh", ".sql", ".toml", ".yaml", ".yml", ".ini",
-    ".css",
+    ".css", ".mjs", ".vue",
 }  # fmt: skip
 SUFFIXES = MARKDOWN | HTML | PDF | TEXT | CODE
 MAX_BYTES = 64 * 2**20  # of a file
 
 FENCE = re.compile(r" {0,3}(```+|~~~+)")
-ATX_HEADING = re.compile(r" {0,3}(#{1,6})[ \t]+(.*?)[ \t]*#*[ \t]*$")
+ATX_HEADING = re.compile(r" {0,3}(#{1,6})(?=[ \t])(.*)")
+SURROGATES = re.compile("[\ud800-\udfff]")  # half characters, which cannot be encoded
 SKIPPED = {"script", "style", "noscript", "template", "svg", "iframe", "object", "head", "nav"}
+CLOSED_BY_END = {"script", "style"}  # whose text is never visible, even if they are not closed
 BLOCKS = {
     "p", "div", "section", "article", "main", "header", "footer", "aside", "ul", "ol", "dl", "table", "pre", "form",
     "blockquote", "figure", "figcaption", "hr", "details", "summary", "body", "address",
 }  # fmt: skip
 LINES = {"li", "tr", "br", "dt", "dd", "caption", "option"}  # that begin on a line of their own
+UNCLOSED_TAGS = 20  # tags without an end that are read as text; each costs one search through the rest of the page
 
 
 class DocumentError(ValueError):
@@ -57,6 +64,7 @@ class ParsedDocument:
     places: tuple[int, ...]  # … is from this line of the file, counted from 1, or from this page
     headings: tuple[Heading, ...] = ()
     unit: str = "line"  # or "page"
+    replaced: bool = False  # bytes that are not UTF-8 became U+FFFD
 
     def place(self, offset: int) -> int:
         """The line or page of a character."""
@@ -93,21 +101,45 @@ def first_letter(text: str, start: int) -> int:
     return len(text) if letter is None else letter.start()
 
 
-def document_files(path: str | Path) -> Iterator[Path]:
-    """The file itself; or all documents in a folder and its subfolders, in order, without hidden ones and links."""
+def document_files(path: str | Path, skipped: list[str] | None = None) -> Iterator[Path]:
+    """The file itself; or all documents in a folder and its subfolders, in order, without hidden ones and links.
+
+    skipped: gets a line for each folder that cannot be read.
+    """
     path = Path(path)
     if path.is_file():
         yield path
-        return
-    if not path.is_dir():
-        raise DocumentError(f"{path} does not exist; give a file, or a folder of documents")
-    for entry in sorted(path.iterdir()):
-        if entry.name.startswith(".") or entry.is_symlink():
+    elif path.is_dir():
+        yield from (file for file in files_below(path, skipped) if file.suffix.lower() in SUFFIXES)
+    else:
+        problem = "is neither a regular file nor a folder" if path.exists() else "does not exist"
+        raise DocumentError(f"{path} {problem}; give a file, or a folder of documents")
+
+
+def files_below(folder: Path, skipped: list[str] | None = None) -> Iterator[Path]:
+    """The regular files; a pipe would block the reader."""
+    found = [(str(folder), True)]
+    while found:  # not recursive: folders may be nested more deeply than Python's calls
+        path, is_folder = found.pop()
+        if not is_folder:
+            yield Path(path)
             continue
-        if entry.is_dir():
-            yield from document_files(entry)
-        elif entry.suffix.lower() in SUFFIXES:
-            yield entry
+        try:
+            with os.scandir(path) as entries:
+                visible = sorted((entry for entry in entries if entry.name[0] != "."), key=lambda entry: entry.name)
+            for entry in reversed(visible):
+                is_folder = entry.is_dir(follow_symlinks=False)
+                if is_folder or entry.is_file(follow_symlinks=False):
+                    found.append((entry.path, is_folder))
+        except OSError as error:
+            if skipped is not None:
+                skipped.append(str(error))
+
+
+def other_suffixes(path: str | Path) -> Counter[str]:
+    """How many files of a folder are no documents, by their suffix."""
+    files = files_below(Path(path)) if Path(path).is_dir() else ()
+    return Counter(file.suffix.lower() for file in files if file.suffix.lower() not in SUFFIXES)
 
 
 def read_bytes(path: Path) -> bytes:
@@ -119,7 +151,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def parse_document(data: bytes, suffix: str, name: str) -> ParsedDocument:
-    """The document in the bytes of a file; DocumentError if they are no text, or a damaged PDF.
+    """The document in the bytes of a file; DocumentError if they are no text, or a damaged page or PDF.
 
     name: of the file, for errors.
     """
@@ -128,11 +160,15 @@ def parse_document(data: bytes, suffix: str, name: str) -> ParsedDocument:
     if b"\0" in data:
         raise DocumentError(f"{name} is not a text: it has bytes that are zero")
     text = data.decode("utf-8-sig", errors="replace").replace("\r\n", "\n").replace("\r", "\n")
+    replaced = text.count("\ufffd") > data.count("\ufffd".encode())
     if suffix in HTML:
-        return parse_html(text)
+        try:
+            return replace(parse_html(text), replaced=replaced)
+        except (AssertionError, ValueError) as error:  # by html.parser: of `<![other[`, and of endless numbers
+            raise DocumentError(f"{name} cannot be read as HTML: {error}") from None
     starts = line_starts(text)
     headings = tuple(markdown_headings(text)) if suffix in MARKDOWN else ()
-    return ParsedDocument(text, starts, tuple(range(1, len(starts) + 1)), headings)
+    return ParsedDocument(text, starts, tuple(range(1, len(starts) + 1)), headings, replaced=replaced)
 
 
 def line_starts(text: str) -> tuple[int, ...]:
@@ -150,26 +186,42 @@ def markdown_headings(text: str) -> Iterator[Heading]:
         elif marker is not None:
             fence = marker[1]
         elif heading := ATX_HEADING.match(line):
-            yield Heading(start, start + len(line), len(heading[1]), heading[2])
+            title = heading[2].strip().rstrip("#").rstrip()
+            yield Heading(start, start + len(line), len(heading[1]), title)
         start += len(line)
 
 
 class VisibleText(HTMLParser):
-    """Collects the visible text of a page."""
+    """Collects the visible text of a page.
 
-    def __init__(self) -> None:
+    skip: elements whose text is not visible.
+    """
+
+    def __init__(self, skip: Set[str]) -> None:
         super().__init__(convert_charrefs=True)
+        self.skip = skip
         self.parts: list[str] = []
         self.length = 0
         self.starts: list[int] = []
         self.places: list[int] = []
         self.headings: list[Heading] = []
-        self.skipped: list[str] = []  # open elements whose text is not visible
+        self.skipped: list[str] = []  # open elements of `skip`, each name once
         self.preformatted = 0
         self.heading: tuple[int, int, int] | None = None  # level, start and first part of an open heading
 
+    def read(self, text: str) -> None:
+        """Like `feed` and `close`, which search the rest of the page once more for each tag without an end."""
+        self.feed(text)
+        for _ in range(UNCLOSED_TAGS):
+            if not self.rawdata.startswith("<"):
+                break
+            rest, self.rawdata = self.rawdata, ""
+            self.feed("&lt;" + rest[1:])
+        self.rawdata = self.rawdata.replace("<", "&lt;")
+        self.close()
+
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag in SKIPPED:
+        if tag in self.skip and tag not in self.skipped:
             self.skipped.append(tag)
         if tag == "body":
             self.skipped.clear()  # a page may leave out </head>
@@ -252,21 +304,26 @@ def heading_level(tag: str) -> int:
 
 
 def parse_html(text: str) -> ParsedDocument:
-    page = VisibleText()
-    page.feed(text)
-    page.close()
+    page = VisibleText(SKIPPED)
+    page.read(text)
+    while unclosed := set(page.skipped) - CLOSED_BY_END:  # they would swallow the rest of the page
+        page = VisibleText(page.skip - unclosed)
+        page.read(text)
     return ParsedDocument("".join(page.parts), tuple(page.starts), tuple(page.places), tuple(page.headings))
 
 
 def parse_pdf(data: bytes, name: str) -> ParsedDocument:
     try:
         from pypdf import PdfReader
-        from pypdf.errors import PyPdfError
+        from pypdf.errors import DependencyError, DeprecationError, PyPdfError
     except ModuleNotFoundError:
         raise DocumentError(f"{name}: PDF files need pypdf: pip install 'regard[documents]'") from None
     try:
-        pages = [page.extract_text() for page in PdfReader(BytesIO(data)).pages]
-    except (PyPdfError, ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
+        pages = [SURROGATES.sub("\ufffd", page.extract_text()) for page in PdfReader(BytesIO(data)).pages]
+    except (
+        PyPdfError, DependencyError, DeprecationError, ArithmeticError, AssertionError, AttributeError, LookupError,
+        OSError, RuntimeError, TypeError, ValueError, struct.error, zlib.error,
+    ) as error:  # fmt: skip
         raise DocumentError(f"{name} cannot be read as a PDF: {error}") from None
     starts, text = [], ""
     for page in pages:

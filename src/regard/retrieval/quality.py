@@ -31,9 +31,12 @@ class LabelledQuestion:
         """Whether a source has the passage that answers the question."""
         return self.covers(source.path, source.first, source.last)
 
-    def covers(self, path: str, first: int, last: int) -> bool:
+    def is_about(self, path: str) -> bool:
         parts, wanted = Path(path).parts, Path(self.path).parts
-        return parts[-len(wanted) :] == wanted and (self.line is None or first <= self.line <= last)
+        return parts[-len(wanted) :] == wanted
+
+    def covers(self, path: str, first: int, last: int) -> bool:
+        return self.is_about(path) and (self.line is None or first <= self.line <= last)
 
     def rank(self, hits: Sequence[Hit]) -> int | None:
         """Of the first relevant hit, from 1."""
@@ -45,16 +48,16 @@ class LabelledQuestion:
 class SearchQuality:
     recall: dict[int, float]
     mrr: float
-    error: float  # standard error of the MRR
+    error: float | None  # standard error of the MRR; None with one question
 
     @classmethod
     def of(cls, ranks: Sequence[int | None]) -> "SearchQuality":
         reciprocal = [0.0 if rank is None else 1 / rank for rank in ranks]
         recall = {depth: statistics.fmean(r is not None and r <= depth for r in ranks) for depth in DEPTHS}
-        error = statistics.stdev(reciprocal) / math.sqrt(len(ranks)) if len(ranks) > 1 else math.nan
+        error = statistics.stdev(reciprocal) / math.sqrt(len(ranks)) if len(ranks) > 1 else None
         return cls(recall, statistics.fmean(reciprocal), error)
 
-    def as_dict(self) -> dict[str, float]:
+    def as_dict(self) -> dict[str, float | None]:
         return {f"recall@{depth}": share for depth, share in self.recall.items()} | {
             "mrr": self.mrr,
             "error": self.error,
@@ -73,11 +76,11 @@ def without_citations(text: str) -> str:
 def read_questions(path: str | Path) -> list[LabelledQuestion]:
     """A JSONL file of objects with `question`, `path`, and optionally `line` and `answer`."""
     questions = []
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(Path(path).read_text(encoding="utf-8").split("\n"), 1):  # strings may have U+2028
         if line.strip():
             try:
                 questions.append(parse_question(json.loads(line)))
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise ValueError(f"{path}, line {number}: {error}") from None
     if not questions:
         raise ValueError(f'{path} has no questions; write one per line: {{"question": "…", "path": "notes.md"}}')

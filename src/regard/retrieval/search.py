@@ -25,27 +25,29 @@ Rerank = Callable[[str, Sequence[str]], Sequence[float]]  # query, texts -> a sc
 def search(
     index: DocumentIndex,
     query: str,
-    embed: Embed,
+    embed: Embed | None,
     count: int = 5,
     method: SearchMethod = "hybrid",
     rerank: Rerank | None = None,
     reranked: int = RERANKED,
 ) -> list[Hit]:
-    """The best chunks for a query, the best first. rerank: orders the first `reranked` by reading them with the query;
-    those after them follow in their order."""
+    """The best chunks for a query, the best first. embed: None if the method is `words`. rerank: orders the first
+    `reranked` by reading them with the query; those after them follow in their order."""
     if method not in get_args(SearchMethod):
         raise ValueError(f"method={method!r} must be one of {', '.join(get_args(SearchMethod))}")
     if not query.strip():
         raise ValueError("the query is empty; ask for something")
     candidates = max(count, CANDIDATES, reranked)
-    if method == "words":
-        best = [id for id, _ in index.matching(query, candidates)]
-    else:
-        vector = embed([query])[0]
-        best = [id for id, _ in index.vectors.nearest(vector, candidates)]
-        if method == "hybrid":
-            best = hybrid(index, vector, best, dict(index.matching(query, candidates)))[:candidates]
-    hits = index.hits(best)
+    with index.reporting_damage():
+        if method == "words":
+            best = [id for id, _ in index.matching(query, candidates)]
+        else:
+            assert embed is not None, f"a search by {method} needs embed"
+            vector = embed([query])[0]
+            best = [id for id, _ in index.vectors.nearest(vector, candidates)]
+            if method == "hybrid":
+                best = hybrid(index, vector, best, dict(index.matching(query, candidates)))[:candidates]
+        hits = index.hits(best)
     if rerank is not None and hits:
         scores = rerank(query, [embedded_text(hit.chunk) for hit in hits[:reranked]])
         order = sorted(range(len(scores)), key=lambda i: -scores[i])  # of equal scores, the first stays first

@@ -1,6 +1,6 @@
 """The sources of an answer: the best chunks within a budget of tokens (text/source_prompt.py writes the prompt).
 
-Chunks of a file that overlap or follow one another become one source.
+Chunks of a file that overlap become one source.
 """
 
 from collections.abc import Callable, Sequence

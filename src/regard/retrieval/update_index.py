@@ -1,14 +1,15 @@
 """Bring an index up to date with files: only new and changed ones are read, chunked and embedded.
 
     unchanged    the size and the time of change are those of the index, or else the digest is
-    removed      a file of the index below a given folder that no longer exists
+    removed      a file of the index, given or below a given folder, that no longer exists
 
 Memory is bounded by the largest file and one batch of chunks. After an interruption the same call continues.
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
@@ -16,7 +17,14 @@ import numpy as np
 
 from regard.retrieval.chunks import DocumentChunk, chunk_document
 from regard.retrieval.document_index import DocumentIndex, FileRecord
-from regard.retrieval.documents import DocumentError, document_files, parse_document, read_bytes
+from regard.retrieval.documents import (
+    SURROGATES,
+    DocumentError,
+    document_files,
+    other_suffixes,
+    parse_document,
+    read_bytes,
+)
 
 BATCH = 64  # chunks that are embedded and stored together
 Embed = Callable[[Sequence[str]], np.ndarray]  # (N, D) vectors of length 1
@@ -33,7 +41,9 @@ class IndexUpdate:
     unchanged: int = 0
     removed: int = 0
     chunks: int = 0  # that were embedded
-    skipped: list[str] = field(default_factory=list)  # why files could not be read
+    skipped: list[str] = field(default_factory=list)  # why files and folders could not be read
+    replaced: list[str] = field(default_factory=list)  # files with characters that are not UTF-8
+    others: Counter[str] = field(default_factory=Counter)  # suffixes of files that are no documents
 
 
 def update_index(
@@ -42,34 +52,63 @@ def update_index(
     token_starts: TokenStarts,
     embed: Embed,
     progress: FileProgress = lambda done, total, file, chunks: None,
+    title_tokens: int | None = None,
 ) -> IndexUpdate:
-    """progress(files that are done, all files, the file that is read, chunks that were embedded)"""
-    files = list(dict.fromkeys(file.resolve() for path in paths for file in document_files(path)))
+    """progress(files that are done, all files, the file that is read, chunks that were embedded)
+
+    title_tokens: tokens that the model's context leaves for the titles of a chunk; None: any number.
+    """
     update = IndexUpdate()
     with index.updating():
         known = index.files()
+        present = [path for path in paths if Path(path).exists() or not knows(known, path)]
+        files = list(dict.fromkeys(file.resolve() for path in present for file in document_files(path, update.skipped)))
+        update.others = sum(map(other_suffixes, present), Counter())
         for done, file in enumerate(files):
             progress(done, len(files), str(file), update.chunks)
             try:
-                for _ in add_file(index, file, known.get(str(file)), token_starts, embed, update):
+                for _ in add_file(index, file, known.get(str(file)), token_starts, embed, update, title_tokens):
                     progress(done, len(files), str(file), update.chunks)
-            except (DocumentError, OSError) as error:
+            except OSError as error:
                 update.skipped.append(str(error))
+            except DocumentError as error:
+                update.skipped.append(str(error) + drop_earlier(index, str(file), known, update))
         remove_missing(index, known.keys() - set(map(str, files)), paths, update)
         index.build_cells()
     progress(len(files), len(files), "", update.chunks)
     return update
 
 
+def knows(files: Iterable[str], path: str | Path) -> bool:
+    """Whether the path is one of these files, or a folder that has one."""
+    return any(Path(file).is_relative_to(Path(path).resolve()) for file in files)
+
+
 def remove_missing(
     index: DocumentIndex, known: Iterable[str], paths: Sequence[str | Path], update: IndexUpdate
 ) -> None:
-    """Remove the files below the given folders that no longer exist."""
+    """Remove the files that are given or below the given folders, and no longer exist."""
     roots = [Path(path).resolve() for path in paths]
     for path in known:
-        if any(Path(path).is_relative_to(root) for root in roots) and not Path(path).exists():
+        if any(Path(path).is_relative_to(root) for root in roots) and is_gone(path):
             index.remove(path)
             update.removed += 1
+
+
+def is_gone(path: str) -> bool:
+    try:
+        return not Path(path).is_file()
+    except OSError:  # its folder cannot be read
+        return False
+
+
+def drop_earlier(index: DocumentIndex, path: str, known: Iterable[str], update: IndexUpdate) -> str:
+    """Remove what is stored of a file that is no document now, and say so."""
+    if path not in known:
+        return ""
+    index.remove(path)
+    update.removed += 1
+    return "; its earlier text was removed from the index"
 
 
 def add_file(
@@ -79,6 +118,7 @@ def add_file(
     token_starts: TokenStarts,
     embed: Embed,
     update: IndexUpdate,
+    title_tokens: int | None,
 ) -> Iterator[None]:
     """Yields after each batch of chunks."""
     if not is_unicode(str(file)):
@@ -94,20 +134,37 @@ def add_file(
         update.unchanged += 1
         return
     document = parse_document(data, file.suffix.lower(), str(file))
+    if data.strip() and not document.text.strip():
+        raise DocumentError(f"{file}: no text found; text in images, as in a scan, is not read")
+    if document.replaced:
+        update.replaced.append(str(file))
     id, stored = index.begin(str(file), len(data), status.st_mtime_ns, digest, document.unit)
     settings = index.settings
     chunks = chunk_document(document, token_starts(document.text), settings.limit, settings.overlap)
     for batch in batches(islice(chunks, stored, None)):
-        index.add(id, batch, embed([embedded_text(chunk) for chunk in batch]))
+        index.add(
+            id, batch, embed([embedded_text(shorten_titles(chunk, token_starts, title_tokens)) for chunk in batch])
+        )
         update.chunks += len(batch)
         yield
     index.finish(id)
-    update.added, update.changed = update.added + (known is None), update.changed + (known is not None)
+    if known is None:
+        update.added += 1
+    else:
+        update.changed += 1
 
 
 def is_unicode(name: str) -> bool:
     """Python reads bytes of a file's name that are not UTF-8 as surrogates."""
-    return not any("\ud800" <= character <= "\udfff" for character in name)
+    return SURROGATES.search(name) is None
+
+
+def shorten_titles(chunk: DocumentChunk, token_starts: TokenStarts, most: int | None) -> DocumentChunk:
+    """The last tokens of the titles, which are of the innermost section, so that the model also reads the text."""
+    titles = " > ".join(chunk.section)
+    if most is None or not titles or len(starts := token_starts(titles)) <= most:
+        return chunk
+    return replace(chunk, section=(titles[starts[-most] :].lstrip(" >"),) if most else ())
 
 
 def embedded_text(chunk: DocumentChunk) -> str:

@@ -78,10 +78,10 @@ class VectorTable:
 
     def cosines(self, vector: np.ndarray, chunks: Sequence[int]) -> list[float]:
         """Of a vector (D,) of length 1 and the vectors of these chunks; 0 for a chunk that was removed meanwhile."""
-        read = "SELECT vector FROM vectors WHERE chunk = ?"
-        rows = [self.database.execute(read, [id]).fetchone() for id in chunks]
-        vector = vector.astype(np.float32)
-        return [0.0 if row is None else float(np.frombuffer(row[0], np.float32) @ vector) for row in rows]
+        read = "SELECT chunk, vector FROM vectors WHERE chunk = ?"
+        found, vectors = stack((row for id in chunks for row in self.database.execute(read, [id])), self.dim)
+        cosines = dict(zip(found.tolist(), (float(row @ vector.astype(np.float32)) for row in vectors), strict=True))
+        return [cosines.get(id, 0.0) for id in chunks]
 
     def all_vectors(self) -> tuple[np.ndarray, np.ndarray]:
         """The chunks (N,) of complete files and their vectors (N, D), read again if the index has changed."""
@@ -151,6 +151,11 @@ def stack(rows: Iterable[tuple[int, bytes]], dim: int) -> tuple[np.ndarray, np.n
     """Ids (N,) and float32 vectors (N, D)."""
     ids, data = array("q"), bytearray()
     for id, vector in rows:
+        if len(vector) != 4 * dim:
+            raise sqlite3.DatabaseError(f"vector {id} has {len(vector)} bytes instead of {4 * dim}")
         ids.append(id)
         data += vector
-    return np.array(ids, np.int64), np.frombuffer(data, np.float32).reshape(-1, dim)
+    vectors = np.frombuffer(data, np.float32).reshape(-1, dim)
+    if not np.isfinite(vectors).all():
+        raise sqlite3.DatabaseError("some vectors are not finite")
+    return np.array(ids, np.int64), vectors
