@@ -98,7 +98,7 @@ class EngineGenerator:
         for request in requests:
             if request.error is not None:
                 raise GenerationError(request.error)
-            text = self.tokenizer.decode([token.id for token in request.new if token.finish != "stop"])
+            text = self.tokenizer.decode(request.output_ids)
             ids, logprobs = [token.id for token in request.new], [token.logprob for token in request.new]
             completions.append(SampledCompletion(ids, logprobs, text, request.finish == "length"))
         return completions

@@ -72,12 +72,33 @@ def test_a_server_has_the_results_of_its_model(folder: Path) -> None:
         (("{model}", "--tasks", "world-choice"), "did you mean 'world-choices'?"),
         (("{model}", "--tasks", "nothing.jsonl"), "nothing.jsonl is not a file or folder"),
         (("{model}", "--tasks", "world-stories", "--shots", "2"), "--shots has no effect"),
+        (("{model}", "--tasks", "world-stories", "--out", "/nonexistent/r.json"), "there is no folder /nonexistent"),
+        (
+            ("{model}", "--tasks", "{model}/../outputs.jsonl", "--out", "{model}/../outputs.jsonl"),
+            "choose another name",
+        ),
         (("http://127.0.0.1:9", "--tasks", "world-stories"), "does not answer"),
     ],
 )
 def test_errors_say_what_to_do(folder: Path, arguments: tuple[str, ...], message: str) -> None:
     result = regard("eval", *(argument.format(model=folder / "model") for argument in arguments))
     assert result.exit_code == 1 and message in str(result.exception)
+
+
+def test_no_task_is_refused(folder: Path) -> None:
+    for tasks in ("", ",", " , "):
+        result = regard("eval", folder / "model", "--tasks", tasks)
+        assert result.exit_code == 2 and "--tasks names no task" in result.output
+
+
+def test_an_output_is_checked_before_the_model_is_loaded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("regard.cli.evaluate_tasks.open_local", lambda *_: pytest.fail("loaded"))
+    monkeypatch.setattr("regard.cli.open_model.open_model", lambda *_: pytest.fail("loaded"))
+    for command in (("eval", folder / "model", "--tasks", folder / "book.txt"), ("eval", "long", folder / "model")):
+        result = regard(*command, "--out", folder / "book.txt" / "r")
+        assert isinstance(result.exception, ValueError) and f"--out {folder / 'book.txt' / 'r'}" in str(
+            result.exception
+        )
 
 
 def test_options_of_the_other_kind_of_model_are_refused(folder: Path) -> None:

@@ -3,10 +3,12 @@
 import json
 
 import pytest
+import torch
 from torch import nn
 
 from regard.data.sources.base import Examples, open_collection
 from regard.data.world.tasks import example
+from regard.engine.request import GenerationError
 from regard.evals.generation import GradedOutput, grade_outputs
 from regard.models.decoder import Decoder, DecoderModule
 from regard.models.presets import transformer_2017
@@ -56,6 +58,15 @@ def test_a_translator_of_three_pairs_is_graded() -> None:
     assert all(item.correct and item.well_formed is None for item in graded)
     short = grade_outputs(model, tokenizer, examples_of(PAIRS), count=3, max_new=1)
     assert not any(item.correct for item in short)
+
+
+def test_a_request_that_fails_is_no_wrong_answer() -> None:
+    tokenizer = byte()
+    model = decoder(tokenizer)
+    with torch.no_grad():
+        next(model.parameters()).fill_(float("nan"))
+    with pytest.raises(GenerationError, match="not finite"):
+        grade_outputs(model, tokenizer, examples_of([{"prompt": "a", "completion": "b"}]), count=1, max_new=4)
 
 
 @pytest.mark.parametrize("form", ["messages", "completion"])

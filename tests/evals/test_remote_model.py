@@ -1,5 +1,6 @@
 """A model behind `regard serve` has the results of the same model in this process."""
 
+import json
 from collections.abc import Iterator
 
 import httpx
@@ -77,6 +78,74 @@ def test_a_server_names_its_window_and_models(url: str) -> None:
         RemoteModel(url, window=63)
     with pytest.raises(ValueError, match="has no model 'other'; it has tiny"):
         RemoteModel(url, "other")
+
+
+def test_a_server_that_does_not_say_how_much_it_reads_needs_a_window(
+    url: str, local: LocalModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = httpx.Client.request
+
+    def request(self, method: str, path: str, **options):
+        response = answer(self, method, path, **options)
+        if path != "/v1/models":
+            return response
+        cards = [{"id": card["id"]} for card in response.json()["data"]]
+        return httpx.Response(200, json={"data": cards}, request=response.request)
+
+    monkeypatch.setattr(httpx.Client, "request", request)
+    with pytest.raises(ValueError, match="does not say how many tokens it reads; give --context"):
+        RemoteModel(url, tokenizer=local.llm.tokenizer)
+    assert RemoteModel(url, tokenizer=local.llm.tokenizer, window=100_000).window == 100_000
+
+
+CARDS = {"data": [{"id": "a"}]}
+TOKENS = {"tokens": [1], "max_model_len": 9}
+
+
+@pytest.mark.parametrize(
+    ("answers", "message"),
+    [
+        ({"/v1/models": {}}, "/v1/models answers {}, not a list `data` of models"),
+        ({"/v1/models": None}, "/v1/models answers None, not a JSON object"),
+        ({"/v1/models": []}, "/v1/models answers [], not a JSON object"),
+        ({"/v1/models": {"data": [{}]}}, "not a list `data` of models with an `id`"),
+        ({"/v1/models": {"data": {"a": 1}}}, "not a list `data` of models with an `id`"),
+        ({"/tokenize": {"tokens": [1]}}, "does not say how many tokens it reads; give --context"),
+        (
+            {"/tokenize": TOKENS | {"max_model_len": "9"}},
+            "/tokenize answers {'tokens': [1], 'max_model_len': '9'}, not",
+        ),
+        (
+            {"/tokenize": {"max_model_len": 9}},
+            "/tokenize answers {'max_model_len': 9}, not an answer with a list `tokens`",
+        ),
+        ({"/regard/model": []}, "/regard/model answers [], not a JSON object"),
+        ({"/regard/model": {"start_id": "<s>"}}, "/regard/model answers '<s>', not a token id"),
+        ({"/regard/model": httpx.ReadTimeout("timed out")}, "server does not answer: timed out"),
+        ({"/v1/completions": {}}, "/v1/completions answers {}, not a list `choices`"),
+        (
+            {"/v1/completions": {"choices": [{"index": 0}]}},
+            "not a list `choices` with `index` and `text` for each of 1",
+        ),
+        ({"/v1/completions": {"choices": []}}, "not a list `choices` with `index` and `text` for each of 1 prompts"),
+    ],
+)
+def test_servers_that_answer_something_else_are_named(
+    answers: dict, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = {"/v1/models": CARDS, "/tokenize": TOKENS, "/regard/model": {"start_id": 1}} | answers
+
+    def request(self, method: str, path: str, **options):
+        if isinstance(found := usual[path], Exception):
+            raise found
+        return httpx.Response(200, content=json.dumps(found))
+
+    monkeypatch.setattr(httpx.Client, "request", request)
+    with pytest.raises(ValueError) as error:
+        model = RemoteModel("http://server/v1")
+        model.encode("a")
+        model.complete([[1]], 1, [])
+    assert str(error.value).startswith("http://server") and message in str(error.value)
 
 
 def test_servers_that_cannot_answer_say_why(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

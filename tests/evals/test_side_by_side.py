@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from regard.evals.side_by_side import ComparedModel, read_both, same_tokens, text_rows
+from regard.evals.side_by_side import ComparedModel, fixed_rows, read_both, same_tokens
 from regard.models.decoder import DecoderModule
 from regard.parts.attention import Attention
 from regard.parts.position.rope import Rope
@@ -30,7 +30,7 @@ def build(seed: int, vocab: int = BYTES.vocab_size) -> DecoderModule:
 @pytest.mark.parametrize("length", [7, 64, 1000])
 def test_losses_and_agreement_equal_those_of_whole_rows(length: int) -> None:
     first, second = build(1), build(2)
-    rows = text_rows(BYTES, TEXT, length)
+    rows = fixed_rows(BYTES, TEXT, length)
     seen: list[int] = []
     pair = ComparedModel(first, BYTES), ComparedModel(second, BYTES)
     *losses, agreement = read_both(*pair, (rows, rows), seen.append)
@@ -51,7 +51,7 @@ def test_losses_and_agreement_equal_those_of_whole_rows(length: int) -> None:
 
 
 def test_a_model_agrees_with_itself_and_a_smaller_cache_nearly() -> None:
-    model, rows = build(1), text_rows(BYTES, TEXT, 90)
+    model, rows = build(1), fixed_rows(BYTES, TEXT, 90)
     plain = ComparedModel(model, BYTES)
     *_, itself = read_both(plain, plain, (rows, rows))
     assert itself is not None and (itself.share, itself.divergence) == (1.0, 0.0)
@@ -64,7 +64,7 @@ def test_a_model_agrees_with_itself_and_a_smaller_cache_nearly() -> None:
 def test_models_with_other_tokenizers_are_compared_per_byte() -> None:
     pairs = bpe([TEXT], 300)
     first, second = ComparedModel(build(1), BYTES), ComparedModel(build(2, pairs.vocab_size), pairs)
-    rows = text_rows(BYTES, TEXT, 40), text_rows(pairs, TEXT, 40)
+    rows = fixed_rows(BYTES, TEXT, 40), fixed_rows(pairs, TEXT, 40)
     one, other, agreement = read_both(first, second, rows)
     assert agreement is None and not same_tokens(BYTES, pairs)
     assert other.tokens < one.tokens and other.bytes > other.tokens
@@ -73,9 +73,9 @@ def test_models_with_other_tokenizers_are_compared_per_byte() -> None:
 
 def test_bytes_are_those_of_the_predicted_tokens() -> None:
     text = TEXT.replace("Anna", "Ännchen")
-    rows = text_rows(bpe([text], 300), text, 50)
+    rows = fixed_rows(bpe([text], 300), text, 50)
     assert len(rows) == 1 and rows[0].first == 1
     first = bpe([text], 300).decode(rows[0].ids[:1])
     assert rows[0].bytes == len(text.encode()) - len(first.encode())  # the first token is not predicted
-    assert sum(row.bytes for row in text_rows(BYTES, TEXT, 50)) == len(TEXT) - 4
-    assert text_rows(BYTES, "a", 50) == []
+    assert sum(row.bytes for row in fixed_rows(BYTES, TEXT, 50)) == len(TEXT) - 4
+    assert fixed_rows(BYTES, "a", 50) == []

@@ -1,11 +1,13 @@
 """Tasks in files: their columns and templates, and errors that name the file and the line."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from regard.data.file_index import FileError
 from regard.evals.task_file import EvalQuestion, read_task
 from regard.evals.world_tasks import WORLD_TASKS
 
@@ -72,12 +74,35 @@ USES = ('prompt = "{{ question }}"', 'choices = "options"', 'answer = "label"')
         (CHOICE | {"label": True}, "line 2: the answer True is neither"),
         (CHOICE | {"label": "z"}, "line 2: the answer 'z' is neither"),
         ("text", "line 2: expected an object"),
+        (
+            CHOICE | {"question": None},
+            "rows.jsonl, line 2: the template '{{ question }}' failed on this row: None is neither",
+        ),
+        (CHOICE | {"question": math.nan}, "line 2: the template '{{ question }}' failed on this row: nan is neither"),
+        (CHOICE | {"question": ["x"]}, "['x'] is neither a string nor a finite number"),
+        (CHOICE | {"question": {"x": 1}}, "{'x': 1} is neither a string nor a finite number"),
+        (CHOICE | {"question": True}, "True is neither a string nor a finite number"),
     ],
 )
 def test_a_bad_row_is_named_by_file_and_line(tmp_path: Path, row: Any, message: str) -> None:
     with pytest.raises(ValueError) as error:
         read_task(write_task(tmp_path, *USES, rows=(CHOICE, row)))
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "row", [{"text": None}, {"text": {"a": 1}}, {"text": math.inf}, {"prompt": "a", "answer": math.nan}]
+)
+def test_rows_without_text_are_refused_in_files_of_rows(tmp_path: Path, row: dict[str, Any]) -> None:
+    with pytest.raises(FileError, match=r"rows\.jsonl, line 1: .* finite number"):
+        read_task(write_rows(tmp_path / "rows.jsonl", row))
+
+
+def test_a_template_writes_numbers_and_items(tmp_path: Path) -> None:
+    prompt = "prompt = \"{{ n }} {{ x }} {{ options[0] }} {{ more.a.b }} {{ 'yes' if flag }}\""
+    row = CHOICE | {"n": 2, "x": 0.5, "more": {"a": {"b": "c"}}, "flag": True}
+    task = read_task(write_task(tmp_path, prompt, *USES[1:], rows=(row,)))
+    assert task.questions[0].prompt == "2 0.5 a c yes"
 
 
 def test_broken_json_is_named_by_file_and_line(tmp_path: Path) -> None:
@@ -119,6 +144,16 @@ def test_the_kind_and_the_data_must_be_named(tmp_path: Path) -> None:
     ]:  # fmt: skip
         with pytest.raises(ValueError, match=message):
             read_task(tmp_path / name)
+
+
+def test_a_column_that_is_nearly_one_of_the_format_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "choises": ["b", "c"], "answer": "b"}')
+    with pytest.raises(
+        FileError, match="the column 'choises' has no effect in a task of kind generation; did you mean"
+    ):
+        read_task(tmp_path / "rows.jsonl")
+    with pytest.raises(FileError, match="none.toml does not exist; give a task"):
+        read_task(tmp_path / "none.toml")
 
 
 def test_tasks_of_the_world_ask_about_held_out_stories() -> None:

@@ -8,7 +8,7 @@ import torch
 from regard.evals.local_model import LocalModel
 from regard.evals.scoring import continuation_row, text_rows
 from regard.evals.task_file import EvalQuestion, EvalTask
-from regard.evals.task_run import Asking, evaluate_task, work_of
+from regard.evals.task_run import TaskPrompts, evaluate_task, work_of
 from tests.evals.tiny_decoder import TEXT, tiny_decoder
 
 QUESTIONS = [
@@ -47,8 +47,8 @@ def test_choices_are_ranked_by_sum_and_by_mean_over_characters(model: LocalModel
 
 def test_shots_come_before_the_prompt_or_are_earlier_turns() -> None:
     task = EvalTask("t", "choice", QUESTIONS, SHOTS, description="Complete.\n")
-    assert Asking(task, SHOTS).prompt(QUESTIONS[0]) == "Complete.\nThey are unable\n\nA b\n\nThe lamp is in"
-    assert Asking(task, SHOTS[:1]).messages(QUESTIONS[0]) == [
+    assert TaskPrompts(task, SHOTS).prompt(QUESTIONS[0]) == "Complete.\nThey are unable\n\nA b\n\nThe lamp is in"
+    assert TaskPrompts(task, SHOTS[:1]).messages(QUESTIONS[0]) == [
         {"role": "user", "content": "Complete.\nThey are"},
         {"role": "assistant", "content": "unable"},
         {"role": "user", "content": "The lamp is in"},
@@ -116,7 +116,7 @@ def test_chats_are_asked_in_the_template(model: LocalModel) -> None:
     outputs = evaluate_task(model, EvalTask("g", "generation", QUESTIONS[:1], max_new=4), chat=True).samples
     assert (
         outputs[0]["output"]
-        == greedy(model, model.encode_chat(Asking(EvalTask("", "", [])).messages(QUESTIONS[0])), 4).strip()
+        == greedy(model, model.encode_chat(TaskPrompts(EvalTask("", "", [])).messages(QUESTIONS[0])), 4).strip()
     )
 
 

@@ -7,9 +7,10 @@ import pytest
 
 from regard.agents.loop import AgentMessage, Reply
 from regard.agents.tool import Toolbox
+from regard.data.world import EVALUATION_SEED
 from regard.data.world.tool_tasks import ARGUMENTS, tool_task
 from regard.evals import tool_use
-from regard.evals.tool_use import FIRST, counts_by_kind, solve_tasks
+from regard.evals.tool_use import counts_by_kind, solve_tasks
 from tests.agents.scripted import ScriptedWriter, call
 
 
@@ -22,7 +23,7 @@ class Solver(ScriptedWriter):
         super().__init__("")
         self.tasks = {}
         for number in range(40):
-            task = tool_task(FIRST + number, 1, "held-out")
+            task = tool_task(EVALUATION_SEED + number, 1, "held-out")
             self.tasks[task.question] = (number, task)
 
     def write(self, messages: Sequence[AgentMessage], tools: Toolbox, max_new: int) -> Reply:

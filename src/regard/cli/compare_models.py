@@ -41,7 +41,7 @@ def compare_models(names: "tuple[str, str]", options: ComparisonOptions, as_json
     """Print the table, or one JSON object."""
     from regard.cli.open_engine import quantize_weights
     from regard.cli.open_model import open_model, require_decoder
-    from regard.evals.side_by_side import ComparedModel, read_both, text_rows
+    from regard.evals.side_by_side import ComparedModel, fixed_rows, read_both
 
     opened = []
     for name, quantize in zip(names, (None, options.quantize), strict=True):
@@ -55,7 +55,7 @@ def compare_models(names: "tuple[str, str]", options: ComparisonOptions, as_json
     length = min(options.length, *(llm.model.spec.context or options.length for llm in opened))
     text = read_text(options, opened[0])
     compared = [ComparedModel(llm.model, llm.tokenizer, cache) for llm, cache in zip(opened, caches, strict=True)]
-    rows = text_rows(opened[0].tokenizer, text, length), text_rows(opened[1].tokenizer, text, length)
+    rows = fixed_rows(opened[0].tokenizer, text, length), fixed_rows(opened[1].tokenizer, text, length)
     with progress_bar("reading the text", sum(map(len, rows))) as on_progress:
         *losses, agreement = read_both(compared[0], compared[1], rows, on_progress)
     rates = decode_rates(opened, caches, text) if options.speed else (None, None)

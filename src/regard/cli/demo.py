@@ -69,7 +69,7 @@ def evaluate(out: Path, questions: int, console: "Console") -> None:
 
     from regard.cli.open_model import open_model
     from regard.engine.engine import Engine
-    from regard.evals.world import answer_questions, exact_match
+    from regard.evals.world import answer_questions, share_correct
     from regard.report.page import write_report
 
     llm = open_model(out, "cpu")
@@ -81,7 +81,7 @@ def evaluate(out: Path, questions: int, console: "Console") -> None:
         )
     records = [json.loads(line) for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     summary = {
-        "exact_match": exact_match(answers),
+        "exact_match": share_correct(answers),
         "questions": questions,
         "train_seconds": round(sum(record.get("seconds", 0.0) for record in records), 1),
         "parameters": sum(p.numel() for p in model.parameters()),

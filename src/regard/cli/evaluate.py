@@ -7,6 +7,7 @@ others, and examples without targets, by the loss and the metrics of the objecti
 import json
 import math
 import sys
+import tomllib
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -94,6 +95,8 @@ def evaluate(
     from regard.training.rewards import load_reward
 
     recipe, overrides = split_recipe(recipe, context.args)
+    if recipe is not None and is_task_file(Path(recipe)):
+        raise typer.BadParameter(f"{recipe} is a task, not a recipe; use --tasks {recipe}")
     if data is not None and recipe is not None:
         raise typer.BadParameter(f"the examples are those of --data {data}; omit {recipe}")
     tables = recipe_tables(model, recipe, data, overrides) | ({} if start is None else {"from": start})
@@ -124,6 +127,16 @@ def evaluate(
             lambda done: bar.update(task, completed=done), compute_rewards,
         )  # fmt: skip
     print_outputs(outputs, examples.name, as_json)
+
+
+def is_task_file(path: Path) -> bool:
+    """Whether a file has the `kind` of an evaluation task, which no recipe has."""
+    from regard.evals.task_file import KINDS
+
+    try:
+        return path.suffix == ".toml" and tomllib.loads(path.read_text(encoding="utf-8")).get("kind") in KINDS
+    except (OSError, ValueError):
+        return False
 
 
 def require_prompt(needed_by: str, example: "Example") -> "Example":

@@ -26,7 +26,7 @@ def evaluate_long(
         str | None,
         typer.Option(help=f"Tokens of the prompts: 256,1024,4096; by default {SHORTEST}, doubled up to the context."),
     ] = None,
-    depths: Annotated[str, typer.Option(help="Where the answer stands: 0 is the beginning, 1 the end.")] = (
+    depths: Annotated[str, typer.Option(help="Depths of the answer in the text: 0 is the beginning, 1 the end.")] = (
         "0,0.25,0.5,0.75,1"
     ),
     tasks: Annotated[str | None, typer.Option(help="Of needle, several, hops and count; by default all.")] = None,
@@ -64,6 +64,11 @@ def evaluate_long(
     found_depths = numbers_of("--depths", depths, float, 0, 1)
     found_lengths = None if lengths is None else numbers_of("--lengths", lengths, int, 1, 1 << 30)
     find_model(model)  # before torch is imported: a mistyped name is refused at once
+    if out is not None:
+        from regard.checkpoint.atomic_folder import check_writable
+
+        path = out.absolute()
+        check_writable(next(each for each in (path, *path.parents) if each.exists()), f"--out {out}")
     from rich.console import Console
     from rich.progress import Progress
 
@@ -166,4 +171,5 @@ def print_report(report: "LongReport") -> None:
             table.add_row(task, place, *(f"{cell.accuracy:.0%}" for cell in cells))
     table.add_row("all", "", *(f"{report.accuracy(length):.0%}" for length in report.lengths))
     Console().print(table)
+    print(f"{sum(cell.asked for cell in report.cells)} questions, {report.cells[0].asked} per cell")
     print(report.verdict)

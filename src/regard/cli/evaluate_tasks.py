@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from regard.cli.compare import check_output
 from regard.cli.open_model import AdapterOption, DeviceOption
 from regard.find_model import find_model
 
@@ -73,7 +74,12 @@ def evaluate_tasks(
     refuse_ignored_options(is_server, adapter, device, name, key_given, tokenizer)
     if not is_server:
         find_model(Path(model))  # before torch is imported: a mistyped name is refused at once
-    names = [name for given in tasks for name in given.split(",") if name]
+    names = [name.strip() for given in tasks for name in given.split(",") if name.strip()]
+    if not names:
+        raise typer.BadParameter("--tasks names no task; give a file, or a task of the world such as world-choices")
+    if out is not None:
+        for each in names:
+            check_output(out, each)
     opened = [open_task(name) for name in dict.fromkeys(names) if not is_of_lm_eval(name)]
     foreign = [name for name in dict.fromkeys(names) if is_of_lm_eval(name)]
     check_lm_eval(foreign, is_server)

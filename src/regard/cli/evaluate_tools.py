@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from regard.cli.open_model import ContextOption, DeviceOption, ModelArgument
+from regard.cli.open_model import ContextOption, DeviceOption, ModelArgument, open_chat_model
 
 if TYPE_CHECKING:
     from regard.evals.tool_use import SolvedTask
@@ -35,17 +35,13 @@ def evaluate_tools(
     from rich.progress import Progress
 
     from regard.agents.model_writer import ModelWriter
-    from regard.cli.agent import open_chat_model
     from regard.data.world import LEVELS
     from regard.evals.tool_use import solve_tasks
 
     if level not in LEVELS:
         raise ValueError(f"--level {level} is not a level of the world; choose one of {', '.join(map(str, LEVELS))}")
     llm = open_chat_model(model, device, context)
-    try:
-        writer = ModelWriter(llm.tokenizer, llm.texts, llm.grammars)
-    except ImportError as error:
-        raise ValueError(str(error)) from None
+    writer = ModelWriter(llm.tokenizer, llm.texts, llm.grammars)
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(f"solving {count} tasks", total=count)
         solved = solve_tasks(writer, count, level, lambda done: bar.update(task, completed=done))

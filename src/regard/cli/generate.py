@@ -195,13 +195,9 @@ def grammar(llm: "LanguageModel", schema: Path | None, regex: str | None, choice
     """The grammar that the options ask for."""
     if schema is None and regex is None and choice is None:
         return None
-    try:
-        grammars = llm.grammars
-    except ImportError as error:  # xgrammar is not installed
-        raise ValueError(str(error)) from None
     if schema is not None:
-        return grammars.json_schema(schema.read_text(encoding="utf-8"))
-    return grammars.regex(regex) if regex is not None else grammars.choice(choice or [])
+        return llm.grammars.json_schema(schema.read_text(encoding="utf-8"))
+    return llm.grammars.regex(regex) if regex is not None else llm.grammars.choice(choice or [])
 
 
 def as_object(llm: "LanguageModel", output: "list[tuple[Token, str]]", logprobs: int) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from regard.data.sources.base import Example, Examples
 from regard.data.targets import has_target, is_well_formed, target_of
 from regard.engine.engine import Engine
 from regard.engine.inputs import decoder_of
-from regard.engine.request import Sampling
+from regard.engine.request import GenerationError, Request, Sampling
 from regard.text.chat import encode_chat
 from regard.text.messages import checked_messages, tools_of
 from regard.text.tokenizer import Tokenizer
@@ -69,22 +69,39 @@ def grade_outputs(
     sampling = Sampling(max_new=max_new, temperature=0, stop_ids=tokenizer.stop_ids)
     graded: list[GradedOutput] = []
     truncated: list[bool] = []
-    for first in range(0, count, rows):
-        requests = [engine.submit(ids, sampling, source) for ids, source in prompts[first : first + rows]]
-        while not engine.idle:
-            engine.step()
-        for index, request in enumerate(requests, start=first):
-            ids = [token.id for token in request.new if token.finish != "stop"]
-            graded.append(GradedOutput(last_prompt(chosen[index]), targets[index], tokenizer.decode(ids).strip()))
-            truncated.append(request.finish == "length")
-        on_progress(len(graded))
+    requests = run_in_batches(engine, prompts, sampling, on_progress)
+    for each, target, request in zip(chosen, targets, requests, strict=True):
+        graded.append(GradedOutput(last_prompt(each), target, tokenizer.decode(request.output_ids).strip()))
+        truncated.append(request.finish == "length")
     if reward is None:
         return graded
     rewards = reward(chosen, [output.output for output in graded], truncated)
     return [replace(output, reward=value) for output, value in zip(graded, rewards, strict=True)]
 
 
-def encode_prompt(example: Example, tokenizer: Tokenizer) -> tuple[list[int], list[int] | None]:
+EncodedPrompt = tuple[list[int], list[int] | None]
+
+
+def run_in_batches(
+    engine: Engine, prompts: Sequence[EncodedPrompt], sampling: Sampling, on_progress: Callable[[int], None]
+) -> list[Request]:
+    """The requests of prompts, as many at once as the engine has rows. GenerationError if one fails.
+
+    `on_progress` is called with the number of finished requests.
+    """
+    requests: list[Request] = []
+    for first in range(0, len(prompts), engine.store.rows):
+        batch = [engine.submit(ids, sampling, source) for ids, source in prompts[first : first + engine.store.rows]]
+        while not engine.idle:
+            engine.step()
+        if (error := next((request.error for request in batch if request.error is not None), None)) is not None:
+            raise GenerationError(error)
+        requests += batch
+        on_progress(len(requests))
+    return requests
+
+
+def encode_prompt(example: Example, tokenizer: Tokenizer) -> EncodedPrompt:
     """The ids of the decoder's prompt, and of the source of an encoder-decoder."""
     if "source" not in example:
         prompt = messages_before(example) if example.get("messages") is not None else example["prompt"]

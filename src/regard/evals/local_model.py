@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.engine.inputs import CAPACITY, context_limit, pad_ids
-from regard.evals.scoring import Advance, ChatTurns, Likelihood, ScoredRow, encode_answered
+from regard.evals.scoring import Advance, ChatTurns, Likelihood, ScoredRow, encode_answered, in_batches
 from regard.kernels.linear_logprobs import logprobs_of
 from regard.language_model import LanguageModel
 from regard.models.decoder import DecoderModule
@@ -84,12 +84,11 @@ class LocalModel:
         stop: Sequence[str],
         on_progress: Advance = lambda done: None,
     ) -> list[str]:
-        texts: list[str] = []
-        for first in range(0, len(prompts), self.rows):
-            batch = prompts[first : first + self.rows]
-            options: SamplingOptions = {"max_new": max_new, "temperature": 0.0}
-            texts += self.llm.texts.generate(
+        options: SamplingOptions = {"max_new": max_new, "temperature": 0.0}
+
+        def complete_batch(batch: Sequence[Sequence[int]]) -> list[str]:
+            return self.llm.texts.generate(
                 [self.llm.prompt(list(ids), (), tuple(stop), True, options) for ids in batch]
             )
-            on_progress(len(batch))
-        return texts
+
+        return in_batches(complete_batch, prompts, self.rows, on_progress)

@@ -73,6 +73,10 @@ class LongReport:
                 f"no effective length: {accuracy:.0%} of the answers are correct at {shortest:,} tokens already, fewer "
                 f"than {LEAST:.0%}"
             )
+        if len(self.lengths) == 1:
+            return (
+                f"one length has no effective length: {accuracy:.0%} of the answers are correct at {shortest:,} tokens"
+            )
         return (
             f"effective length: {self.effective_length:,} tokens; up to it, the model keeps {KEPT:.0%} of its accuracy "
             f"at {shortest:,} tokens ({accuracy:.0%})"

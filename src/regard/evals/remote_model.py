@@ -11,8 +11,7 @@ from typing import Any
 
 import httpx
 
-from regard.engine.inputs import CAPACITY
-from regard.evals.scoring import Advance, ChatTurns, Likelihood, ScoredRow, encode_answered
+from regard.evals.scoring import Advance, ChatTurns, Likelihood, ScoredRow, encode_answered, in_batches
 from regard.text.chat import encode_chat
 from regard.text.tokenizer import Tokenizer
 
@@ -37,41 +36,56 @@ class RemoteModel:
         self.client = httpx.Client(base_url=self.name, headers=headers, timeout=TIMEOUT)
         weakref.finalize(self, self.client.close)
         self.known: dict[str, list[int]] = {}  # ids of texts
-        cards = self.request("GET", "/v1/models")["data"]
+        listed = self.request("GET", "/v1/models")
+        cards = listed.get("data")
+        if not isinstance(cards, list) or not all(isinstance(c, dict) and isinstance(c.get("id"), str) for c in cards):
+            raise self.fault("/v1/models", listed, "a list `data` of models with an `id`")
         card = next((card for card in cards if model in (None, card["id"])), None)
         if card is None:
             names = ", ".join(card["id"] for card in cards) or "none"
             raise ValueError(f"{self.name} has no model {model!r}; it has {names}")
         self.model = card["id"]
-        limit = self.limit(card) - 2  # the last token of a row, and a new one
+        most = self.most_tokens(card)
+        limit = window if most is None else most - 2  # the last token of a row, and a new one
+        if limit is None:
+            raise ValueError(f"{self.name} does not say how many tokens it reads; give --context")
         if window is not None and not 1 <= window <= limit:
             raise ValueError(f"window={window} is not between 1 and the {limit} tokens that {self.name} reads")
-        self.window: int = window or limit
+        self.window: int = limit if window is None else window
         self.start_id = self.find_start()
 
-    def limit(self, card: Mapping[str, Any]) -> int:
-        """Tokens of a prompt with its output."""
+    def most_tokens(self, card: Mapping[str, Any]) -> int | None:
+        """Of a prompt with its output; None if the server does not say."""
+        path, found = "/v1/models", card
         if self.tokenizer is None:
-            return self.tokenize(prompt="a")["max_model_len"]
-        return card.get("max_model_len") or CAPACITY
+            path, found = "/tokenize", self.request("POST", "/tokenize", self.body(prompt="a"), NO_TOKENIZE)
+        most = found.get("max_model_len")
+        if most is not None and (type(most) is not int or most < 3):
+            raise self.fault(path, found, "an answer with a `max_model_len` of at least 3 tokens")
+        return most
 
     def find_start(self) -> int | None:
         if self.tokenizer is not None:
             return self.tokenizer.start_id
-        response = self.client.get("/regard/model", params={"model": self.model})  # other servers have no such route
-        return response.json().get("start_id") if response.status_code == 200 else None
+        response = self.send("GET", "/regard/model", params={"model": self.model})
+        if response.status_code != 200:  # other servers have no such route
+            return None
+        start = self.object_in(response, "/regard/model").get("start_id")
+        if start is not None and type(start) is not int:
+            raise self.fault("/regard/model", start, "a token id as `start_id`")
+        return start
 
     def encode(self, text: str) -> list[int]:
         if self.tokenizer is not None:
             return [*self.tokenizer.prefix_ids, *self.tokenizer.encode(text)]
         if text not in self.known:
-            self.known[text] = self.tokenize(prompt=text)["tokens"]
+            self.known[text] = self.tokenize(prompt=text)
         return self.known[text]
 
     def encode_chat(self, messages: ChatTurns) -> list[int]:
         if self.tokenizer is not None:
             return encode_chat(self.tokenizer, [dict(message) for message in messages])
-        return self.tokenize(messages=list(messages))["tokens"]
+        return self.tokenize(messages=list(messages))
 
     def encode_answered(self, messages: ChatTurns) -> list[int]:
         if self.tokenizer is None:
@@ -81,25 +95,23 @@ class RemoteModel:
         return encode_answered(self.tokenizer, messages)
 
     def score(self, rows: Sequence[ScoredRow], on_progress: Advance = lambda done: None) -> list[Likelihood]:
-        found: list[Likelihood] = []
-        for first in range(0, len(rows), self.rows):
-            batch = rows[first : first + self.rows]
+        def score_batch(batch: Sequence[ScoredRow]) -> list[Likelihood]:
             choices = self.completions([row.ids for row in batch], max_tokens=1, logprobs=1, echo=True)
-            found += [self.likelihood(row, choice) for row, choice in zip(batch, choices, strict=True)]
-            on_progress(len(batch))
-        return found
+            return [self.likelihood(row, choice) for row, choice in zip(batch, choices, strict=True)]
+
+        return in_batches(score_batch, rows, self.rows, on_progress)
 
     def likelihood(self, row: ScoredRow, choice: Mapping[str, Any]) -> Likelihood:
-        listed = choice.get("logprobs") or {}
-        logprobs, tops = (listed.get(name) or [] for name in ("token_logprobs", "top_logprobs"))
-        if len(logprobs) < len(row.ids) or len(tops) < len(row.ids):
+        span = range(row.start, len(row.ids))
+        try:
+            logprobs, tops = (choice["logprobs"][name] for name in ("token_logprobs", "top_logprobs"))
+            greedy = all(logprobs[i] >= max(tops[i].values()) for i in span)
+            return Likelihood(sum(logprobs[i] for i in span), greedy, len(span))
+        except (LookupError, TypeError, AttributeError, ValueError):
             raise ValueError(
                 f"{self.name} does not return the log-probabilities of an echoed prompt (echo with logprobs), which "
                 "likelihoods need; its tasks of kind generation work"
-            )
-        span = slice(row.start, len(row.ids))
-        greedy = all(own >= max(top.values()) for own, top in zip(logprobs[span], tops[span], strict=True))
-        return Likelihood(sum(logprobs[span]), greedy, len(row.ids) - row.start)
+            ) from None
 
     def complete(
         self,
@@ -108,35 +120,58 @@ class RemoteModel:
         stop: Sequence[str],
         on_progress: Advance = lambda done: None,
     ) -> list[str]:
-        texts: list[str] = []
-        for first in range(0, len(prompts), self.rows):
-            batch = prompts[first : first + self.rows]
-            options = {"stop": list(stop)} if stop else {}
-            texts += [choice["text"] for choice in self.completions(batch, max_tokens=max_new, **options)]
-            on_progress(len(batch))
-        return texts
+        options = {"stop": list(stop)} if stop else {}
+
+        def complete_batch(batch: Sequence[Sequence[int]]) -> list[str]:
+            return [choice["text"] for choice in self.completions(batch, max_tokens=max_new, **options)]
+
+        return in_batches(complete_batch, prompts, self.rows, on_progress)
 
     def completions(self, prompts: Sequence[Sequence[int]], **options: Any) -> list[dict[str, Any]]:
         """The choices, in the order of the prompts."""
-        body = {"model": self.model, "prompt": [list(ids) for ids in prompts], "temperature": 0, **options}
-        choices = self.request("POST", "/v1/completions", body)["choices"]
-        return sorted(choices, key=lambda choice: choice["index"])
+        body = self.body(prompt=[list(ids) for ids in prompts], temperature=0, **options)
+        found = self.request("POST", "/v1/completions", body)
+        try:
+            choices = {choice["index"]: choice for choice in found["choices"] if isinstance(choice["text"], str)}
+            return [choices[i] for i in range(len(prompts))]
+        except (LookupError, TypeError):
+            expected = f"a list `choices` with `index` and `text` for each of {len(prompts)} prompts"
+            raise self.fault("/v1/completions", found, expected) from None
 
-    def tokenize(self, **body: Any) -> dict[str, Any]:
-        return self.request("POST", "/tokenize", {"model": self.model, **body}, missing=NO_TOKENIZE)
+    def tokenize(self, **options: Any) -> list[int]:
+        found = self.request("POST", "/tokenize", self.body(**options), NO_TOKENIZE)
+        ids = found.get("tokens")
+        if not isinstance(ids, list) or not all(type(each) is int for each in ids):
+            raise self.fault("/tokenize", found, "an answer with a list `tokens` of ids")
+        return ids
+
+    def body(self, **options: Any) -> dict[str, Any]:
+        return {"model": self.model, **options}
 
     def request(
         self, method: str, path: str, body: dict[str, Any] | None = None, missing: str | None = None
     ) -> dict[str, Any]:
-        try:
-            response = self.client.request(method, path, json=body)
-        except httpx.HTTPError as error:
-            raise ValueError(f"{self.name} does not answer: {error}; check the address") from None
+        response = self.send(method, path, json=body)
         if response.status_code == 404 and missing is not None:
             raise ValueError(f"{self.name}: {missing}")
         if response.status_code != 200:
             raise ValueError(f"{self.name}{path} answers {response.status_code}: {response.text[:300]}")
+        return self.object_in(response, path)
+
+    def send(self, method: str, path: str, **options: Any) -> httpx.Response:
         try:
-            return response.json()
-        except ValueError:
-            raise ValueError(f"{self.name}{path} is no OpenAI-compatible server: {response.text[:80]!r}") from None
+            return self.client.request(method, path, **options)
+        except httpx.HTTPError as error:
+            raise ValueError(f"{self.name} does not answer: {error}; check the address") from None
+
+    def object_in(self, response: httpx.Response, path: str) -> dict[str, Any]:
+        try:
+            found = response.json()
+        except (ValueError, RecursionError):
+            found = response.text
+        if not isinstance(found, dict):
+            raise self.fault(path, found, "a JSON object")
+        return found
+
+    def fault(self, path: str, found: Any, expected: str) -> ValueError:
+        return ValueError(f"{self.name}{path} answers {found!r:.80}, not {expected}; check the address")

@@ -14,13 +14,15 @@ The conventions are those of lm-evaluation-harness, so the numbers are comparabl
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 from regard.text.chat import encode_chat
 from regard.text.tokenizer import Tokenizer
 
 ChatTurns = Sequence[Mapping[str, str]]
 Advance = Callable[[int], None]
+BatchItem = TypeVar("BatchItem")
+ItemOutput = TypeVar("ItemOutput")
 
 
 class ScoredRow(NamedTuple):
@@ -65,6 +67,21 @@ class ScoredModel(Protocol):
     ) -> list[str]:
         """The greedy continuations of prompts of ids, up to a stop string, which is not part of them."""
         ...
+
+
+def in_batches(
+    run: Callable[[Sequence[BatchItem]], list[ItemOutput]],
+    items: Sequence[BatchItem],
+    rows: int,
+    on_progress: Advance,
+) -> list[ItemOutput]:
+    """The outputs of `run` for all items, at most `rows` at once."""
+    found: list[ItemOutput] = []
+    for first in range(0, len(items), rows):
+        batch = items[first : first + rows]
+        found += run(batch)
+        on_progress(len(batch))
+    return found
 
 
 def continuation_row(model: ScoredModel, context: str, continuation: str) -> ScoredRow:

@@ -82,7 +82,7 @@ def read_both(
 ) -> tuple[TextLoss, TextLoss, TokenAgreement | None]:
     """The losses of both models; no agreement if their tokenizers differ, or if it cannot be measured.
 
-    rows: `text_rows` of the tokenizer of each. on_progress: called with the number of rows that are read.
+    rows: `fixed_rows` of the tokenizer of each. on_progress: called with the number of rows that are read.
     """
     losses, found, done = (TextLoss(), TextLoss()), TokenAgreement(), 0
     if same := same_tokens(first.tokenizer, second.tokenizer):
@@ -122,7 +122,7 @@ def same_tokens(first: Tokenizer, second: Tokenizer) -> bool:
     return vocabularies[0] == vocabularies[1] and first.prefix_ids == second.prefix_ids
 
 
-def text_rows(tokenizer: Tokenizer, text: str, length: int) -> list[TextRow]:
+def fixed_rows(tokenizer: Tokenizer, text: str, length: int) -> list[TextRow]:
     """The text in rows of `length` ids, special ids included; none if it has too few tokens."""
     ids, starts = tokenizer.encode_with_starts(text)
     prefix, rows = list(tokenizer.prefix_ids), []

@@ -23,9 +23,12 @@ A file of rows is a task itself, with these defaults: rows with `choices` are of
 kind generation, with `text` of the kind perplexity. A text file is one text.
 """
 
+import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +128,8 @@ def read_task(path: str | Path) -> EvalTask:
 def read_table(path: Path) -> dict[str, Any]:
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise FileError(f"{path} does not exist; give a task in a TOML file, or a file of rows") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise FileError(f"{path} is not TOML: {error}") from None
     kind = table.get("kind")
@@ -159,6 +164,7 @@ def kind_of(path: Path) -> str:
         for row in file:
             for name, kind in (("choices", "choice"), ("answer", "generation"), ("text", "perplexity")):
                 if name in row:
+                    check_columns(row, kind, file.origin(0))
                     return kind
             raise FileError(
                 f"{file.origin(0)}: the columns {', '.join(row)} do not tell the kind of the task; use prompt, choices "
@@ -167,16 +173,40 @@ def kind_of(path: Path) -> str:
     raise FileError(f"{path} is empty; give a file with at least one row")
 
 
+def check_columns(row: Mapping[str, Any], kind: str, where: str) -> None:
+    """Refuse a column whose name is nearly one that decides the kind: without it, another kind would be evaluated."""
+    for name in row.keys() - {"choices", "answer", "text", "prompt"}:
+        close = get_close_matches(name, ("choices", "answer"), n=1, cutoff=0.75)
+        if close and close[0] not in row:
+            raise FileError(
+                f"{where}: the column {name!r} has no effect in a task of kind {kind}; did you mean {close[0]!r}? If "
+                "not, describe the task in a TOML file"
+            )
+
+
 def render(template: str, row: Mapping[str, Any], where: str) -> str:
     """A Jinja template of the columns of a row, in a sandbox."""
     environment = BoundedEnvironment()
-    environment.undefined = StrictUndefined
+    environment.undefined, bounded = StrictUndefined, environment.finalize
+    assert bounded is not None, "the environment bounds the size of values"
+    environment.finalize = lambda value: printable(bounded(value))  # of every {{ }}
     try:
         return environment.render_bounded(template, dict(row))
     except TemplateError as error:
         raise FileError(f"{where}: {error.message}; the columns are {', '.join(row) or 'none'}") from None
     except TEMPLATE_FAULTS as error:
         raise FileError(f"{where}: the template {template!r} failed on this row: {error}") from None
+
+
+def printable(value: Any) -> Any:
+    """Refuse what str() would write as Python text, such as None or a dictionary."""
+    if isinstance(value, str) or is_number(value):
+        return value
+    raise ValueError(f"{value!r:.60} is neither a string nor a finite number; correct the row, or convert it there")
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float | Decimal) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def column(name: str, row: Mapping[str, Any], where: str) -> Any:
@@ -213,10 +243,10 @@ def right_choice(answer: Any, choices: tuple[str, ...], where: str) -> int:
 
 def references(answer: Any, where: str) -> tuple[str, ...]:
     found = answer if isinstance(answer, list) else [answer]
-    texts = [str(each) if isinstance(each, int | float) and not isinstance(each, bool) else each for each in found]
+    texts = [str(each) if is_number(each) else each for each in found]
     if not texts or not all(isinstance(text, str) and text.strip() for text in texts):
         raise FileError(
-            f"{where}: the answer must be a text or a list of texts, none of them empty; found {answer!r:.60}"
+            f"{where}: the answer must be a text, a finite number or a list of them, none empty; found {answer!r:.60}"
         )
     return tuple(texts)
 

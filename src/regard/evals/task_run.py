@@ -37,7 +37,7 @@ class TaskResult:
 
 
 @dataclass(frozen=True)
-class Asking:
+class TaskPrompts:
     """How the questions of a task are put to a model."""
 
     task: EvalTask
@@ -79,7 +79,7 @@ def evaluate_task(
     check_options(task, shots, chat)
     if task.kind == "perplexity":
         return measure_perplexity(model, task, task.questions[:limit], on_progress)
-    asking = Asking(task, task.shots[:shots], chat)
+    asking = TaskPrompts(task, task.shots[:shots], chat)
     run = measure_choices if task.kind == "choice" else measure_outputs
     return run(model, asking, task.questions[:limit], on_progress)
 
@@ -129,7 +129,7 @@ def exponential(metric: Estimate) -> Estimate:
 
 
 def measure_choices(
-    model: ScoredModel, asking: Asking, questions: Sequence[EvalQuestion], on_progress: Advance
+    model: ScoredModel, asking: TaskPrompts, questions: Sequence[EvalQuestion], on_progress: Advance
 ) -> TaskResult:
     rows = []
     for question in questions:
@@ -162,7 +162,7 @@ def measure_choices(
 
 
 def measure_outputs(
-    model: ScoredModel, asking: Asking, questions: Sequence[EvalQuestion], on_progress: Advance
+    model: ScoredModel, asking: TaskPrompts, questions: Sequence[EvalQuestion], on_progress: Advance
 ) -> TaskResult:
     room, truncated, prompts = model.window - asking.task.max_new, 0, []
     if room < 1:
@@ -186,7 +186,7 @@ def measure_outputs(
     return result_of(asking, samples, truncated, OUTPUT_METRICS)
 
 
-def result_of(asking: Asking, samples: list[dict[str, Any]], truncated: int, names: Iterable[str]) -> TaskResult:
+def result_of(asking: TaskPrompts, samples: list[dict[str, Any]], truncated: int, names: Iterable[str]) -> TaskResult:
     metrics = {name: mean([sample[name] for sample in samples]) for name in names}
     task, shots = asking.task, len(asking.shots)
     return TaskResult(task.name, task.kind, len(samples), shots, truncated, metrics, samples)

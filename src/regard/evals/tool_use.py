@@ -15,6 +15,7 @@ from regard.agents.loop import AgentLimits, AgentMessage, run_agent
 from regard.agents.model_writer import ModelWriter
 from regard.agents.sql import sql_tool
 from regard.agents.tool import Toolbox
+from regard.data.world import EVALUATION_SEED
 from regard.data.world.tool_tasks import ToolTask, tool_task
 from regard.engine.request import Sampling
 from regard.text.chat import encode_chat
@@ -22,7 +23,6 @@ from regard.text.detokenizer import TextStream
 from regard.text.tokenizer import Tokenizer
 from regard.text_generation import Prompt, TextGenerator
 
-FIRST = 1 << 50  # seeds of worlds that no training run reaches
 ANSWER = 24  # tokens of an answer without tools
 LIMITS = AgentLimits(steps=6, tokens=400)
 
@@ -43,7 +43,7 @@ def solve_tasks(
     writer: ModelWriter, count: int, level: int = 1, on_progress: Callable[[int], None] = lambda done: None
 ) -> list[SolvedTask]:
     """`on_progress` is called with the number of solved tasks."""
-    tasks = [tool_task(FIRST + number, level, "held-out") for number in range(count)]
+    tasks = [tool_task(EVALUATION_SEED + number, level, "held-out") for number in range(count)]
     plain = answers_without_tools(writer.texts, writer.tokenizer, tasks)
     solved: list[SolvedTask] = []
     with tempfile.TemporaryDirectory() as folder:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from regard.data.world import Question, Story, story
 from regard.engine.engine import Engine
 from regard.engine.request import Sampling
+from regard.evals.generation import run_in_batches
 from regard.text.chat import encode_chat
 from regard.text.tokenizer import Tokenizer
 
@@ -29,32 +30,27 @@ def answer_questions(
     tokenizer: Tokenizer,
     count: int,
     level: int = 1,
-    first: int = 0,
     on_progress: Callable[[int], None] = lambda done: None,
 ) -> list[GradedAnswer]:
-    """Answer one question about each of `count` held-out stories, from story number `first` on.
+    """Answer one question about each of `count` held-out stories.
 
     `on_progress` is called with the number of answers after every batch.
     """
     sampling = Sampling(max_new=24, temperature=0, stop_ids=tokenizer.stop_ids)
-    answers: list[GradedAnswer] = []
-    for start in range(first, first + count, engine.store.rows):
-        batch = []
-        for number in range(start, min(start + engine.store.rows, first + count)):
-            held_out = story(number, level, "held-out")
-            question = held_out.questions[number % len(held_out.questions)]
-            prompt = encode_chat(tokenizer, [{"role": "user", "content": f"{held_out.text} {question.text}"}])
-            batch.append((held_out, question, engine.submit(prompt, sampling)))
-        while not engine.idle:
-            engine.step()
-        for held_out, question, request in batch:
-            ids = [token.id for token in request.new if token.finish != "stop"]
-            answers.append(GradedAnswer(held_out, question, tokenizer.decode(ids).strip()))
-        on_progress(len(answers))
-    return answers
+    stories = [story(number, level, "held-out") for number in range(count)]
+    asked = [each.questions[number % len(each.questions)] for number, each in enumerate(stories)]
+    prompts = [
+        (encode_chat(tokenizer, [{"role": "user", "content": f"{each.text} {question.text}"}]), None)
+        for each, question in zip(stories, asked, strict=True)
+    ]
+    requests = run_in_batches(engine, prompts, sampling, on_progress)
+    return [
+        GradedAnswer(each, question, tokenizer.decode(request.output_ids).strip())
+        for each, question, request in zip(stories, asked, requests, strict=True)
+    ]
 
 
-def exact_match(answers: list[GradedAnswer]) -> float:
+def share_correct(answers: list[GradedAnswer]) -> float:
     return sum(answer.correct for answer in answers) / len(answers)
 
 

@@ -9,24 +9,23 @@ from functools import partial
 from itertools import count
 from random import Random
 
+from regard.data.world import EVALUATION_SEED, Story, story
 from regard.data.world import Question as WorldQuestion
-from regard.data.world import Story, story
 from regard.evals.task_file import EvalQuestion, EvalTask
 
 ROWS, SHOTS, CHOICES = 200, 16, 4
-FIRST = 1 << 50  # seeds of stories that no training run reaches
 NEXT_STORY = 1 << 20
 
 
 def stories_task(level: int = 1) -> EvalTask:
-    texts = [EvalQuestion(f"story {n}", story(FIRST + n, level, "held-out").text, ()) for n in range(ROWS)]
+    texts = [EvalQuestion(f"story {n}", story(EVALUATION_SEED + n, level, "held-out").text, ()) for n in range(ROWS)]
     return EvalTask("world-stories", "perplexity", texts)
 
 
 def questions_task(choose: bool, level: int = 1) -> EvalTask:
     """choose: between choices; else the answer is generated."""
-    held_out = [ask(FIRST + n, level, "held-out", choose) for n in range(ROWS)]
-    shots = [ask(FIRST + n, level, "train", choose) for n in range(SHOTS)]
+    held_out = [ask(EVALUATION_SEED + n, level, "held-out", choose) for n in range(ROWS)]
+    shots = [ask(EVALUATION_SEED + n, level, "train", choose) for n in range(SHOTS)]
     name, kind = ("world-choices", "choice") if choose else ("world-questions", "generation")
     return EvalTask(name, kind, held_out, shots, max_new=24)
 

@@ -11,6 +11,7 @@ depth: 0 is the beginning of the text, 1 its end; the text of `count` has none. 
 that guesses have a known rate.
 """
 
+import re
 from collections.abc import Callable
 from random import Random
 from typing import NamedTuple
@@ -30,7 +31,7 @@ class LongQuestion(NamedTuple):
 
     def named(self, output: str) -> str | None:
         """The first of the choices that occurs in an output."""
-        words = output.lower().replace(",", " ").replace(".", " ").split()
+        words = re.findall(r"\w+", output.lower())
         digits = {str(number): word for number, word in enumerate(NUMBERS)}
         return next((word for word in (digits.get(word, word) for word in words) if word in self.choices), None)
 
@@ -90,10 +91,13 @@ def long_question(task: str, seed: int, length: int, depth: float, count_tokens:
         raise ValueError(f"task={task!r} is not a task; choose one of {', '.join(LONG_TASKS)}")
     rng = Random(f"long/{task}/{seed}/{depth}")
     planted = LONG_TASKS[task](rng, depth)
-    places = [place for place in PLACES if planted.choices is PLACES or f" {place}?" not in planted.question]
+    places = [place for place in PLACES if f" {place}?" not in planted.question]
     used = count_tokens(" ".join(sentence for _, sentence in planted.sentences))
     if used > length:
-        raise ValueError(f"length={length} is shorter than the {used} tokens of what is asked for; use longer texts")
+        raise ValueError(
+            f"the sentences that a question of {task} is about have {used} tokens, and a text has room for {length}; "
+            "use longer texts"
+        )
     filler: list[str] = []
     while used < length:
         person = rng.choice(PEOPLE[:FILLERS])

@@ -51,7 +51,7 @@ def draw_turn(people: list[Person], shown: int, rng: Random) -> tuple[str, str]:
         return question_about(people, rng.randrange(shown, len(people)), rng).text, UNKNOWN
     if kind < 1 / 6:
         return unanswered_question(people, index, rng), UNKNOWN
-    who = question_who(people, index, rng) if kind > 0.8 else None
+    who = question_who(people, index, rng) if kind > 2 / 3 else None
     asked = who or question_about(people, index, rng)
     return asked.text, f"{asked.answer} [{index + 1}]"
 
@@ -64,7 +64,7 @@ def source_of(person: Person, number: int, rng: Random, line: int) -> PromptSour
 
 
 def relevance(seed: int, level: int, split: str) -> dict[str, Any]:
-    """Pair number `seed % 8` of a question; the first answers it. Half of the others share a name with its person."""
+    """Pair number `seed % 8` of a question; the first answers it. Up to four others share a name or fact with it."""
     group, number = divmod(seed, GROUP)
     rng = Random(f"relevance/{split}/{group}")
     people = register(group, PEOPLE, split)
@@ -77,8 +77,7 @@ def relevance(seed: int, level: int, split: str) -> dict[str, Any]:
 def choose_others(people: list[Person], asked: RegisterQuestion, rng: Random) -> list[int]:
     """Seven people who do not answer the question, those who share a name or a fact with the right one first."""
     right = people[asked.person]
-    answers = {asked.person} | {i for i, person in enumerate(people) if person.name == right.name}
-    others = [index for index in rng.sample(range(len(people)), len(people)) if index not in answers]
+    others = [index for index in rng.sample(range(len(people)), len(people)) if index != asked.person]
     close = [index for index in others if shares(people[index], right)][: GROUP // 2]
     return [*close, *(index for index in others if index not in close)][: GROUP - 1]
 

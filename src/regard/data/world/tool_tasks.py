@@ -4,8 +4,8 @@
     look-up       Where is the ball? What does the ball cost?     sql, on a database of this world
     both          What is 12 times the price of the ball?         sql, then calculator
 
-Every world has its own facts, which only its database holds. The split of a look-up is that of its world; a product or
-sum is held out if a hash of its numbers says so. Messages have the form of models whose template has no tools
+Every world has its own facts, which only its database holds. The split of a look-up is that of its world; a task of
+`arithmetic` is held out if a hash of its numbers says so. Messages have the form of models whose template has no tools
 (regard/text/generic_tools.py). One example in four has no tools and gives the answer at once, so that a model also
 learns what it can do without them.
 """
@@ -49,8 +49,8 @@ class ToolTask(NamedTuple):
     kind: str
     question: str
     answer: str
-    calls: tuple[SolvingCall, ...]  # that solve it, with their
-    results: tuple[str, ...]
+    calls: tuple[SolvingCall, ...]  # that solve it
+    results: tuple[str, ...]  # of the calls
     facts: Facts
 
 
