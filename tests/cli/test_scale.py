@@ -1,10 +1,12 @@
 """`regard scale`: a grid is trained, fitted, drawn and resumed; results that exist are fitted; mistakes are refused."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
+from regard.cli.scale import progress_bar
 from regard.planning.scaling import BESIROGLU
 from regard.training.sweep import Sweep
 from tests.cli.conftest import regard
@@ -75,6 +77,15 @@ def test_a_stopped_grid_goes_on_and_failures_are_left_out(grid: Path, monkeypatc
     assert [trial.state for trial in Sweep.open(grid).trials] == ["failed"] * 9
     regard("scale", "--resume", grid)
     assert len(starts) == 18  # they are tried again
+    regard("scale", "characters", *GRID, *TINY, "--out", grid)
+    assert len(starts) == 27
+
+
+def test_the_bar_names_its_times(grid: Path, capsys: pytest.CaptureFixture) -> None:
+    sweep = Sweep.create(grid, "llama", {}, [{"train.steps": "4", "model.width": "8"}], "cpu")
+    with progress_bar(sweep):
+        pass
+    assert re.search(r"run 1 of 1 .* 0% elapsed 0:00:00 left -:--:--", capsys.readouterr().err)
 
 
 def test_a_budget_chooses_token_counts_once(grid: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,11 +93,23 @@ def test_a_budget_chooses_token_counts_once(grid: Path, monkeypatch: pytest.Monk
     command = ("scale", "characters", "--sizes", "8x1,16x1,24x1", "--budget", 20, *TINY, "--out", grid)
     first = regard(*command)
     assert "token counts for 20 minutes" in first.output
+    assert "trial-001 starts: 8x1, " in first.output and " tokens, lr 0.08" in first.output  # 2e-2 · (128 / 8)^0.5
     trials = Sweep.open(grid).trials
     steps = [int(trial.values["train.steps"]) for trial in trials]
     assert len(steps) == 15 and steps[4] == pytest.approx(16 * steps[0], rel=0.1)
     second = regard(*command)  # the speed of this machine may differ now
     assert "token counts" not in second.output
+    assert [t.values for t in Sweep.open(grid).trials] == [t.values for t in trials]
+    for changed, message in (
+        (("--sizes", "8x1,16x1,32x1"), "a study with --sizes 8x1,16x1,24x1, not with --sizes 8x1,16x1,32x1"),
+        (("--budget", 3), "a study with --budget 20.0, not with --budget 3.0"),
+        (("--seeds", 2), "a study with --seeds 1, not with --seeds 2"),
+        (("--lr-power", 1), "a study with --lr-power 0.5, not with --lr-power 1.0"),
+    ):
+        refused = str(regard(*command, *changed).exception)  # the last value of an option counts
+        assert message in refused and f"regard scale --resume {grid}, or choose another" in refused, refused
+    by_tokens = ("scale", "characters", *GRID, *TINY, "--out", grid)
+    assert "a study with no --tokens, not with --tokens 3000,6000,12000" in str(regard(*by_tokens).exception)
     assert [t.values for t in Sweep.open(grid).trials] == [t.values for t in trials]
 
 
@@ -111,7 +134,41 @@ def test_wrong_usage_is_refused(tmp_path: Path) -> None:
         assert refused.exit_code == 2 and f"{option[0]} has no effect with --fit" in refused.output
     refused = regard("scale", "--resume", tmp_path, "--seeds", 2)
     assert refused.exit_code == 2 and "--seeds has no effect with --resume" in refused.output
+    for compute in ("nan", "inf", 0, -1):
+        refused = regard("scale", "--fit", tmp_path / "x.json", "--compute", 1e9, "--compute", compute)
+        assert f"--compute {compute} is not a positive number" in str(refused.exception)
     few = regard("scale", "llama", "--sizes", "32,64", "--tokens", "100k,200k", "--out", tmp_path / "s")
     assert "2 sizes and 2 token counts cannot determine a law" in str(few.exception)
-    assert "not a positive number" in str(regard("scale", "--fit", tmp_path / "x.json", "--compute", 0).exception)
+    budget = ("scale", "characters", "--sizes", "8x1,16x1,24x1", *TINY, "--out", tmp_path / "s", "--budget")
+    assert "must be a positive number" in str(regard(*budget, "nan").exception)
     assert not (tmp_path / "s").exists()
+
+
+def test_a_directory_without_a_study_is_refused(tmp_path: Path) -> None:
+    Sweep.create(tmp_path / "s", "llama", {}, [{"train.lr": "1"}], "cpu").write()
+    refused = str(regard("scale", "--resume", tmp_path / "s").exception)
+    assert "holds a sweep, not a scaling study; continue it with: regard sweep --resume" in refused
+    for text in ("5", "[1]", "[" * 100_000):
+        (tmp_path / "s" / "sweep.json").write_text(text)
+        refused = regard("scale", "--resume", tmp_path / "s")
+        assert isinstance(refused.exception, ValueError) and "sweep.json cannot be read" in str(refused.exception)
+
+
+def test_a_far_compute_is_named_and_a_study_without_curves_has_one_panel(tmp_path: Path) -> None:
+    rows = [  # no compute is reached by three sizes
+        (n, d, BESIROGLU.loss(n, d))
+        for n, d in ((1e6, 1e7), (1e6, 2e7), (1e8, 3e8), (1e8, 6e8), (1e10, 1e10), (1e10, 2e10))
+    ]
+    lines = "".join(f"{n},{d},{loss}\n" for n, d, loss in rows)
+    (tmp_path / "runs.csv").write_text("parameters,tokens,loss\n" + lines)
+    options = ("scale", "--fit", tmp_path / "runs.csv", "--out", tmp_path / "out", "--compute")
+    result = regard(*options, 1.2e22)
+    assert result.exit_code == 0, result.exception
+    assert "--compute 1.2e+22 is 10 times" not in result.output
+    assert "C = 6·N·D" in result.stdout and "counted FLOPs" in result.stdout
+    assert "no IsoFLOP curves: no compute lies between two token counts of at least three sizes" in result.stdout
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "There are no IsoFLOP curves" in page and page.count("data:image/png;base64") == 2
+    width = int.from_bytes((tmp_path / "out" / "isoflop.png").read_bytes()[16:20])
+    assert width < int.from_bytes((tmp_path / "out" / "scaling.png").read_bytes()[16:20]) * 0.6
+    assert "--compute 1.2e+23 is 100 times that of the largest run" in regard(*options, 1.2e23).stderr

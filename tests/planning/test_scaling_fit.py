@@ -77,7 +77,7 @@ def test_intervals_contain_the_planted_exponents() -> None:
 def test_isoflop_curves_find_the_planted_optimum_without_the_law(seed: int) -> None:
     sizes, data = [1e7 * 2**k for k in range(9)], [2e8 * 2**k for k in range(9)]
     runs = planted(BESIROGLU, sizes, data, 0.001, seed)
-    found = isoflops(runs, fit_law(runs).residuals, draws=20)
+    found = isoflops(runs, fit_law(runs), draws=20)
     assert found.size_exponent == pytest.approx(BESIROGLU.optimum_exponent, rel=0.05)
     assert found.token_exponent == pytest.approx(1 - BESIROGLU.optimum_exponent, rel=0.05)
     assert found.size_interval is not None and found.size_interval[0] < found.size_exponent + 0.02
@@ -91,6 +91,12 @@ def test_a_minimum_at_the_end_of_a_curve_is_no_vertex() -> None:
     runs = planted(SMALL, [5e6, 1e7, 2e7], SMALL_DATA)  # all larger than the optimum
     found = isoflops(runs)
     assert found.curves and all(curve.size is None for curve in found.curves) and found.size_exponent is None
+
+
+def test_flops_that_do_not_grow_with_the_tokens_are_refused() -> None:
+    runs = [dataclasses.replace(run, flops=1e20) for run in planted(BESIROGLU, SIZES, DATA)]
+    with pytest.raises(ValueError, match=r"1e\+08 tokens with 1e\+06 parameters have flops=1e\+20, no more than fewer"):
+        study(runs, draws=0)
 
 
 def degenerate(kind: str) -> list[ScalingRun]:
@@ -140,7 +146,10 @@ def test_results_are_read_from_json_and_csv(tmp_path) -> None:
     assert read_runs(tmp_path / "a.csv") == [ScalingRun(10, 20, 3, 7), ScalingRun(1e3, 2e3, 2.5, 1.2e7)]
     for text, message in (
         ("[]", "has no runs"), ("{", "is not JSON"), ('[{"tokens": 1}]', "run 1 has no parameters"),
-        ('[{"parameters": "x", "tokens": 1, "loss": 1}]', "must be numbers"),
+        ("[" * 100_000, "is not JSON"),
+        ('[{"parameters": 1, "tokens": 1, "loss": true}]', "loss=True, flops=None; they must be finite numbers"),
+        (f'[{{"parameters": 1, "tokens": 1, "loss": {"9" * 400}}}]', "they must be finite numbers"),
+        ('[{"parameters": "x", "tokens": 1, "loss": 1}]', "must be finite numbers"),
     ):  # fmt: skip
         (tmp_path / "bad.json").write_text(text)
         with pytest.raises(ValueError, match=message):

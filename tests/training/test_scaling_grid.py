@@ -1,5 +1,7 @@
 """The settings of a scaling grid: sizes, rates, lengths and schedules."""
 
+import math
+
 import pytest
 
 from regard.planning import plan
@@ -12,6 +14,7 @@ from regard.training.scaling_grid import (
     grid_settings,
     parse_sizes,
     parse_tokens,
+    run_title,
     size_values,
     tokens_for_budget,
 )
@@ -34,6 +37,7 @@ def test_sizes_and_token_counts_are_read() -> None:
         (parse_sizes, "0", "must not be 0"),
         (parse_tokens, "10q", "'10q' is not a number of tokens"),
         (parse_tokens, "1k,1000", "given twice"),
+        (parse_tokens, "1e400,1k", "1e400 is more than 1e\\+15 tokens"),
     ],
 )
 def test_wrong_sizes_and_counts_are_refused(read, text: str, message: str) -> None:
@@ -84,6 +88,33 @@ def test_recipes_that_do_not_scale_are_refused(recipe: str, size: GridSize, toke
     changes = {"from": "smollm2"} if recipe == "finetune" else {}
     with pytest.raises(SpecError, match=message):
         grid_settings(read_recipe(find_recipe(recipe), changes), [size], [tokens], 1, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "tokens", "power", "message"),
+    [
+        ([GridSize(96), GridSize(96, 6)], [10**6], 0.5, "--sizes: 96 and 96x6 are the same model"),
+        (
+            [GridSize(96)],
+            [102_400, 102_500],
+            0.5,
+            "102,400 and 102,500 tokens are both 50 steps of 2,048; leave one out",
+        ),
+        ([GridSize(96)], [10**6], 1e308, "--lr-power 1e\\+308 gives the width 96 the learning rate inf"),
+        ([GridSize(384)], [10**6], 1e308, "the learning rate 0; choose a power such as 0.5"),
+        ([GridSize(384)], [10**6], math.nan, "the learning rate nan"),
+    ],
+)
+def test_runs_that_would_be_equal_or_diverge_are_refused(sizes, tokens, power: float, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        grid_settings(llama(), sizes, tokens, 1, power)
+
+
+def test_a_run_is_named_by_its_size_tokens_and_rate() -> None:
+    (values,) = grid_settings(llama(), [GridSize(96, 3)], [102_400], 1, 0.5)
+    assert run_title(llama(), values, False) == "96x3, 102,400 tokens, lr 0.001414"
+    (values,) = grid_settings(llama(), [GridSize(192)], [102_400], 1, 0.5)
+    assert run_title(llama(), values, True) == "192, 102,400 tokens, lr 0.001, seed 0"
 
 
 def test_parameters_without_embedding_and_output_layer() -> None:

@@ -1,6 +1,7 @@
 """`regard scale`: train a grid of sizes and token counts, and fit a scaling law."""
 
 import json
+import math
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -18,8 +19,10 @@ if TYPE_CHECKING:
     from regard.training.scaling_grid import GridSize
     from regard.training.sweep import Process, StartProcess, Sweep
 
+FARTHEST = 10  # times the compute of the largest run, without a warning
 MEASURED_STEPS = 10  # of each size, for a budget; the first two are a warm-up
 POLL_SECONDS = 1.0
+SPEED_SECONDS = 300.0  # over which the time left is estimated
 
 SizesOption = Annotated[
     str | None, typer.Option(metavar="SIZES", help="Widths, or WIDTHxLAYERS: 32x2,48x3,64x4. At least three.")
@@ -87,8 +90,8 @@ def scale(
             if (source := context.get_parameter_source(name)) is not None and source.name == "COMMANDLINE":
                 given = "--resume" if fit is None else "--fit"
                 raise typer.BadParameter(f"--{name.replace('_', '-')} has no effect with {given}; leave it out")
-    if any(value <= 0 for value in compute or ()):
-        raise ValueError(f"--compute {min(compute or ()):g} is not a positive number of FLOPs")
+    if wrong := [value for value in compute or () if not 0 < value < math.inf]:
+        raise ValueError(f"--compute {wrong[0]:g} is not a positive number of FLOPs")
     if fit is not None:
         from regard.planning.scaling_study import read_runs
 
@@ -98,6 +101,7 @@ def scale(
         from regard.training.sweep import Sweep
 
         found = Sweep.open(resume)
+        set_titles(found)
     else:
         assert recipe is not None
         found = new_grid(recipe, context.args, sizes, tokens, budget, out, seeds, lr_power, jobs, device)
@@ -118,7 +122,7 @@ def new_grid(
 ) -> "Sweep":
     from regard.training.overrides import parse_overrides
     from regard.training.recipe import find_recipe, read_recipe
-    from regard.training.scaling_grid import grid_settings, parse_sizes, parse_tokens
+    from regard.training.scaling_grid import check_sizes, grid_settings, parse_sizes, parse_tokens
     from regard.training.sweep import Sweep
 
     if sizes is None or (tokens is None) == (budget is None):
@@ -126,19 +130,52 @@ def new_grid(
     overrides = {"train.evaluate_every": "0"} | parse_overrides(arguments)
     tables, path = read_recipe(find_recipe(recipe), overrides), out or Path("runs/scale")
     chosen = parse_sizes(sizes)
-    if tokens is not None:
-        counts = parse_tokens(tokens)
-    elif (path / "sweep.json").exists():
-        return Sweep.create(path, recipe, overrides, [], device)  # its counts were chosen already
+    counts = None if tokens is None else parse_tokens(tokens)
+    if len(chosen) < 3 or (counts is not None and len(counts) < 3):
+        given = "" if counts is None else f" and {len(counts)} token counts"
+        raise ValueError(f"{len(chosen)} sizes{given} cannot determine a law; give at least three of each")
+    study = {"sizes": [str(size) for size in chosen], "tokens": counts, "budget": budget, "seeds": seeds}
+    study["lr_power"] = power
+    if (path / "sweep.json").exists():  # the counts of a budget were chosen already
+        found = Sweep.create(path, recipe, overrides, [], device)
+        check_same_study(found, study)
     else:
-        counts = counts_for_budget(tables, chosen, power, 60 * jobs * (budget or 0), device)
-    if len(chosen) < 3 or len(counts) < 3:
-        raise ValueError(
-            f"{len(chosen)} sizes and {len(counts)} token counts cannot determine a law; give at least three of each"
-        )
-    found = Sweep.create(path, recipe, overrides, grid_settings(tables, chosen, counts, seeds, power), device)
+        check_sizes(tables, chosen, power)
+        counts = counts or counts_for_budget(tables, chosen, power, 60 * jobs * (budget or 0), device)
+        found = Sweep.create(path, recipe, overrides, grid_settings(tables, chosen, counts, seeds, power), device)
+        found.study = study
+    set_titles(found)
     found.check()
     return found
+
+
+def check_same_study(stored: "Sweep", study: dict[str, Any]) -> None:
+    """Raise ValueError if the options of the command are not those of the study in the directory."""
+
+    def given(options: dict[str, Any], name: str) -> str:
+        value = options.get(name)
+        text = ",".join(map(str, value)) if isinstance(value, list) else value
+        return f"no --{name.replace('_', '-')}" if value is None else f"--{name.replace('_', '-')} {text}"
+
+    for name, value in study.items():
+        if stored.study.get(name) != value:
+            raise ValueError(
+                f"{stored.path} holds a study with {given(stored.study, name)}, not with {given(study, name)}; "
+                f"continue it with: regard scale --resume {stored.path}, or choose another directory with --out"
+            )
+
+
+def set_titles(sweep: "Sweep") -> None:
+    """Name the runs by their size, tokens and learning rate. ValueError if the sweep is no scaling study."""
+    from regard.training.scaling_grid import run_title
+
+    if any(not {"train.steps", "train.seed", "model.width"} <= trial.values.keys() for trial in sweep.trials):
+        raise ValueError(
+            f"{sweep.path} holds a sweep, not a scaling study; continue it with: regard sweep --resume {sweep.path}"
+        )
+    several = len({trial.values["train.seed"] for trial in sweep.trials}) > 1
+    for trial in sweep.trials:
+        trial.title = run_title(sweep.tables, trial.values, several)
 
 
 def counts_for_budget(tables: Any, sizes: "Sequence[GridSize]", power: float, seconds: float, device: str) -> list[int]:
@@ -146,7 +183,7 @@ def counts_for_budget(tables: Any, sizes: "Sequence[GridSize]", power: float, se
     from regard.cli.sweep import stderr_note
     from regard.training.scaling_grid import size_values, tokens_for_budget
 
-    if seconds <= 0:
+    if not 0 < seconds < math.inf:
         raise ValueError("--budget must be a positive number of minutes")
     note, speeds, tokenizer = stderr_note(), [], None
     for size in sizes:
@@ -208,13 +245,21 @@ def train_grid(sweep: "Sweep", jobs: int, ray: bool, compute: Sequence[float], a
 def progress_bar(sweep: "Sweep") -> "Generator[tuple[Callable[[StartProcess], StartProcess], Callable[[str], None]]]":
     """A bar of the steps of all runs, weighted by the parameters; it is moved whenever a process is polled."""
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TaskProgressColumn,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
     from regard.training.history import read_history
 
     works = {trial.name: work(trial.values) for trial in sweep.trials}
-    columns = (TextColumn("{task.description}"), BarColumn(None), TaskProgressColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
+    times = (TextColumn("elapsed"), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(None), TaskProgressColumn(), *times)
+    with Progress(*columns, console=Console(stderr=True), speed_estimate_period=SPEED_SECONDS) as bar:
         task, last = bar.add_task("training", total=sum(works.values())), [0.0]
 
         def update() -> None:
@@ -297,10 +342,15 @@ def report(
 
     from regard.checkpoint.atomic_folder import write_file
     from regard.cli.sweep import stderr_note
+    from regard.planning.scaling import flops_6nd
     from regard.planning.scaling_study import study
 
     with Console(stderr=True).status("fit"):
         found = study(runs, compute)
+    largest = max(flops_6nd(run.parameters, run.tokens) for run in runs)
+    if compute and max(compute) > FARTHEST * largest:
+        times = f"{max(compute) / largest:.3g} times that of the largest run"
+        stderr_note()(f"--compute {max(compute):g} is {times}; the intervals omit the error of extrapolation")
     data = {"runs": rows or [asdict(run) for run in runs], **found.to_dict()}
     text = json.dumps(data, indent=2) + "\n"
     print(text if as_json else "\n\n".join(tables(data, found)), end="" if as_json else "\n")
@@ -324,7 +374,7 @@ def tables(data: dict[str, Any], found: "ScalingStudy") -> list[str]:
     from regard.report.scaling_page import exponent_rows, law_text, optimum_rows
 
     runs = [
-        {"N": f"{run['parameters']:,.0f}", "D": f"{run['tokens']:,.0f}", "FLOPs": f"{run['flops']:.3g}",
+        {"N": f"{run['parameters']:,.0f}", "D": f"{run['tokens']:,.0f}", "counted FLOPs": f"{run['flops']:.3g}",
          "held out": f"{run['loss']:.4f}", "law": f"{found.fit.law.loss(run['parameters'], run['tokens']):.4f}"}
         for run in data["runs"]
     ]  # fmt: skip

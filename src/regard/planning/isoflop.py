@@ -18,7 +18,7 @@ from itertools import pairwise
 import torch
 
 from regard.planning.scaling import ScalingRun
-from regard.planning.scaling_fit import FittedInterval, interval
+from regard.planning.scaling_fit import FittedInterval, ScalingFit, interval
 
 CURVES = 8  # between the smallest and the largest compute that three sizes reach
 LEAST_SIZES = 3  # of a parabola
@@ -46,14 +46,13 @@ class IsoFlops:
     token_interval: FittedInterval | None = None
 
 
-def isoflops(runs: Sequence[ScalingRun], residuals: Sequence[float] = (), draws: int = 0, seed: int = 0) -> IsoFlops:
-    """The curves of these runs. residuals: relative errors of the losses; the bootstrap adds random ones of them."""
+def isoflops(runs: Sequence[ScalingRun], fit: ScalingFit | None = None, draws: int = 0, seed: int = 0) -> IsoFlops:
+    """The curves of these runs. fit: the law of the same runs, whose bootstrap draws give the intervals."""
     found = measure(runs)
     generator, sizes, tokens = torch.Generator().manual_seed(seed), [], []
-    for _ in range(draws if residuals and found.size_exponent is not None else 0):
-        chosen = torch.randint(len(residuals), (len(runs),), generator=generator).tolist()
-        noisy = [replace(run, loss=run.loss * math.exp(residuals[i])) for run, i in zip(runs, chosen, strict=True)]
-        again = measure(noisy)
+    for _ in range(0 if fit is None or found.size_exponent is None else draws):
+        assert fit is not None
+        again = measure(fit.redraw(generator))
         if again.size_exponent is not None and again.token_exponent is not None:
             sizes.append(again.size_exponent)
             tokens.append(again.token_exponent)
@@ -88,6 +87,11 @@ def lines_by_size(runs: Sequence[ScalingRun]) -> dict[float, SizeCurve]:
     for (size, tokens), group in sorted(groups.items()):
         loss = sum(math.log(run.loss) for run in group) / len(group)
         lines[size].append((math.log(group[0].flops), math.log(tokens), loss))
+        if len(lines[size]) > 1 and lines[size][-2][0] >= lines[size][-1][0]:
+            raise ValueError(
+                f"{tokens:g} tokens with {size:g} parameters have flops={group[0].flops:g}, no more than fewer tokens; "
+                "correct the flops of the runs, or leave them out"
+            )
     return {size: line for size, line in lines.items() if len(line) > 1}
 
 

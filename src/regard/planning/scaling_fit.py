@@ -14,7 +14,7 @@ of runs stays as it is. The residuals are enlarged by √(R / (R - 5)), because 
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 
 import torch
@@ -48,9 +48,23 @@ class ScalingFit:
         """The relative residual, as a root of the mean square."""
         return math.sqrt(math.fsum(residual**2 for residual in self.residuals) / len(self.residuals))
 
+    def redraw(self, generator: torch.Generator) -> list[ScalingRun]:
+        """The runs with the losses of the law and random residuals, as in a bootstrap draw."""
+        chosen = torch.randint(len(self.runs), (len(self.runs),), generator=generator).tolist()
+        enlarged = [enlargement(len(self.runs)) * self.residuals[i] for i in chosen]
+        return [
+            replace(run, loss=run.loss * math.exp(new - own))
+            for run, own, new in zip(self.runs, self.residuals, enlarged, strict=True)
+        ]
+
     def interval(self, value: Callable[[ScalingLaw], float]) -> FittedInterval | None:
         """The interval of a number that follows from the law; None if too few draws have a law."""
         return interval([value(law) for law in self.draws]) if len(self.draws) >= LEAST_LAWS * self.wanted else None
+
+
+def enlargement(runs: int) -> float:
+    """Of residuals, which the fit made smaller."""
+    return math.sqrt(runs / (runs - CONSTANTS))
 
 
 def interval(values: Sequence[float]) -> FittedInterval | None:
@@ -85,7 +99,7 @@ def fit_law(
             )
     fitted = terms(theta, n, d).logsumexp(-1)
     residuals = loss - fitted
-    enlarged = residuals * math.sqrt(len(runs) / (len(runs) - CONSTANTS))
+    enlarged = residuals * enlargement(len(runs))
     chosen = torch.randint(len(runs), (draws, len(runs)), generator=torch.Generator().manual_seed(seed))
     again, _ = minimise(n, d, fitted + enlarged[chosen], theta.expand(draws, -1))  # (draws, 5)
     laws = [law_of(row, *centers) for row in again if all(EXPONENTS[0] < e < EXPONENTS[1] for e in row[3:].tolist())]

@@ -68,7 +68,7 @@ def study(
     fit = fit_law(runs, draws)
     largest = max(flops_6nd(run.parameters, run.tokens) for run in runs)
     return ScalingStudy(
-        fit, isoflops(runs, fit.residuals, draws), tuple(budgets) or tuple(largest * factor for factor in BUDGETS)
+        fit, isoflops(runs, fit, draws), tuple(budgets) or tuple(largest * factor for factor in BUDGETS)
     )
 
 
@@ -81,7 +81,7 @@ def read_runs(file: Path) -> list[ScalingRun]:
     else:
         try:
             data = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{file} is not JSON: {error}; a table of results has the suffix .csv") from None
         rows = data.get("runs") if isinstance(data, Mapping) else data
     if not isinstance(rows, list) or not rows or not all(isinstance(row, Mapping) for row in rows):
@@ -94,9 +94,11 @@ def read_run(file: Path, number: int, row: Mapping[str, Any]) -> ScalingRun:
         if row.get(name) in (None, ""):
             raise ValueError(f"{file}: run {number} has no {name}; every run has {', '.join(COLUMNS)}")
     try:
+        if any(isinstance(row.get(name), bool) for name in (*COLUMNS, "flops")):
+            raise TypeError  # float(True) is 1.0
         parameters, tokens, loss = (float(row[name]) for name in COLUMNS)
         flops = float(row["flops"]) if row.get("flops") not in (None, "") else flops_6nd(parameters, tokens)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         values = ", ".join(f"{name}={row.get(name)!r:.40}" for name in (*COLUMNS, "flops"))
-        raise ValueError(f"{file}: run {number} has {values}; they must be numbers") from None
+        raise ValueError(f"{file}: run {number} has {values}; they must be finite numbers") from None
     return ScalingRun(parameters, tokens, loss, flops)

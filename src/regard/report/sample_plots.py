@@ -60,6 +60,9 @@ def latent_map(decoded: Tensor, limit: float, out: Path, codes: Tensor | None, l
     whole = torch.cat([torch.cat(list(row), -1) for row in decoded], -2)  # (C, side · H, side · W)
     edge = limit * (1 + 1 / (side - 1))
     show(grid[0][0], whole, -1.0 if whole.min() < -0.05 else 0.0, (-edge, edge, -edge, edge))
+    borders = torch.linspace(-edge, edge, side + 1).tolist()  # a gap, so that images do not touch
+    grid[0][0].vlines(borders, -edge, edge, color="white", linewidth=2)
+    grid[0][0].hlines(borders, -edge, edge, color="white", linewidth=2)
     grid[0][0].set(xlabel="first number of the code", ylabel="second number", title="decoded codes")
     if codes is not None:
         axes = grid[0][1]

@@ -18,6 +18,7 @@ WORDS = {
     "size_of_isoflop": "IsoFLOP: best N ∝ C^",
     "tokens_of_isoflop": "IsoFLOP: best D ∝ C^",
 }
+NO_CURVES = "no IsoFLOP curves: no compute lies between two token counts of at least three sizes"
 TableRows = list[dict[str, str]]
 
 
@@ -37,6 +38,7 @@ def exponent_rows(found: ScalingStudy) -> TableRows:
     if found.isoflops.size_exponent is None:
         inside = sum(found_curve.size is not None for found_curve in found.isoflops.curves)
         text = f"{inside} of {len(found.isoflops.curves)} curves have their minimum between the sizes"
+        text = text if found.isoflops.curves else NO_CURVES
         rows.append({"exponent": "IsoFLOP", "value": "–", "90 % interval": text})
     return rows
 
@@ -45,7 +47,7 @@ def optimum_rows(found: ScalingStudy) -> TableRows:
     rows = []
     for budget in found.budgets:
         best = found.optimum(budget)
-        cells = {"C (FLOPs)": f"{budget:.3g}"}
+        cells = {"C = 6·N·D": f"{budget:.3g}"}
         for name, key, form in (("best N", "parameters", "{:,.3g}"), ("best D", "tokens", "{:,.3g}")):
             cells[name] = f"{best[key]['value']:.3g} {spread_text(best[key]['interval'], form)}"
         cells["D / N"] = f"{best['tokens']['value'] / best['parameters']['value']:.3g}"
@@ -66,11 +68,15 @@ def write_page(found: ScalingStudy, out: Path) -> None:
     page.heading("Exponents")
     add_table(page, exponent_rows(found))
     page.heading("Equal compute")
-    page.picture(
-        out / "isoflop.png",
-        "Left: the loss over the size at equal compute; a star is the vertex of a parabola. Right: the best size over "
-        "compute, from the vertices and from the law with its 90 % interval.",
-    )
+    if found.isoflops.curves:
+        page.picture(
+            out / "isoflop.png",
+            "Left: the loss over the size at equal compute; a star is the vertex of a parabola. Right: the best size "
+            "over compute, from the vertices and from the law with its 90 % interval.",
+        )
+    else:
+        page.text(f"There are {NO_CURVES}.")
+        page.picture(out / "isoflop.png", "The best size over compute, from the law with its 90 % interval.")
     page.heading("The best size for a compute")
     page.text("By the law, with C = 6·N·D. Beyond the compute of the largest run it is an extrapolation.")
     add_table(page, optimum_rows(found))
@@ -79,7 +85,7 @@ def write_page(found: ScalingStudy, out: Path) -> None:
     add_table(
         page,
         [
-            {"N": f"{run.parameters:,.0f}", "D": f"{run.tokens:,.0f}", "FLOPs": f"{run.flops:.3g}",
+            {"N": f"{run.parameters:,.0f}", "D": f"{run.tokens:,.0f}", "counted FLOPs": f"{run.flops:.3g}",
              "held-out loss": f"{run.loss:.4f}", "law": f"{law.loss(run.parameters, run.tokens):.4f}"}
             for run in found.fit.runs
         ],
@@ -129,13 +135,16 @@ def draw_lines(
 def draw_isoflops(found: ScalingStudy, out: Path) -> None:
     """Loss over size at equal compute, and the best size over compute."""
     plt, law, curves = pyplot(), found.fit.law, found.isoflops.curves
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.4), layout="constrained")
+    panels = 2 if curves else 1  # without curves the left panel would be empty
+    figure, grid = plt.subplots(1, panels, figsize=(5.5 * panels, 4.4), layout="constrained", squeeze=False)
+    left, right = grid[0][0], grid[0][-1]
     for colour, curve in zip(run_colours(plt, len(curves)), curves, strict=True):
         sizes, losses = zip(*curve.points, strict=True)
         left.plot(sizes, losses, "o-", color=colour, linewidth=1, markersize=4, label=f"{curve.compute:.2g} FLOPs")
         if curve.size is not None:
             left.plot(curve.size, curve.loss, "*", color=colour, markersize=12, markeredgecolor=INK)
-    left.set(xlabel="non-embedding parameters N", ylabel="held-out loss", xscale="log")
+    if curves:
+        left.set(xlabel="non-embedding parameters N", ylabel="held-out loss", xscale="log")
     vertices = [curve for curve in curves if curve.size is not None]
     if vertices:
         points = [curve.compute for curve in vertices], [curve.size for curve in vertices]
@@ -148,7 +157,7 @@ def draw_isoflops(found: ScalingStudy, out: Path) -> None:
         spreads = [found.optimum(step)["parameters"]["interval"] for step in steps]
         right.fill_between(steps, *zip(*spreads, strict=True), color=ACCENT, alpha=0.2, linewidth=0)
     right.set(xlabel="compute C", ylabel="best N", xscale="log", yscale="log")
-    for axes in (left, right):
+    for axes in grid[0]:
         axes.grid(color=GRID, linewidth=0.8)
         if axes.get_legend_handles_labels()[0]:
             axes.legend(frameon=False, fontsize=8)

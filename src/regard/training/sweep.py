@@ -39,10 +39,11 @@ class SweepTrial:
     seconds: float = 0.0
     error: str | None = None
     results: dict[str, Any] = field(default_factory=dict)  # RunSummary.to_dict
+    title: str = ""  # printed instead of the values
 
     @property
     def label(self) -> str:
-        return ", ".join(f"{name}={value}" for name, value in self.values.items())
+        return self.title or ", ".join(f"{name}={value}" for name, value in self.values.items())
 
     @property
     def held_out_loss(self) -> float | None:
@@ -71,6 +72,7 @@ class Sweep:
     device: str = "auto"
     folder: str = "."  # in which the sweep was started; relative paths in the recipe refer to it
     tables: dict[str, Any] = field(default_factory=dict)  # the recipe with its overrides
+    study: dict[str, Any] = field(default_factory=dict)  # the options of `regard scale` that chose the trials
 
     @classmethod
     def open(cls, path: Path) -> "Sweep":
@@ -81,8 +83,10 @@ class Sweep:
             trials = [SweepTrial(**trial) for trial in data.pop("trials")]
             return cls(path=path, trials=trials, **data)
         except FileNotFoundError:
-            raise ValueError(f"{path} holds no sweep: it has no sweep.json; start one with: regard sweep") from None
-        except (ValueError, TypeError, KeyError) as error:
+            raise ValueError(
+                f"{path} holds no sweep: it has no sweep.json; start one with: regard sweep, or regard scale"
+            ) from None
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise ValueError(f"{file} cannot be read ({error}); remove it to start the sweep again") from None
 
     @classmethod
@@ -97,7 +101,7 @@ class Sweep:
                 raise ValueError(
                     f"{path} holds a sweep of another recipe, or of other values; choose another directory with --out"
                 )
-            sweep.trials = earlier.trials
+            sweep.trials, sweep.study = earlier.trials, earlier.study
         known = [trial.values for trial in sweep.trials]
         for values in settings:
             if values not in known:
