@@ -82,6 +82,7 @@ def test_answers_are_balanced_and_do_not_follow_from_frequencies() -> None:
 def test_the_first_of_the_choices_that_is_named_counts() -> None:
     found = LongQuestion("", "", "park", PLACES)
     assert found.named("The ball is in the park, not in the barn.") == "park"
+    assert {found.named(text) for text in ("In the barn!", "**barn**", "barn: the ball", "the barn's door")} == {"barn"}
     assert found.named("In the Barn.") == "barn" and found.named("I do not know.") is None
     counted = LongQuestion("", "", "two", NUMBERS[1:5])
     assert (
@@ -96,7 +97,7 @@ def test_planted_sentences_keep_their_order() -> None:
 
 
 def test_impossible_texts_are_refused() -> None:
-    with pytest.raises(ValueError, match="length=3 is shorter than the"):
+    with pytest.raises(ValueError, match="and a text has room for 3; use longer texts"):
         long_question("several", 0, 3, 0.5, words)
     with pytest.raises(ValueError, match="choose one of needle"):
         long_question("haystack", 0, 100, 0.5, words)

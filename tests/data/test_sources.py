@@ -5,11 +5,14 @@ from collections import Counter
 from itertools import pairwise
 from typing import get_args
 
+import numpy as np
 import pytest
+from sklearn.datasets import load_digits
 
 from regard.data.readers import FORMATS
 from regard.data.sources.base import Generated, first_epoch
 from regard.data.sources.files import File, FileFormat, Pydoc
+from regard.data.sources.images import Digits
 from regard.data.sources.mixture import BLOCK, Mixture, open_sources
 from regard.data.sources.world import WorldStories
 from regard.data.world import story
@@ -233,3 +236,12 @@ def test_a_mixture_of_sources_has_a_held_out_mixture():
     train, held_out = open_sources((WorldStories(), Pydoc(weight=0.5)), seed=5, hold_out=True)
     assert held_out is not None and "pydoc" in held_out.name and train.fingerprint != held_out.fingerprint
     assert {frozenset(train.example(index)) for index in range(20)} == {frozenset({"spans"}), frozenset({"text"})}
+
+
+def test_the_digits_are_those_of_scikit_learn() -> None:
+    data = load_digits()
+    images = ((data.images / 16 - 0.5) / 0.5).astype(np.float32)
+    expected = {(image.tobytes(), int(label)) for image, label in zip(images, data.target, strict=True)}
+    read = list(first_epoch(Digits().open(hold_out=False).train, 5000))
+    assert len(read) == 1797 and {(each["image"].tobytes(), each["label"]) for each in read} == expected
+    assert read[0]["image"].shape == (1, 8, 8)

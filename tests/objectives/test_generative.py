@@ -38,6 +38,13 @@ def points(rows: int, seed: int = 0) -> Tensor:
     return torch.randn(rows, 2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
+def test_an_example_of_another_shape_is_shown() -> None:
+    objective, tokenizer = Reconstruction(), tokenizers.byte()
+    rows = [[objective.tokenize({"point": values}, tokenizer)] for values in ([1.0, 2.0], [3.0, 4.0, 5.0])]
+    with pytest.raises(ValueError, match=r"the example \[3.0, 4.0, 5.0\] has the shape \(3,\), and another one \(2,\)"):
+        objective.collate(rows, tokenizer, 1)
+
+
 @pytest.mark.ledger("ae.model")
 def test_the_loss_of_an_autoencoder_is_the_squared_error() -> None:
     model = Autoencoder((2,), 1, encoder=TANH, decoder=TANH).build(0).double()

@@ -19,7 +19,7 @@ def sample(
     model: ModelArgument,
     out: Annotated[Path, typer.Option(help="The picture to write.")] = Path("samples.png"),
     count: Annotated[int, typer.Option(min=1, max=10_000, help="Samples, interpolations or anomalies.")] = 64,
-    seed: Annotated[int, typer.Option(help="Of the random codes.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the random codes.")] = 0,
     interpolate: Annotated[
         bool, typer.Option("--interpolate", help="Rows of samples whose codes go from one random code to another.")
     ] = False,
@@ -37,7 +37,7 @@ def sample(
     """Draw samples of a variational autoencoder or a GAN, and write them as a picture.
 
     An autoencoder has no distribution of codes to draw from; it shows a map of its codes, and anomalies. With
-    --anomalies each row of the picture has an example, its reconstruction and its error.
+    --anomalies the picture has each example beside its reconstruction, with the error.
 
     \b
     Examples:
@@ -67,9 +67,10 @@ def sample(
     if anomalies:
         return show_anomalies(network, held_out(model, data, spec.shape), count, out)
     if isinstance(spec, Autoencoder) and not latent_map:
+        instead = "--map or --anomalies" if has_map(spec) else "--anomalies"
         raise ValueError(
             f"{model} is an autoencoder: it has no distribution of codes to draw from, and decodes random codes to "
-            "nothing in particular; train a vae or a gan, or give --map or --anomalies"
+            f"nothing in particular; train a vae or a gan, or give {instead}"
         )
     if latent_map:
         return show_map(network, model, data, out)
@@ -92,7 +93,7 @@ def sample(
 
 
 def show_anomalies(network: Any, examples: "tuple[Tensor, list[int | str]]", count: int, out: Path) -> None:
-    """Print the examples with the largest errors, and draw them, each above its reconstruction."""
+    """Print the examples with the largest errors, and draw them, each beside its reconstruction."""
     import torch
 
     from regard.evals.samples import anomaly_scores, reconstruct
@@ -112,6 +113,13 @@ def show_anomalies(network: Any, examples: "tuple[Tensor, list[int | str]]", cou
         titles = [title for index in chosen.tolist() for title in (f"{names[index]}", f"{scores[index]:.1f}")]
         image_grid(pairs, out, min(10, len(pairs)), titles)
         print(f"examples with labels, beside their reconstructions with errors: {out}")
+    else:
+        print("no picture: these examples are no images")
+
+
+def has_map(spec: Any) -> bool:
+    """Codes of two numbers, for images."""
+    return spec.latent == 2 and len(spec.shape) == 3
 
 
 def show_map(network: Any, model: Path, data: Path | None, out: Path) -> None:
@@ -119,7 +127,7 @@ def show_map(network: Any, model: Path, data: Path | None, out: Path) -> None:
 
     from regard.report.sample_plots import latent_map
 
-    if network.spec.latent != 2 or len(network.spec.shape) != 3:
+    if not has_map(network.spec):
         raise ValueError(
             f"{model} has codes of {network.spec.latent} numbers for examples of the shape {network.spec.shape}; a map "
             "needs codes of two numbers for images (model.latent=2)"

@@ -13,16 +13,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regard.evals.samples import reconstruct
+from regard.evals.samples import near_distance, nearest_distance, reconstruct, share_near, unexplained
 from regard.instruments.generative_examples import (
     BETAS,
     CODE_SIZES,
     autoencoder,
     digit_images,
     gray,
-    near_distance,
-    nearest_distance,
-    share_near_digits,
     variational,
 )
 from regard.instruments.instrument import Instrument, Panel, Quiz, Selection, Slider
@@ -60,9 +57,7 @@ def inputs(kind: str) -> Tensor:
 def unexplained_curve(kind: str) -> list[tuple[float, float]]:
     """The squared error by the numbers in the code, as a share of the variance of the inputs."""
     images = inputs(kind)
-    variance = squared_error(images.mean(0, keepdim=True), images).mean()
-    errors = [squared_error(reconstruct(autoencoder(f"code-{n}"), images), images).mean() for n in CODE_SIZES]
-    return [(n, float(error / variance)) for n, error in zip(CODE_SIZES, errors, strict=True)]
+    return [(n, unexplained(reconstruct(autoencoder(f"code-{n}"), images), images)) for n in CODE_SIZES]
 
 
 def code_by_size(size: int, example: int, kind: str) -> list[Panel]:
@@ -127,9 +122,9 @@ def decode_map(name: str, places: Tensor) -> Tensor:
 
 
 @cache
-def share_near(name: str) -> float:
+def random_places_near(name: str) -> float:
     """The share of 500 random places, N(0, I) on the map, that decode to an image near a held-out digit."""
-    return share_near_digits(decode_map(name, random_codes(500, 0)), digit_images(few=True).images)
+    return share_near(decode_map(name, random_codes(500, 0)), digit_images(few=True).images)
 
 
 def map_panel(
@@ -170,7 +165,7 @@ def dots_and_clouds(across: float, up: float, beta: int) -> list[Panel]:
         numbers(
             {f"{title}: distance to the nearest digit": gap for title, gap in zip(titles, gaps, strict=True)}
             | {"a digit is near within": near_distance(known)}
-            | {f"{title}: random places near a digit": percent(share_near(name))
+            | {f"{title}: random places near a digit": percent(random_places_near(name))
                for title, name in zip(titles, names, strict=True)}
         ),
     ]  # fmt: skip
@@ -178,10 +173,10 @@ def dots_and_clouds(across: float, up: float, beta: int) -> list[Panel]:
 
 @cache
 def pulls(beta: float) -> tuple[float, float]:
-    """The means of the reconstruction error, with sampled codes, and of the KL over held-out digits."""
+    """The variance of held-out digits that is lost, with sampled codes, and the mean of their KL."""
     model, images = variational(f"clouds-{beta:g}"), digit_images(few=True).images
     rebuilt, mean, log_variance = model(images, random_codes(len(images), 0))
-    return float(squared_error(rebuilt, images).mean()), float(gaussian_kl(mean, log_variance).mean())
+    return unexplained(rebuilt, images), float(gaussian_kl(mean, log_variance).mean())
 
 
 def two_pulls(beta: int, example: int, draw: int, generated: int) -> list[Panel]:
@@ -192,7 +187,6 @@ def two_pulls(beta: int, example: int, draw: int, generated: int) -> list[Panel]
     z = mean + width * noise
     rebuilt, centre = model.decode(z), model.decode(mean)
     divergence, error = float(gaussian_kl(mean, log_variance)), float(squared_error(rebuilt, image))
-    variance = float(squared_error(images.mean(0, keepdim=True), images).mean())
     codes, samples = random_codes(10, 100 + generated), clouds(weight)
     parts = [
         (f"½ {part} of number {j + 1}", 0.5 * float(value))
@@ -223,7 +217,7 @@ def two_pulls(beta: int, example: int, draw: int, generated: int) -> list[Panel]
         lines(
             "the two pulls, by β",
             {
-                "variance lost": [(beta or 0.03, e / variance) for beta, (e, _) in curves.items()],
+                "variance lost": [(beta or 0.03, lost) for beta, (lost, _) in curves.items()],
                 "KL / 10, nats": [(beta or 0.03, d / 10) for beta, (_, d) in curves.items()],
             },
             "β (0 is drawn at 0.03)", "share, or nats", log_x=True, marks={"here": weight or 0.03},
@@ -235,8 +229,8 @@ def two_pulls(beta: int, example: int, draw: int, generated: int) -> list[Panel]
                 "KL of this cloud, nats": divergence,
                 "‖x − x̂‖²": error,
                 "loss: error + β KL": error + weight * divergence,
-                "variance explained, all digits": f"{100 * (1 - curves[weight][0] / variance):.1f} %",
-                "generated: near a held-out digit": percent(share_near(f"clouds-{weight:g}")),
+                "variance explained, all digits": f"{100 * (1 - curves[weight][0]):.1f} %",
+                "generated: near a held-out digit": percent(random_places_near(f"clouds-{weight:g}")),
             }
         ),
     ]  # fmt: skip

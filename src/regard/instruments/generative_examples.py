@@ -10,12 +10,13 @@ are stored in float16 beside this file. `python -m regard.instruments.train_gene
 """
 
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from regard.data.sources.images import LabelledImages
 from regard.instruments.examples import WEIGHTS
 from regard.instruments.measurements import FOLDER as MEASURED
 from regard.models.generative.autoencoder import Autoencoder, AutoencoderModule
@@ -31,11 +32,6 @@ COURSES_FILE = MEASURED / "generative-training.json"
 FAMILIES = ("ae", "vae", "gan")
 LEVELS = 16  # of a stored pixel, from 0 to this
 NARROW, WIDE = MLP((64,)), MLP((64, 64))
-
-
-class LabelledImages(NamedTuple):
-    images: Tensor  # (N, 1, 8, 8), from -1 to 1
-    labels: Tensor  # (N,)
 
 
 def specs() -> dict[str, Generative]:
@@ -80,7 +76,7 @@ def variational(name: str) -> VAEModule:
 
 @cache
 def digit_images(few: bool = False) -> LabelledImages:
-    """few: those of FEW_DIGITS only."""
+    """Images (N, 1, 8, 8) from -1 to 1. few: those of FEW_DIGITS only."""
     tensors = load_file(DIGITS_FILE)
     images, labels = tensors["images"].float() / (LEVELS / 2) - 1, tensors["labels"].long()
     chosen = labels < (FEW_DIGITS if few else 10)
@@ -90,21 +86,6 @@ def digit_images(few: bool = False) -> LabelledImages:
 def gray(images: Tensor) -> Tensor:
     """Images (N, 1, 8, 8) from -1 to 1 as the page draws them, (N, 8, 8) from 0 to 1."""
     return (images.squeeze(1) + 1) / 2
-
-
-def nearest_distance(images: Tensor, known: Tensor) -> Tensor:
-    """The Euclidean distance of each image to the nearest known one (N,)."""
-    return torch.cdist(images.flatten(1), known.flatten(1)).min(1).values
-
-
-def near_distance(images: Tensor) -> float:
-    """Within which 95 % of the images have another one."""
-    flat = images.flatten(1)
-    return float(torch.cdist(flat, flat).fill_diagonal_(float("inf")).min(1).values.quantile(0.95))
-
-
-def share_near_digits(samples: Tensor, digits: Tensor) -> float:
-    return float((nearest_distance(samples, digits) <= near_distance(digits)).float().mean())
 
 
 @torch.no_grad()

@@ -9,7 +9,7 @@ from functools import cache
 
 import torch
 
-from regard.evals.samples import reconstruct, sharpness
+from regard.evals.samples import near_distance, reconstruct, sharpness, unexplained
 from regard.instruments.generative_examples import (
     COURSES_FILE,
     FAMILIES,
@@ -17,12 +17,10 @@ from regard.instruments.generative_examples import (
     draw,
     generative_model,
     gray,
-    near_distance,
 )
 from regard.instruments.instrument import Instrument, Panel, Quiz, Selection, Slider
 from regard.instruments.measurements import percent
 from regard.instruments.panels import bars, lines, numbers, pictures, table
-from regard.objectives.reconstruction import squared_error
 
 NAMES = dict(zip(FAMILIES, ("autoencoder", "VAE", "GAN"), strict=True))
 IDEAS = ("encode and decode", "clouds and a KL", "two networks compete")
@@ -49,9 +47,9 @@ def measurements(family: str) -> dict[str, float]:
     model, digits = generative_model(family), digit_images()
     images, labels, found = digits.images, digits.labels, {}
     if hasattr(model, "encode"):
-        codes, variance = model.encode(images), squared_error(images.mean(0, keepdim=True), images).mean()
+        codes = model.encode(images)
         nearest = torch.cdist(codes, codes).fill_diagonal_(float("inf")).argmin(1)
-        found["reconstruction"] = 100 * float(squared_error(reconstruct(model, images), images).mean() / variance)
+        found["reconstruction"] = 100 * unexplained(reconstruct(model, images), images)
         found["codes"] = 100 * float((labels[nearest] == labels).float().mean())
     samples = draw(model, images, SAMPLES, 0)
     distances, nearest = torch.cdist(samples.flatten(1), images.flatten(1)).min(1)

@@ -35,6 +35,7 @@ from regard.text.tokenizer import Tokenizer
 @dataclass(frozen=True)
 class Adversarial(WithCodes):
     alternates: ClassVar[bool] = True
+    trained: ClassVar[tuple[str, ...]] = ("discriminator.*", "generator.*")
 
     loss: Literal["saturating", "non_saturating", "wasserstein"] = "non_saturating"
     critic_steps: int = 1  # steps of the discriminator per step of the generator

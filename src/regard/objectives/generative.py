@@ -4,12 +4,14 @@ An example has an `image`, or a `point` with its coordinates. Noise is drawn fro
 seeded with its index, so a step does not depend on how a batch is split, and a resumed run draws the same noise.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from fnmatch import fnmatch
+from typing import ClassVar, Self
 
 import numpy as np
 import torch
+from torch import nn
 
 from regard.data.batch import Batch
 from regard.data.packing import Item
@@ -25,6 +27,8 @@ FIELDS = ("image", "point")
 
 @dataclass(frozen=True)
 class GenerativeObjective(Objective):
+    trained: ClassVar[tuple[str, ...]] = ("*",)  # patterns of parameter names that its phases train
+
     def fit(self, splits: Splits, model: Model) -> Self:
         values, name = values_of(splits.train.example(0)), splits.train.name
         assert isinstance(model, Generative), "checked in check_model"
@@ -40,6 +44,13 @@ class GenerativeObjective(Objective):
 
     def collate(self, rows: Sequence[Sequence[Item]], tokenizer: Tokenizer, length: int) -> Batch:
         items = [item for row in rows for item in row]
+        shape = items[0]["data"].shape
+        for values in (item["data"] for item in items):
+            if values.shape != shape:
+                raise ValueError(
+                    f"the example {values.tolist()!r:.80} has the shape {values.shape}, and another one {shape}; "
+                    "correct it, or leave it out"
+                )
         return Batch(**{name: torch.from_numpy(np.stack([item[name] for item in items])) for name in items[0]})
 
 
@@ -70,3 +81,31 @@ def values_of(example: Example) -> np.ndarray:
     if name is None:
         raise ValueError(f"an example needs an image or a point; this one is {shown(example)}")
     return np.asarray(example[name], np.float32)
+
+
+def phase_optimizers(
+    model: nn.Module, rates: Mapping[str, float], betas: tuple[float, float], fused: bool | None = None
+) -> dict[str, torch.optim.Adam]:
+    """One Adam per phase. rates: the learning rates by the pattern of parameter names that a phase trains."""
+    return {
+        pattern: torch.optim.Adam(
+            [p for name, p in model.named_parameters() if fnmatch(name, pattern)], rate, betas, fused=fused
+        )
+        for pattern, rate in rates.items()
+    }
+
+
+def train_phase(
+    model: nn.Module,
+    objective: Objective,
+    batch: Batch,
+    step: int,
+    optimizers: Mapping[str, torch.optim.Optimizer],
+) -> float:
+    """Update the parameters that this step trains, by their optimizer. Returns the loss; gradients are kept."""
+    phase = objective.phase(step)
+    loss, count, _ = phase.loss(model, batch)
+    model.zero_grad()
+    (loss / count).backward()
+    optimizers[phase.trains].step()
+    return loss.item() / count.item()

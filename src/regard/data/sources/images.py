@@ -7,14 +7,20 @@ An image is an array (channels, height, width) with values from 0 to 1, or stand
 """
 
 from dataclasses import dataclass
+from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from regard.data.readers import read_examples
-from regard.data.sources.base import DataSource, Example, Splits, open_collection
+from regard.data.sources.base import DataSource, Example, Examples, Splits, first_epoch, open_collection
 from regard.image_file import open_image
 from regard.spec import require
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 METADATA = "metadata.jsonl"
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
@@ -26,13 +32,14 @@ class Digits(DataSource):
     standardize: bool = True
 
     def open(self, seed: int = 0, hold_out: bool = True) -> Splits:
-        try:
-            from sklearn.datasets import load_digits
-        except ModuleNotFoundError:
-            raise ValueError("the source digits needs scikit-learn: pip install 'regard[digits]'") from None
-        data = load_digits()
-        images = scaled(np.asarray(data.images) / MAX_DIGIT, self.standardize)[:, None]  # (n, 1, 8, 8)
-        examples = [{"image": image, "label": int(label)} for image, label in zip(images, data.target, strict=True)]
+        package = find_spec("sklearn")
+        if package is None or not package.submodule_search_locations:
+            raise ValueError("the source digits needs scikit-learn: pip install 'regard[digits]'")
+        # Its own load_digits reads the same file, but importing sklearn takes seconds.
+        file = Path(package.submodule_search_locations[0], "datasets", "data", "digits.csv.gz")
+        rows = np.loadtxt(file, delimiter=",")  # 64 pixels and the label
+        images = scaled(rows[:, :-1].reshape(-1, 1, 8, 8) / MAX_DIGIT, self.standardize)
+        examples = [{"image": image, "label": int(row[-1])} for image, row in zip(images, rows, strict=True)]
         return open_collection(f"digits, seed {seed}", examples, seed, hold_out)
 
 
@@ -80,6 +87,22 @@ class ImageFolder(DataSource):
         image = open_image(file, self.gray).resize(self.size[::-1])  # bicubic
         values = np.asarray(image, np.float64) / 255
         return scaled(values[None] if self.gray else values.transpose(2, 0, 1), self.standardize)
+
+
+class LabelledImages(NamedTuple):
+    images: "Tensor"  # (N, C, H, W)
+    labels: "Tensor"  # (N,)
+
+
+def labelled_images(split: Examples, limit: int) -> LabelledImages:
+    """The images and labels of one epoch of a split, at most `limit` of them."""
+    import torch
+
+    examples = list(islice(first_epoch(split, limit), limit))
+    return LabelledImages(
+        torch.from_numpy(np.stack([example["image"] for example in examples])),
+        torch.tensor([example["label"] for example in examples]),
+    )
 
 
 def is_image_folder(path: Path) -> bool:
