@@ -159,3 +159,11 @@ def write_pair(
         (target / "config.json").write_text(json.dumps(theirs | extra))
         save_file(content, target / "model.safetensors")
     return folder / "quantized", folder / "plain"
+
+
+def in_float32(model: Any) -> Any:
+    """A model whose layers of bitsandbytes compute in float32: with AVX-512 BF16 they round to bfloat16 on a CPU."""
+    for layer in model.modules():
+        if hasattr(layer, "support_avx512bf16_for_cpu"):
+            layer.support_avx512bf16_for_cpu = False
+    return model

@@ -17,7 +17,7 @@ from regard.formats.base import NumberFormat
 from regard.formats.floats import Float
 from regard.formats.integers import Integer
 from regard.formats.nf4 import NF4
-from tests.checkpoint.foreign_quantized.packers import fp8, write_pair
+from tests.checkpoint.foreign_quantized.packers import fp8, in_float32, write_pair
 from tests.checkpoint.foreign_quantized.test_reading import FP8, LLAMA, check_equal
 
 SIZES: dict[str, Any] = {
@@ -48,7 +48,7 @@ def quantize(folder: Path, family: str, **settings: Any) -> Any:
         warnings.simplefilter("ignore")  # of bitsandbytes on a CPU
         theirs = architecture.from_pretrained(folder / "plain", quantization_config=config, dtype=torch.float32).eval()
         theirs.save_pretrained(folder / "quantized")
-    return theirs
+    return in_float32(theirs)
 
 
 def formats(model: nn.Module) -> set[NumberFormat]:

@@ -23,7 +23,7 @@ from regard.formats.floats import Float
 from regard.formats.gguf_blocks import GGUFBlocks
 from regard.formats.integers import Integer
 from regard.formats.nf4 import NF4
-from tests.checkpoint.foreign_quantized.packers import words
+from tests.checkpoint.foreign_quantized.packers import in_float32, words
 from tests.checkpoint.foreign_quantized.test_reading import IDS, LLAMA, MIXTRAL, NEOX, PHI3
 
 FP8 = Float("float8_e4m3fn")
@@ -212,7 +212,7 @@ def test_bitsandbytes_reads_nf4(config: dict[str, Any], double: bool, tmp_path: 
         theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32).eval()
     assert type(theirs.model.layers[0].mlp.down_proj).__name__ == "Linear4bit"
     with torch.no_grad():
-        found, expected = theirs(IDS).logits, model(IDS)
+        found, expected = in_float32(theirs)(IDS).logits, model(IDS)
     assert (found - expected).abs().max() <= 1e-5 * max(1, expected.abs().max())
 
 
