@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from http.client import HTTPResponse
+from http.client import HTTPConnection, HTTPResponse
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 from types import SimpleNamespace
@@ -119,6 +119,22 @@ def test_faults_of_a_server_are_reported(answer: Answer, message: str, monkeypat
     monkeypatch.setattr(address_judge, "TIMEOUT", 1)
     with stub_server(answer) as url, pytest.raises(ValueError, match=message):
         judge_pairs(AddressJudge(url), PAIRS[:1])
+
+
+def test_responses_are_closed_also_when_reading_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    responses, wait_for_response = [], HTTPConnection.getresponse
+
+    def recorded(connection: HTTPConnection) -> HTTPResponse:
+        responses.append(wait_for_response(connection))
+        return responses[-1]
+
+    monkeypatch.setattr(HTTPConnection, "getresponse", recorded)
+    with (
+        stub_server(lambda body: (200, MODELS if body is None else b" " * (5 << 20))) as url,
+        pytest.raises(ValueError, match="more than 4 MiB"),
+    ):
+        AddressJudge(url).ask(["0"])
+    assert len(responses) == 2 and all(response.isclosed() for response in responses)
 
 
 def test_a_name_chooses_among_several_models() -> None:

@@ -138,10 +138,10 @@ class AddressJudge:
             with self.connect(deadline) as connection:
                 content = None if body is None else json.dumps(body).encode()
                 connection.request(method, self.path + route, content, {"content-type": "application/json"})
-                response = connection.getresponse()
-                pause = response.headers.get("retry-after", "")
-                seconds = min(MAX_WAIT, max(MIN_WAIT, float(pause))) if pause.isdecimal() else WAIT
-                return response.status, seconds, read_content(response, deadline)
+                with connection.getresponse() as response:  # an open one keeps the socket after the connection's end
+                    pause = response.headers.get("retry-after", "")
+                    seconds = min(MAX_WAIT, max(MIN_WAIT, float(pause))) if pause.isdecimal() else WAIT
+                    return response.status, seconds, read_content(response, deadline)
         except (OSError, HTTPException) as error:
             raise ValueError(
                 f"the judge at {self.address} cannot be reached ({error or type(error).__name__}); start a server "
