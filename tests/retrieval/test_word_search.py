@@ -29,7 +29,7 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> DocumentIndex:
 
 
 def all_scored(index: DocumentIndex, words: list[str], count: int) -> list[tuple[int, float]]:
-    rows = index.database.execute(f"{SCORES} ORDER BY rank, chunks.id", [either(words)]).fetchall()
+    rows = index.database.execute(f"{SCORES} ORDER BY rank, rowid", [either(words)]).fetchall()
     return rows[:count]
 
 
@@ -53,6 +53,17 @@ def test_words_that_occur_nowhere_or_everywhere(index: DocumentIndex) -> None:
     assert best_by_words(index.database, ["absent"], 5) == []
     assert best_by_words(index.database, ["the", "absent"], 5) == all_scored(index, ["the", "absent"], 5)
     assert len(best_by_words(index.database, [*COMMON, RARE[0]], 1000)) == len(all_scored(index, COMMON, 1000))
+
+
+def test_words_of_most_chunks_count_only_alone_or_in_a_small_index(
+    index: DocumentIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = best_by_words(index.database, ["the", RARE[0]], 300)
+    monkeypatch.setattr(word_search, "SMALL", 300)  # the chunks of the index
+    large = best_by_words(index.database, ["the", RARE[0]], 300)
+    assert large == all_scored(index, [RARE[0]], 300) and len(large) < len(small)
+    assert dict(small) == pytest.approx(dict(small) | dict(large), rel=1e-4)
+    assert best_by_words(index.database, ["the", "absent"], 5) == all_scored(index, ["the"], 5)
 
 
 def test_the_rarest_words_of_a_long_query_count(index: DocumentIndex, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,7 @@ from regard.retrieval.word_search import best_by_words
 
 APPLICATION_ID = 0x72656701  # in the header of the file: an index of regard, format 1
 NOT_DAMAGED = ("SQLITE_BUSY", "SQLITE_CANTOPEN", "SQLITE_FULL", "SQLITE_IOERR", "SQLITE_PERM", "SQLITE_READONLY")
+MOST_COUNTS = 100_000  # of words that are kept
 SECTION_SEPARATOR = "\x1f"
 SCHEMA = """
 CREATE TABLE settings(name TEXT PRIMARY KEY, value) WITHOUT ROWID;
@@ -94,6 +95,7 @@ class DocumentIndex:
             self.database = sqlite3.connect(self.path, isolation_level=None, timeout=30)
             self.prepare(create)
         self.vectors = VectorTable(self.database, self.settings.dim)
+        self.counts: tuple[object, dict[str, int]] = None, {}  # version of the data, chunks with a word
 
     def prepare(self, create: IndexSettings | None) -> None:
         run = self.database.execute
@@ -248,7 +250,9 @@ class DocumentIndex:
     def matching(self, query: str, count: int) -> list[tuple[int, float]]:
         """(chunk, BM25) of the chunks with words of the query, the highest first."""
         words = list(dict.fromkeys(re.findall(r"\w+", unicodedata.normalize("NFC", query))))
-        return best_by_words(self.database, words, count) if words and count > 0 else []
+        if self.vectors.version() != self.counts[0] or len(self.counts[1]) > MOST_COUNTS:
+            self.counts = self.vectors.version(), {}
+        return best_by_words(self.database, words, count, self.counts[1]) if words and count > 0 else []
 
     def hits(self, ids: Sequence[int]) -> list[Hit]:
         """The chunks with these ids, in this order."""

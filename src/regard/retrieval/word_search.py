@@ -6,6 +6,9 @@ FTS5 scores all chunks that have any word of the query, which are nearly all if 
 the rarest word are scored; if the last result has a higher score than the other words alone can give, no other chunk
 belongs to the results. Otherwise the next rarest words are added. Of a long query the MOST_WORDS rarest of the first
 READ_WORDS words count.
+
+Words of more than half of the chunks are left out if the query has others: their weight in FTS5 is 1e-6, and scoring
+most chunks takes the longest. In an index of less than SMALL chunks all words count.
 """
 
 import math
@@ -15,29 +18,44 @@ from collections.abc import Sequence
 K = 1.2  # of FTS5, whose b is 0.75
 LEAST_IDF = 1e-6  # that FTS5 gives to words of more than half of the chunks
 READ_WORDS, MOST_WORDS = 1000, 64  # of a query
+SMALL = 1000  # chunks
 MOST_SCORED = 0.4  # of the chunks; of more of them, scoring all that match is faster
 SCORES = (
-    "SELECT chunks.id, -rank FROM words JOIN chunks ON chunks.id = words.rowid JOIN files ON files.id = file "
-    "WHERE words MATCH ? AND complete"
+    "SELECT rowid, -rank FROM words WHERE words MATCH ? AND rowid NOT IN "
+    "(SELECT chunks.id FROM files CROSS JOIN chunks ON file = files.id WHERE NOT complete)"  # in this order
 )
 
 
-def best_by_words(database: sqlite3.Connection, words: Sequence[str], count: int) -> list[tuple[int, float]]:
-    """(chunk, BM25) of at most `count` chunks, the highest first; of equal scores the first chunk."""
+def best_by_words(
+    database: sqlite3.Connection, words: Sequence[str], count: int, counts: dict[str, int] | None = None
+) -> list[tuple[int, float]]:
+    """(chunk, BM25) of at most `count` chunks, the highest first; of equal scores the first chunk.
+
+    counts: the chunks with words of earlier queries of the same index; those of this query are added.
+    """
     [chunks] = database.execute("SELECT count(*) FROM chunks").fetchone()
-    found = {word: chunks_with(database, word, chunks // 2 + 1) for word in words[:READ_WORDS]}
+    counts = {} if counts is None else counts
+    for word in words[:READ_WORDS]:
+        if word not in counts:
+            counts[word] = chunks_with(database, word, chunks // 2 + 1)
+    found = {word: counts[word] for word in words[:READ_WORDS]}
     order = sorted((word for word in found if found[word]), key=lambda word: found[word])[:MOST_WORDS]
     if not order:
         return []
+    if chunks >= SMALL:
+        order = [word for word in order if found[word] <= chunks // 2] or order
     for size in (n for n in range(1, len(order)) if n <= 4 or n.bit_count() == 1):  # each is scored anew
         scored = sum(found[word] for word in order[:size])
         if scored > MOST_SCORED * chunks:
             break
-        if scored >= count:
+        rest = sum(largest(found[word], chunks) for word in order[size:])
+        if (
+            scored >= count and sum(idf(found[word], chunks) for word in order[:size]) > rest
+        ):  # or too few would reach it
             best = highest(scores_of(database, order, size), count)
-            if len(best) == count and best[-1][1] > sum(largest(found[word], chunks) for word in order[size:]):
+            if len(best) == count and best[-1][1] > rest:
                 return best
-    return database.execute(f"{SCORES} ORDER BY rank, chunks.id LIMIT ?", [either(order), count]).fetchall()
+    return database.execute(f"{SCORES} ORDER BY rank, rowid LIMIT ?", [either(order), count]).fetchall()
 
 
 def scores_of(database: sqlite3.Connection, order: Sequence[str], size: int) -> dict[int, float]:
@@ -57,10 +75,15 @@ def chunks_with(database: sqlite3.Connection, word: str, most: int) -> int:
     return database.execute(counted, [either([word]), most]).fetchone()[0]
 
 
-def largest(found: int, chunks: int) -> float:
-    """What a word that so many of the chunks have can add to a score."""
+def idf(found: int, chunks: int) -> float:
+    """Of a word that so many of the chunks have."""
     ratio = (chunks - found + 0.5) / (found + 0.5)
-    return (K + 1) * (math.log(ratio) if ratio > 1 else LEAST_IDF)
+    return math.log(ratio) if ratio > 1 else LEAST_IDF
+
+
+def largest(found: int, chunks: int) -> float:
+    """What such a word can add to a score."""
+    return (K + 1) * idf(found, chunks)
 
 
 def highest(scores: dict[int, float], count: int) -> list[tuple[int, float]]:
