@@ -180,6 +180,20 @@ def test_files_and_folders_that_are_gone_leave_the_index(tmp_path: Path) -> None
     assert "does not exist" in str(refused.exception) or "has no documents" in str(refused.exception)
 
 
+def test_a_folder_of_the_same_name_does_not_enter_the_index_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for parent in ("first", "second"):
+        (tmp_path / parent / "docs").mkdir(parents=True)
+        (tmp_path / parent / "docs" / "notes.md").write_text(f"The {parent} text.")
+    regard("index", "first/docs", "--model", "minilm")
+    refused = str(regard("index", "second/docs").exception)
+    assert "docs.index has other documents" in refused and "--out docs.index" in refused
+    assert "1 files added" in regard("index", "second/docs", "--out", "docs.index").stdout
+    assert "2 unchanged" in regard("index", "first/docs", "second/docs").stdout
+
+
 def test_what_is_no_document_is_reported(tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()
     with_none = regard("index", tmp_path / "docs", "--out", tmp_path / "docs.index")

@@ -64,9 +64,12 @@ def index(
     from regard.retrieval.documents import SUFFIXES, DocumentError, document_files
     from regard.retrieval.update_index import knows, update_index
 
-    out = out or Path(f"{documents[0].resolve().name}.index")
+    default = Path(f"{documents[0].resolve().name}.index")
+    named, out = out is not None, out or default
     earlier = DocumentIndex(out) if out.exists() and out.stat().st_size else None
     stored, known = (earlier.settings, earlier.files()) if earlier else (None, {})
+    if known and not named and not any(knows(known, path) for path in documents):
+        raise DocumentError(f"{out} has other documents; name another index, or add these to it: --out {out}")
     unread: list[str] = []
     if not known and not any(file for path in documents for file in document_files(path, unread)):
         reason = f" ({unread[0]})" if unread else ""
