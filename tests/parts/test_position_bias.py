@@ -222,6 +222,22 @@ def test_the_layout_carries_the_bias_of_the_stack_and_an_attention_may_have_its_
     assert layout.inputs.bias is None
 
 
+def test_layers_share_the_values_of_a_bias_without_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = {Slopes: 0, Buckets: 0}
+    for kind, tile in [(kind, kind.tile) for kind in counts]:
+
+        def counted(self: Bias, *given, kind=kind, tile=tile) -> Tensor:
+            counts[kind] += 1
+            return tile(self, *given)
+
+        monkeypatch.setattr(kind, "tile", counted)
+    layout, x = TokenLayout.whole(1, 5), torch.randn(1, 5, 16)
+    for position in (Alibi(), Alibi(exponent=16.0), T5Buckets()):
+        for layer in [Attention(4, position=position).build(16) for _ in range(3)]:
+            layer(x, layout)
+    assert counts == {Slopes: 2, Buckets: 3}  # the two exponents; learned tables are of one layer each
+
+
 def test_gradients_of_the_table_equal_finite_differences() -> None:
     table, q, k = random(8, 2).requires_grad_(), torch.tensor([[3, 9]]), torch.tensor([[0, 4, 30]])
     assert torch.autograd.gradcheck(lambda t: Buckets(t, 16, True).tile(q, k, t.dtype), (table,), fast_mode=True)

@@ -17,6 +17,8 @@ from regard.layout import Bias
 class Slopes(Bias):
     """bias(h, i, j) = -slope_h · |i - j|"""
 
+    learned = False
+
     slopes: Tensor  # (H,)
 
     def tile(self, q_positions: Tensor, k_positions: Tensor, dtype: torch.dtype) -> Tensor:

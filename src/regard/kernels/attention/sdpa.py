@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.kernels.attention.arguments import AttentionCall, ScoreOptions
-from regard.kernels.attention.mask import Causal, attention_mask
-from regard.layout import TokenLayout
+from regard.kernels.attention.mask import Causal, Mask, attention_mask
+from regard.layout import Bias, TokenLayout
 
 
 def unsupported_reason(call: AttentionCall) -> str | None:
@@ -29,7 +29,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, options: ScoreO
     if layout.ordered and bias is None and options.sinks is None and type(options.mask) is Causal:
         return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True, scale=scale, **grouped)
     allowed, width = attention_mask(options.mask, layout), v.shape[-1]
-    mask = allowed if bias is None else masked_bias(bias.values(layout, q.dtype), allowed)
+    mask = allowed if bias is None else biased_mask(bias, options.mask, layout, q.dtype)
     if options.sinks is not None:
         q, k, v = with_sinks(q, k, v, options.sinks / scale)
         # The key of the sink is allowed and has no bias.
@@ -51,8 +51,16 @@ def zero_without_key(out: Tensor, allowed: Tensor | None, layout: TokenLayout) -
     return out.masked_fill(~allowed.any(-1, keepdim=True), 0.0)
 
 
-def masked_bias(bias: Tensor, allowed: Tensor | None) -> Tensor:
-    return bias if allowed is None else torch.where(allowed, bias, float("-inf"))
+def biased_mask(bias: Bias, mask: Mask, layout: TokenLayout, dtype: torch.dtype) -> Tensor:
+    """(B, H, L, S) the bias, -inf where the mask forbids the key; computed once for all layers if it has no weights."""
+    if bias.learned:
+        return masked_bias(layout, bias, mask, dtype)
+    return layout.derived(masked_bias, bias, mask, dtype)
+
+
+def masked_bias(layout: TokenLayout, bias: Bias, mask: Mask, dtype: torch.dtype) -> Tensor:
+    values, allowed = bias.values(layout, dtype), attention_mask(mask, layout)
+    return values if allowed is None else torch.where(allowed, values, float("-inf"))
 
 
 def with_sinks(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -49,4 +49,9 @@ class AlibiModule(PositionModule):
         self.heads, self.scale, self.exponent = heads, scale, exponent
 
     def bias(self, layout: TokenLayout) -> Bias:
-        return Slopes(slopes(self.heads, layout.positions.device, self.exponent) * self.scale)
+        return layout.derived(alibi_bias, self.heads, self.scale, self.exponent)
+
+
+def alibi_bias(layout: TokenLayout, heads: int, scale: float, exponent: float) -> Bias:
+    """One for all layers, so that its values are computed once too."""
+    return Slopes(slopes(heads, layout.positions.device, exponent) * scale)
