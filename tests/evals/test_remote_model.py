@@ -149,6 +149,9 @@ def test_servers_that_answer_something_else_are_named(
 
 
 def test_servers_that_cannot_answer_say_why(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for address in ("http://[::1", "http://127.0.0.1\0"):
+        with pytest.raises(ValueError, match="is not an address"):
+            RemoteModel(address)
     with pytest.raises(ValueError, match="does not answer"):
         RemoteModel("http://127.0.0.1:9")
     remote, answer = RemoteModel(url), httpx.Client.request

@@ -33,7 +33,10 @@ class RemoteModel:
     ):
         self.name, self.tokenizer, self.rows = url.rstrip("/").removesuffix("/v1"), tokenizer, rows
         headers = {"authorization": f"Bearer {key}"} if key else {}
-        self.client = httpx.Client(base_url=self.name, headers=headers, timeout=TIMEOUT)
+        try:
+            self.client = httpx.Client(base_url=self.name, headers=headers, timeout=TIMEOUT)
+        except httpx.InvalidURL as error:
+            raise ValueError(f"{url!r} is not an address ({error}); give one such as http://127.0.0.1:8000") from None
         weakref.finalize(self, self.client.close)
         self.known: dict[str, list[int]] = {}  # ids of texts
         listed = self.request("GET", "/v1/models")
