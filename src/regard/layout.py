@@ -155,7 +155,11 @@ class Bias:
     """Numbers added to the scores of attention, computed from positions (kernels/attention/bias.py)."""
 
     tiles: ClassVar[bool] = True  # whether positions determine the bias; otherwise only `values` exists
-    learned: ClassVar[bool] = True  # whether it has weights, and so a gradient
+
+    @property
+    def learned(self) -> bool:
+        """Whether it has weights, and so a gradient."""
+        return True
 
     def tile(self, q_positions: Tensor, k_positions: Tensor, dtype: torch.dtype) -> Tensor:
         """Positions (…, l) and (…, s) -> (…, H, l, s), computed in at least float32."""

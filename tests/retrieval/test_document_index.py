@@ -320,9 +320,40 @@ def test_files_of_a_folder_that_cannot_be_read_are_kept(
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(os, "scandir", denied)
-    monkeypatch.setattr(Path, "is_file", lambda path: path.suffix == ".md" and denied(path))
+    stat = os.stat
+    monkeypatch.setattr(
+        os, "stat", lambda path, **options: "a.md" in str(path) and denied(path) or stat(path, **options)
+    )
     report = update_index(index, [folder], word_starts, embed)
     assert report.removed == 0 and "Permission denied" in report.skipped[0] and len(index.files()) == 1
+
+
+def test_what_is_stored_of_a_file_that_is_gone_before_it_is_complete_is_removed(
+    index: DocumentIndex, tmp_path: Path
+) -> None:
+    folder = tmp_path / "docs"
+    write(folder, a="The first.", b="The zebra.", c="The zebra again.")
+
+    for name in ("b", "c"):
+        file = index.begin(str(folder / f"{name}.md"), 10, 0, b"", "line")[0]
+        index.add(file, [DocumentChunk("The zebra.", 0, 1, 1, ())], embed(["The zebra."]))
+    (folder / "b.md").unlink()
+    (folder / "c.md").write_bytes(b"PNG\0")
+    report = update_index(index, [folder], word_starts, embed)
+    assert (report.added, report.removed) == (1, 0) and index.paths() == {f"{folder}/a.md"}
+    assert report.skipped == [f"{folder}/c.md is not a text: it has bytes that are zero"]
+    [(chunks,)] = index.database.execute("SELECT count(*) FROM chunks")
+    assert chunks == 1
+
+
+def test_counts_of_words_are_those_of_the_current_index(index: DocumentIndex, tmp_path: Path) -> None:
+    folder, other = tmp_path / "docs", DocumentIndex(index.path)
+    assert index.matching("zebra", 5) == []
+    for number, writer in enumerate((index, other), 1):
+        write(folder, **{f"file{number}": "The zebra."})
+        update_index(writer, [folder], word_starts, embed)
+        assert len(index.matching("zebra", 5)) == number
+    other.close()
 
 
 def test_titles_leave_room_for_the_chunk(index: DocumentIndex, tmp_path: Path) -> None:

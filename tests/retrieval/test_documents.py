@@ -56,6 +56,8 @@ def test_headings_of_markdown_outside_of_code() -> None:
     assert page.section(0) == () and page.section(text.index("Three")) == ("One", "Three")
     assert page.section(text.index("## Two")) == ("One", "Two")
     assert not parse_document(text.encode(), ".txt", "test").headings
+    titles = parse_document(b"# C#\n## F# ##\n## #\n## a #b\n", ".md", "test").headings
+    assert [heading.title for heading in titles] == ["C#", "F#", "", "a #b"]
 
 
 @given(st.text(max_size=200))

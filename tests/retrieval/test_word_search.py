@@ -5,6 +5,7 @@ import random
 import pytest
 
 from regard.retrieval import word_search
+from regard.retrieval.chunks import DocumentChunk
 from regard.retrieval.document_index import DocumentIndex
 from regard.retrieval.update_index import update_index
 from regard.retrieval.word_search import SCORES, best_by_words, either
@@ -64,6 +65,10 @@ def test_words_of_most_chunks_count_only_alone_or_in_a_small_index(
     assert large == all_scored(index, [RARE[0]], 300) and len(large) < len(small)
     assert dict(small) == pytest.approx(dict(small) | dict(large), rel=1e-4)
     assert best_by_words(index.database, ["the", "absent"], 5) == all_scored(index, ["the"], 5)
+    file = index.begin("half.txt", 1, 0, b"", "line")[0]  # a rare word that only an incomplete file has
+    index.add(file, [DocumentChunk("the zebra", 0, 1, 1, ())], embed(["the zebra"]))
+    assert best_by_words(index.database, ["the", "zebra"], 5) == all_scored(index, ["the", "zebra"], 5) != []
+    index.remove("half.txt")
 
 
 def test_the_rarest_words_of_a_long_query_count(index: DocumentIndex, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,6 +68,10 @@ class BigBirdBias(Bias):
     block: int
     links: int
 
+    @property
+    def learned(self) -> bool:
+        return False
+
     def values(self, layout: TokenLayout, dtype: torch.dtype) -> Tensor:
         return layout.derived(block_bias, self.block, self.links, dtype)
 

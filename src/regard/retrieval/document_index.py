@@ -189,6 +189,11 @@ class DocumentIndex:
             rows = self.database.execute("SELECT path, id, size, changed, digest FROM files WHERE complete")
             return {path: FileRecord(*values) for path, *values in rows}
 
+    def paths(self) -> set[str]:
+        """Of all files, also those whose storing was interrupted."""
+        with self.reporting_damage():
+            return {path for (path,) in self.database.execute("SELECT path FROM files")}
+
     def chunk_count(self) -> int:
         count = "SELECT count(*) FROM chunks JOIN files ON files.id = file WHERE complete"
         with self.reporting_damage():
@@ -250,9 +255,22 @@ class DocumentIndex:
     def matching(self, query: str, count: int) -> list[tuple[int, float]]:
         """(chunk, BM25) of the chunks with words of the query, the highest first."""
         words = list(dict.fromkeys(re.findall(r"\w+", unicodedata.normalize("NFC", query))))
-        if self.vectors.version() != self.counts[0] or len(self.counts[1]) > MOST_COUNTS:
-            self.counts = self.vectors.version(), {}
-        return best_by_words(self.database, words, count, self.counts[1]) if words and count > 0 else []
+        if not words or count < 1:
+            return []
+        with self.snapshot():  # the counts of words and the scores are of one version
+            if self.vectors.version() != self.counts[0] or len(self.counts[1]) > MOST_COUNTS:
+                self.counts = self.vectors.version(), {}
+            return best_by_words(self.database, words, count, self.counts[1])
+
+    @contextmanager
+    def snapshot(self) -> Generator[None]:
+        """What is read inside is one version of the index, whatever other processes write."""
+        self.database.execute("BEGIN")
+        try:
+            yield
+        finally:
+            if self.database.in_transaction:  # SQLite ends it after some errors
+                self.database.execute("ROLLBACK")
 
     def hits(self, ids: Sequence[int]) -> list[Hit]:
         """The chunks with these ids, in this order."""

@@ -136,10 +136,12 @@ def files_below(folder: Path, skipped: list[str] | None = None) -> Iterator[Path
                 skipped.append(str(error))
 
 
-def other_suffixes(path: str | Path) -> Counter[str]:
-    """How many files of a folder are no documents, by their suffix."""
+def other_suffixes(path: str | Path, index: Path) -> Counter[str]:
+    """How many files of a folder are no documents, by their suffix; the files of the index itself do not count."""
     files = files_below(Path(path)) if Path(path).is_dir() else ()
-    return Counter(file.suffix.lower() for file in files if file.suffix.lower() not in SUFFIXES)
+    own = str(index.resolve())
+    suffixes = (file.suffix.lower() for file in files if not str(file.resolve()).startswith(own))
+    return Counter(suffix for suffix in suffixes if suffix not in SUFFIXES)
 
 
 def read_bytes(path: Path) -> bytes:
@@ -186,7 +188,9 @@ def markdown_headings(text: str) -> Iterator[Heading]:
         elif marker is not None:
             fence = marker[1]
         elif heading := ATX_HEADING.match(line):
-            title = heading[2].strip().rstrip("#").rstrip()
+            title = heading[2].strip()
+            closed = title.rstrip("#")  # as in "## Title ##", but not in "# C#"
+            title = closed.rstrip() if not closed or closed[-1].isspace() else title
             yield Heading(start, start + len(line), len(heading[1]), title)
         start += len(line)
 

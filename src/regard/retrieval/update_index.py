@@ -7,8 +7,9 @@ Memory is bounded by the largest file and one batch of chunks. After an interrup
 """
 
 import hashlib
+import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -61,9 +62,9 @@ def update_index(
     update = IndexUpdate()
     with index.updating():
         known = index.files()
-        present = [path for path in paths if Path(path).exists() or not knows(known, path)]
+        present = [path for path in paths if not is_missing(path) or not knows(known, path)]
         files = list(dict.fromkeys(file.resolve() for path in present for file in document_files(path, update.skipped)))
-        update.others = sum(map(other_suffixes, present), Counter())
+        update.others = sum((other_suffixes(path, index.path) for path in present), Counter())
         for done, file in enumerate(files):
             progress(done, len(files), str(file), update.chunks)
             try:
@@ -73,7 +74,7 @@ def update_index(
                 update.skipped.append(str(error))
             except DocumentError as error:
                 update.skipped.append(str(error) + drop_earlier(index, str(file), known, update))
-        remove_missing(index, known.keys() - set(map(str, files)), paths, update)
+        remove_missing(index, index.paths() - set(map(str, files)), paths, known, update)
         index.build_cells()
     progress(len(files), len(files), "", update.chunks)
     return update
@@ -85,28 +86,38 @@ def knows(files: Iterable[str], path: str | Path) -> bool:
 
 
 def remove_missing(
-    index: DocumentIndex, known: Iterable[str], paths: Sequence[str | Path], update: IndexUpdate
+    index: DocumentIndex,
+    stored: Iterable[str],
+    paths: Sequence[str | Path],
+    known: Collection[str],
+    update: IndexUpdate,
 ) -> None:
-    """Remove the files that are given or below the given folders, and no longer exist."""
+    """Remove the stored files that are given or below the given folders, and no longer exist."""
     roots = [Path(path).resolve() for path in paths]
-    for path in known:
-        if any(Path(path).is_relative_to(root) for root in roots) and is_gone(path):
+    for path in stored:
+        other = os.path.exists(path) and not os.path.isfile(path)  # such as a folder of this name
+        if any(Path(path).is_relative_to(root) for root in roots) and (other or is_missing(path)):
             index.remove(path)
-            update.removed += 1
+            update.removed += path in known
 
 
-def is_gone(path: str) -> bool:
+def is_missing(path: str | Path) -> bool:
+    """Whether there is nothing; what is in a folder that cannot be read is not missing."""
     try:
-        return not Path(path).is_file()
-    except OSError:  # its folder cannot be read
-        return False
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        pass
+    return False
 
 
-def drop_earlier(index: DocumentIndex, path: str, known: Iterable[str], update: IndexUpdate) -> str:
+def drop_earlier(index: DocumentIndex, path: str, known: Collection[str], update: IndexUpdate) -> str:
     """Remove what is stored of a file that is no document now, and say so."""
+    if path in index.paths():
+        index.remove(path)
     if path not in known:
         return ""
-    index.remove(path)
     update.removed += 1
     return "; its earlier text was removed from the index"
 

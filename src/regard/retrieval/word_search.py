@@ -13,7 +13,7 @@ most chunks takes the longest. In an index of less than SMALL chunks all words c
 
 import math
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 K = 1.2  # of FTS5, whose b is 0.75
 LEAST_IDF = 1e-6  # that FTS5 gives to words of more than half of the chunks
@@ -42,16 +42,22 @@ def best_by_words(
     order = sorted((word for word in found if found[word]), key=lambda word: found[word])[:MOST_WORDS]
     if not order:
         return []
-    if chunks >= SMALL:
-        order = [word for word in order if found[word] <= chunks // 2] or order
+    if chunks >= SMALL and (rare := [word for word in order if found[word] <= chunks // 2]):
+        return best_of(database, rare, found, chunks, count) or best_of(database, order, found, chunks, count)
+    return best_of(database, order, found, chunks, count)
+
+
+def best_of(
+    database: sqlite3.Connection, order: Sequence[str], found: Mapping[str, int], chunks: int, count: int
+) -> list[tuple[int, float]]:
+    """order: the words that count, the rarest first. found: the chunks with each."""
     for size in (n for n in range(1, len(order)) if n <= 4 or n.bit_count() == 1):  # each is scored anew
         scored = sum(found[word] for word in order[:size])
         if scored > MOST_SCORED * chunks:
             break
         rest = sum(largest(found[word], chunks) for word in order[size:])
-        if (
-            scored >= count and sum(idf(found[word], chunks) for word in order[:size]) > rest
-        ):  # or too few would reach it
+        likely = sum(idf(found[word], chunks) for word in order[:size])  # the score of a good chunk
+        if scored >= count and likely > rest:
             best = highest(scores_of(database, order, size), count)
             if len(best) == count and best[-1][1] > rest:
                 return best

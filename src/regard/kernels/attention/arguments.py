@@ -102,7 +102,7 @@ def describe(q: Tensor, k: Keys, v: Keys, layout: TokenLayout, options: ScoreOpt
         q.shape, k.shape, v.shape, (q.dtype, k.dtype, v.dtype),
         torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad),
         options.mask, options.scale, None if bias is None else type(bias),
-        isinstance(bias, Slopes) and bias.slopes.requires_grad,
+        isinstance(bias, Slopes) and bias.learned,
         options.softcap, options.sinks is not None, options.dropout,
         layout.keys is None, layout.segments is not None and layout.key_segments is not None,
         layout.key_visible is not None, layout.key_select is not None, layout.ordered, layout.consecutive,

@@ -17,9 +17,11 @@ from regard.layout import Bias
 class Slopes(Bias):
     """bias(h, i, j) = -slope_h · |i - j|"""
 
-    learned = False
-
     slopes: Tensor  # (H,)
+
+    @property
+    def learned(self) -> bool:
+        return self.slopes.requires_grad
 
     def tile(self, q_positions: Tensor, k_positions: Tensor, dtype: torch.dtype) -> Tensor:
         slopes = self.slopes.to(torch.promote_types(dtype, torch.float32))  # bf16 rounds distances above 256
