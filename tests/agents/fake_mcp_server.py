@@ -56,7 +56,7 @@ def call(id: object, name: str, arguments: dict) -> None:
         case "orphan":  # a process that no signal to the server reaches, and that keeps its pipes open
             command = [sys.executable, "-c", "import time; time.sleep(60)"]
             result(id, {"content": [], "structuredContent": subprocess.Popen(command, start_new_session=True).pid})
-        case "files.read":
+        case "files.read" | "files_read" | "files/read":
             result(id, {"content": [{"type": "text", "text": name}]})
 
 
@@ -80,7 +80,9 @@ def main() -> None:
             case "tools/list", _ if BEHAVIOUR == "nameless":
                 result(message["id"], {"tools": [{"inputSchema": {}}]})
             case "tools/list", _ if BEHAVIOUR == "dotted":
-                result(message["id"], {"tools": [{"name": "files.read", "description": "\ud83d", "inputSchema": TEXT}]})
+                first = {"name": "files.read", "description": "\ud83d", "inputSchema": TEXT}
+                others = [first | {"name": name} for name in ("files_read", "files/read")]
+                result(message["id"], {"tools": [first, *others]})
             case "tools/list", _ if BEHAVIOUR == "huge":
                 result(message["id"], {"tools": [], "padding": "x" * (5 << 20)})
             case "tools/list", _ if BEHAVIOUR == "endless":

@@ -132,11 +132,17 @@ def test_lone_surrogates_are_replaced(server: McpServer) -> None:
 
 
 def test_a_tool_with_another_name_is_renamed() -> None:
-    with pytest.warns(UserWarning, match=r"the tool 'files.read' of .* is offered as 'files_read'"):
+    with pytest.warns(UserWarning) as warned:
         server = McpServer(command("dotted"))
+    assert "the tool 'files.read' of" in str(warned[0].message) and "is offered as 'files_read'" in str(
+        warned[0].message
+    )
+    assert len(warned) == 3
     with server:
         assert server.tools[0].description == "?"
-        assert Toolbox(server.tools).run("files_read", {"text": "x"}) == "files.read"
+        names = {"files_read": "files.read", "files_read_2": "files_read", "files_read_3": "files/read"}
+        for offered, name in names.items():
+            assert Toolbox(server.tools).run(offered, {"text": "x"}) == name
 
 
 @pytest.mark.ledger("tool.agent")

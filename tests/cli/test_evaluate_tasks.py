@@ -74,6 +74,10 @@ def test_a_server_has_the_results_of_its_model(folder: Path) -> None:
         (("{model}", "--tasks", "world-stories", "--shots", "2"), "--shots has no effect"),
         (("{model}", "--tasks", "world-stories", "--out", "/nonexistent/r.json"), "there is no folder /nonexistent"),
         (
+            ("{model}", "--tasks", "{model}/../task.toml", "--out", "{model}/../choices.jsonl"),
+            "exists and is no result of an evaluation",
+        ),
+        (
             ("{model}", "--tasks", "{model}/../outputs.jsonl", "--out", "{model}/../outputs.jsonl"),
             "choose another name",
         ),

@@ -145,9 +145,15 @@ def test_wrong_usage_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_directory_without_a_study_is_refused(tmp_path: Path) -> None:
-    Sweep.create(tmp_path / "s", "llama", {}, [{"train.lr": "1"}], "cpu").write()
-    refused = str(regard("scale", "--resume", tmp_path / "s").exception)
-    assert "holds a sweep, not a scaling study; continue it with: regard sweep --resume" in refused
+    overrides = {"train.evaluate_every": "0"}
+    Sweep.create(tmp_path / "s", "llama", overrides, [{"train.lr": "1"}], "cpu").write()
+    grid = ("scale", "llama", "--sizes", "8x1,16x1,24x1", "--budget", 9, "--out", tmp_path / "s")
+    for command in (("scale", "--resume", tmp_path / "s"), grid):
+        refused = str(regard(*command).exception)
+        assert "holds a sweep, not a scaling study; continue it with: regard sweep --resume" in refused
+    values = {"train.steps": "1", "train.seed": "0", "model.width": "8"}
+    Sweep.create(tmp_path / "old", "llama", overrides, [values], "cpu").write()
+    assert "a study of an earlier version" in str(regard(*grid[:-1], tmp_path / "old").exception)
     for text in ("5", "[1]", "[" * 100_000):
         (tmp_path / "s" / "sweep.json").write_text(text)
         refused = regard("scale", "--resume", tmp_path / "s")

@@ -10,6 +10,7 @@ r"""The grammar of tool calls: an output calls offered tools only, with argument
 The style is that of the chat template (regard/text/tool_styles.py), so that a call that is generated is also parsed.
 """
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -39,14 +40,15 @@ def compile_calls(
     )  # fmt: skip
 
 
-def enforceable(compiler: GrammarCompiler, schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema, or any object if a grammar cannot enforce it: tools of other programs have keywords of all kinds.
+def enforceable(compiler: GrammarCompiler, name: str, schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema of a tool, or any object if a grammar cannot enforce it, which tools of other programs may have.
 
     The arguments are validated before the tool runs, in both cases. The schema is compiled alone, because only that
     shows whether the grammar library supports its patterns.
     """
     try:
         compiler.json_schema(dict(schema))
-    except ValueError:
+    except ValueError as error:
+        warnings.warn(f"the arguments of the tool {name!r} are only validated, not enforced: {error}", stacklevel=2)
         return {"type": "object"}
     return dict(schema)

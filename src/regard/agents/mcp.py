@@ -7,6 +7,7 @@ its tools are data. Whatever it does (dies, writes garbage, never answers) is an
 becomes a result for the model.
 """
 
+import itertools
 import json
 import os
 import re
@@ -18,7 +19,7 @@ import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import IO, Any
 
@@ -93,20 +94,24 @@ class McpServer:
             page = self.request("tools/list", cursor, deadline)
             if not isinstance(page.get("tools"), list):
                 raise self.failure("answers tools/list without a list of tools")
-            found += [self.agent_tool(each) for each in page["tools"]]
-            if len(found) > MAX_TOOLS:
+            if len(found) + len(page["tools"]) > MAX_TOOLS:
                 raise self.failure(f"has more than {MAX_TOOLS} tools")
+            for each in page["tools"]:
+                found.append(self.agent_tool(each, {tool.name for tool in found}))
             if not page.get("nextCursor"):
                 return found
             cursor = {"cursor": page["nextCursor"]}
         raise self.failure(f"lists its tools on more than {MAX_PAGES} pages")
 
-    def agent_tool(self, tool: Any) -> AgentTool:
+    def agent_tool(self, tool: Any, taken: Collection[str]) -> AgentTool:
         name, schema = (tool.get("name"), tool.get("inputSchema")) if isinstance(tool, dict) else (None, None)
         if not isinstance(name, str) or not name or not isinstance(schema, dict):
             raise self.failure(f"lists a tool without a name and a schema: {json.dumps(tool)[:80]}")
         description = str(tool.get("description") or "")[:MAX_DESCRIPTION]
-        offered = name if NAME.fullmatch(name) else re.sub("[^a-zA-Z0-9_-]", "_", name)[:64]
+        offered = allowed = name if NAME.fullmatch(name) else re.sub("[^a-zA-Z0-9_-]", "_", name)[:64]
+        numbers = itertools.count(2)
+        while offered in taken:
+            offered = f"{allowed[:60]}_{next(numbers)}"
         if offered != name:
             warnings.warn(f"the tool {name[:200]!r} of {self.command!r} is offered as {offered!r}", stacklevel=2)
         return AgentTool(offered, description, {"type": "object"} | schema, lambda given: self.call(name, given))

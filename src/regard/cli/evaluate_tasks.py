@@ -80,6 +80,8 @@ def evaluate_tasks(
     if out is not None:
         for each in names:
             check_output(out, each)
+        if out.exists() and not is_result(out):
+            raise ValueError(f"--out {out} exists and is no result of an evaluation; choose another name")
     opened = [open_task(name) for name in dict.fromkeys(names) if not is_of_lm_eval(name)]
     foreign = [name for name in dict.fromkeys(names) if is_of_lm_eval(name)]
     check_lm_eval(foreign, is_server)
@@ -121,6 +123,15 @@ def evaluate_tasks(
     print_results(results, scored.window)
     if out is not None:
         print(f"written: {out}")
+
+
+def is_result(path: Path) -> bool:
+    """Whether an earlier call has written the file; any other may be the data of a task."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(found, dict) and {"model", "tasks"} <= found.keys()
 
 
 def refuse_ignored_options(

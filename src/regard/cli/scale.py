@@ -138,13 +138,14 @@ def new_grid(
     study["lr_power"] = power
     if (path / "sweep.json").exists():  # the counts of a budget were chosen already
         found = Sweep.create(path, recipe, overrides, [], device)
+        set_titles(found)
         check_same_study(found, study)
     else:
         check_sizes(tables, chosen, power)
         counts = counts or counts_for_budget(tables, chosen, power, 60 * jobs * (budget or 0), device)
         found = Sweep.create(path, recipe, overrides, grid_settings(tables, chosen, counts, seeds, power), device)
         found.study = study
-    set_titles(found)
+        set_titles(found)
     found.check()
     return found
 
@@ -157,6 +158,11 @@ def check_same_study(stored: "Sweep", study: dict[str, Any]) -> None:
         text = ",".join(map(str, value)) if isinstance(value, list) else value
         return f"no --{name.replace('_', '-')}" if value is None else f"--{name.replace('_', '-')} {text}"
 
+    if not stored.study:
+        raise ValueError(
+            f"{stored.path} holds a study of an earlier version, without its options; continue it with: regard scale "
+            f"--resume {stored.path}, or choose another directory with --out"
+        )
     for name, value in study.items():
         if stored.study.get(name) != value:
             raise ValueError(

@@ -71,9 +71,9 @@ class RemoteModel:
         if self.tokenizer is not None:
             return self.tokenizer.start_id
         response = self.send("GET", "/regard/model", params={"model": self.model})
-        if response.status_code != 200:  # other servers have no such route
+        if response.status_code in (404, 405):  # other servers have no such route
             return None
-        start = self.object_in(response, "/regard/model").get("start_id")
+        start = self.answer_of(response, "/regard/model").get("start_id")
         if start is not None and type(start) is not int:
             raise self.fault("/regard/model", start, "a token id as `start_id`")
         return start
@@ -157,9 +157,7 @@ class RemoteModel:
         response = self.send(method, path, json=body)
         if response.status_code == 404 and missing is not None:
             raise ValueError(f"{self.name}: {missing}")
-        if response.status_code != 200:
-            raise ValueError(f"{self.name}{path} answers {response.status_code}: {response.text[:300]}")
-        return self.object_in(response, path)
+        return self.answer_of(response, path)
 
     def send(self, method: str, path: str, **options: Any) -> httpx.Response:
         try:
@@ -167,7 +165,9 @@ class RemoteModel:
         except httpx.HTTPError as error:
             raise ValueError(f"{self.name} does not answer: {error}; check the address") from None
 
-    def object_in(self, response: httpx.Response, path: str) -> dict[str, Any]:
+    def answer_of(self, response: httpx.Response, path: str) -> dict[str, Any]:
+        if response.status_code != 200:
+            raise ValueError(f"{self.name}{path} answers {response.status_code}: {response.text[:300]}")
         try:
             found = response.json()
         except (ValueError, RecursionError):
