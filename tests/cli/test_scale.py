@@ -151,7 +151,7 @@ def test_a_directory_without_a_study_is_refused(tmp_path: Path) -> None:
     for command in (("scale", "--resume", tmp_path / "s"), grid):
         refused = str(regard(*command).exception)
         assert "holds a sweep, not a scaling study; continue it with: regard sweep --resume" in refused
-    values = {"train.steps": "1", "train.seed": "0", "model.width": "8"}
+    values = {"train.steps": "1", "train.seed": "0", "model.width": "12"}
     Sweep.create(tmp_path / "old", "llama", overrides, [values], "cpu").write()
     assert "a study of an earlier version" in str(regard(*grid[:-1], tmp_path / "old").exception)
     for text in ("5", "[1]", "[" * 100_000):
