@@ -27,6 +27,7 @@ import torch
 from regard.checkpoint.model_folder import export
 from regard.cli.bench_serve import open_server
 from regard.cli.export import export as export_command
+from regard.cli.open_engine import EngineOptions
 from regard.data.world import stories
 from regard.families import llama
 from regard.text.chat import DEFAULT_TEMPLATE
@@ -145,7 +146,7 @@ def relative(reference: float, found: float) -> float:
 def measure(model: Path, documents: int) -> list[Row]:
     import httpx
 
-    with TemporaryDirectory() as folder, open_server(str(model)) as url:
+    with TemporaryDirectory() as folder, open_server(str(model), EngineOptions()) as url:
         write_documents(path := Path(folder) / "stories.jsonl", documents)
         *tasks, chat = configurations(path)
         bos = bool(Tokenizer.load(model).prefix_ids)

@@ -14,6 +14,7 @@ from benchmarks.cpu_engine import Work, random_work, run_engine
 from benchmarks.timing import interleave
 from regard.checkpoint import load
 from regard.cli.bench_serve import open_server
+from regard.cli.open_engine import EngineOptions
 from regard.engine.engine import Engine
 from regard.find_model import locate
 
@@ -44,7 +45,7 @@ def main(rounds: int = 5) -> None:
         return random_work([(PROMPT, NEW)] * STREAMS, model.spec.vocab, next(seeds))
 
     with ExitStack() as stack:
-        url = stack.enter_context(open_server("smollm2"))
+        url = stack.enter_context(open_server("smollm2", EngineOptions()))
         engine = Engine(model, rows=STREAMS)
         candidates = {
             "engine": lambda: run_engine(engine, work()),
