@@ -68,6 +68,8 @@ def index(
     named, out = out is not None, out or default
     earlier = DocumentIndex(out) if out.exists() and out.stat().st_size else None
     stored, known = (earlier.settings, earlier.files()) if earlier else (None, {})
+    if earlier:
+        earlier.close()
     if known and not named and not any(knows(known, path) for path in documents):
         raise DocumentError(f"{out} has other documents; name another index, or add these to it: --out {out}")
     unread: list[str] = []

@@ -79,9 +79,9 @@ def evaluate_task(
     check_options(task, shots, chat)
     if task.kind == "perplexity":
         return measure_perplexity(model, task, task.questions[:limit], on_progress)
-    asking = TaskPrompts(task, task.shots[:shots], chat)
+    prompts = TaskPrompts(task, task.shots[:shots], chat)
     run = measure_choices if task.kind == "choice" else measure_outputs
-    return run(model, asking, task.questions[:limit], on_progress)
+    return run(model, prompts, task.questions[:limit], on_progress)
 
 
 def check_options(task: EvalTask, shots: int, chat: bool) -> None:
@@ -129,16 +129,16 @@ def exponential(metric: Estimate) -> Estimate:
 
 
 def measure_choices(
-    model: ScoredModel, asking: TaskPrompts, questions: Sequence[EvalQuestion], on_progress: Advance
+    model: ScoredModel, prompts: TaskPrompts, questions: Sequence[EvalQuestion], on_progress: Advance
 ) -> TaskResult:
     rows = []
     for question in questions:
         for choice in question.choices:
             try:
-                if asking.chat:
-                    row = answer_row(model, asking.messages(question), choice)
+                if prompts.chat:
+                    row = answer_row(model, prompts.messages(question), choice)
                 else:
-                    row = continuation_row(model, asking.prompt(question), asking.task.delimiter + choice)
+                    row = continuation_row(model, prompts.prompt(question), prompts.task.delimiter + choice)
             except ValueError as error:
                 raise ValueError(f"{question.where}: {error}") from None
             rows.append(row)
@@ -158,24 +158,24 @@ def measure_choices(
                 "accuracy_norm": float(per_character.index(max(per_character)) == right),
             }
         )  # fmt: skip
-    return result_of(asking, samples, truncated, ("accuracy", "accuracy_norm"))
+    return result_of(prompts, samples, truncated, ("accuracy", "accuracy_norm"))
 
 
 def measure_outputs(
-    model: ScoredModel, asking: TaskPrompts, questions: Sequence[EvalQuestion], on_progress: Advance
+    model: ScoredModel, prompts: TaskPrompts, questions: Sequence[EvalQuestion], on_progress: Advance
 ) -> TaskResult:
-    room, truncated, prompts = model.window - asking.task.max_new, 0, []
+    room, truncated, encoded = model.window - prompts.task.max_new, 0, []
     if room < 1:
         raise ValueError(
-            f"{asking.task.name}: max_new = {asking.task.max_new} leaves no room for a prompt in the {model.window} "
+            f"{prompts.task.name}: max_new = {prompts.task.max_new} leaves no room for a prompt in the {model.window} "
             "tokens that the model reads; lower it"
         )
     for question in questions:
-        ids = model.encode_chat(asking.messages(question)) if asking.chat else model.encode(asking.prompt(question))
+        ids = model.encode_chat(prompts.messages(question)) if prompts.chat else model.encode(prompts.prompt(question))
         ids = ids or [id for id in [model.start_id] if id is not None]
         truncated += len(ids) > room
-        prompts.append(ids[-room:])
-    outputs = model.complete(prompts, asking.task.max_new, asking.stop, on_progress)
+        encoded.append(ids[-room:])
+    outputs = model.complete(encoded, prompts.task.max_new, prompts.stop, on_progress)
     samples = []
     for question, output in zip(questions, outputs, strict=True):
         values = {name: best(metric, output, question.answers) for name, metric in OUTPUT_METRICS.items()}
@@ -183,10 +183,10 @@ def measure_outputs(
         samples.append(
             {"where": question.where, "prompt": question.prompt, "answer": answers, "output": output.strip(), **values}
         )
-    return result_of(asking, samples, truncated, OUTPUT_METRICS)
+    return result_of(prompts, samples, truncated, OUTPUT_METRICS)
 
 
-def result_of(asking: TaskPrompts, samples: list[dict[str, Any]], truncated: int, names: Iterable[str]) -> TaskResult:
+def result_of(prompts: TaskPrompts, samples: list[dict[str, Any]], truncated: int, names: Iterable[str]) -> TaskResult:
     metrics = {name: mean([sample[name] for sample in samples]) for name in names}
-    task, shots = asking.task, len(asking.shots)
+    task, shots = prompts.task, len(prompts.shots)
     return TaskResult(task.name, task.kind, len(samples), shots, truncated, metrics, samples)
