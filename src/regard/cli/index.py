@@ -64,8 +64,8 @@ def index(
     from regard.retrieval.documents import SUFFIXES, DocumentError, document_files
     from regard.retrieval.update_index import knows, update_index
 
-    default = Path(f"{documents[0].resolve().name}.index")
-    named, out = out is not None, out or default
+    named = out is not None
+    out = out or Path(f"{documents[0].resolve().name}.index")
     earlier = DocumentIndex(out) if out.exists() and out.stat().st_size else None
     stored, known = (earlier.settings, earlier.files()) if earlier else (None, {})
     if earlier:

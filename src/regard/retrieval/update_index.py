@@ -61,7 +61,7 @@ def update_index(
     """
     update = IndexUpdate()
     with index.updating():
-        known = index.files()
+        known, stored = index.files(), index.paths()
         present = [path for path in paths if not is_missing(path) or not knows(known, path)]
         files = list(dict.fromkeys(file.resolve() for path in present for file in document_files(path, update.skipped)))
         update.others = sum((other_suffixes(path, index.path) for path in present), Counter())
@@ -73,8 +73,8 @@ def update_index(
             except OSError as error:
                 update.skipped.append(str(error))
             except DocumentError as error:
-                update.skipped.append(str(error) + drop_earlier(index, str(file), known, update))
-        remove_missing(index, index.paths() - set(map(str, files)), paths, known, update)
+                update.skipped.append(str(error) + drop_earlier(index, str(file), stored, known, update))
+        remove_missing(index, stored - set(map(str, files)), paths, known, update)
         index.build_cells()
     progress(len(files), len(files), "", update.chunks)
     return update
@@ -112,9 +112,11 @@ def is_missing(path: str | Path) -> bool:
     return False
 
 
-def drop_earlier(index: DocumentIndex, path: str, known: Collection[str], update: IndexUpdate) -> str:
+def drop_earlier(
+    index: DocumentIndex, path: str, stored: Collection[str], known: Collection[str], update: IndexUpdate
+) -> str:
     """Remove what is stored of a file that is no document now, and say so."""
-    if path in index.paths():
+    if path in stored:
         index.remove(path)
     if path not in known:
         return ""
