@@ -9,7 +9,7 @@ import time
 BEHAVIOUR = sys.argv[1] if len(sys.argv) > 1 else "good"
 TEXT = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
 TOOLS = [{"name": name, "description": f"The tool {name}.", "inputSchema": TEXT} for name in ("upper", "fail", "die")]
-NAMES = ("sleep", "garbage", "ask", "environment", "ping", "notify", "orphan")
+NAMES = ("sleep", "garbage", "ask", "environment", "ping", "notify", "log", "orphan")
 TOOLS += [{"name": name, "inputSchema": {"type": "object"}} for name in NAMES]
 
 
@@ -53,6 +53,10 @@ def call(id: object, name: str, arguments: dict) -> None:
         case "notify":
             while True:
                 send({"jsonrpc": "2.0", "method": "notifications/message", "params": {}})
+        case "log":  # more than a pipe holds, before it reads the next request
+            result(id, {"content": []})
+            for _ in range(20):
+                send({"jsonrpc": "2.0", "method": "notifications/message", "params": {"data": "x" * 10_000}})
         case "orphan":  # a process that no signal to the server reaches, and that keeps its pipes open
             command = [sys.executable, "-c", "import time; time.sleep(60)"]
             result(id, {"content": [], "structuredContent": subprocess.Popen(command, start_new_session=True).pid})

@@ -32,7 +32,7 @@ def server() -> Iterator[McpServer]:
 @pytest.mark.ledger("tool.call")
 def test_tools_are_listed_and_called(server: McpServer) -> None:
     box = Toolbox(server.tools)
-    names = ["upper", "fail", "die", "sleep", "garbage", "ask", "environment", "ping", "notify", "orphan"]
+    names = ["upper", "fail", "die", "sleep", "garbage", "ask", "environment", "ping", "notify", "log", "orphan"]
     assert box.names == names
     assert box.tools["upper"].description == "The tool upper."
     assert box.run("upper", {"text": "ünï"}) == "ÜNÏ"
@@ -58,7 +58,7 @@ def test_the_environment_is_not_passed_on(monkeypatch: pytest.MonkeyPatch) -> No
 def test_older_versions_and_servers_without_tools(server: McpServer) -> None:
     assert server.version == "2025-06-18"
     with McpServer(command("old")) as old:
-        assert old.version == "2024-11-05" and len(old.tools) == 10
+        assert old.version == "2024-11-05" and len(old.tools) == 11
     with McpServer(command("none")) as none:
         assert none.tools == []
 
@@ -117,6 +117,12 @@ def test_a_server_that_sends_without_end_and_reads_nothing_is_stopped_by_the_dea
         for message in ("did not read its input in time, and was ended", "has ended with exit code -15"):
             with pytest.raises(ToolFailure, match=message):
                 server.call("ping", {})
+
+
+def test_a_server_that_writes_before_it_reads_is_read_meanwhile() -> None:
+    with McpServer(command(), seconds=10) as server:
+        server.call("log", {})
+        assert server.call("upper", {"text": "x" * 10**6}) == "X" * 10**6
 
 
 def test_a_process_that_keeps_the_pipes_does_not_stop_the_end() -> None:

@@ -161,11 +161,20 @@ class McpServer:
         self.send({"jsonrpc": "2.0", "method": method, "params": parameters}, deadline)
 
     def send(self, message: Mapping[str, Any], deadline: float) -> None:
-        assert self.process.stdin is not None
+        """What the server writes meanwhile is read too: it may read on only when its own pipe has room."""
+        stdin, stdout = self.process.stdin, self.process.stdout
+        assert stdin is not None and stdout is not None
         data = memoryview(json.dumps(message).encode() + b"\n")
         try:
-            while data and ready(self.process.stdin, select.POLLOUT, deadline):
-                data = data[os.write(self.process.stdin.fileno(), data[: select.PIPE_BUF]) :]  # never blocks
+            while data:
+                wanted = {stdin: select.POLLOUT} | ({stdout: select.POLLIN} if len(self.unread) <= MAX_LINE else {})
+                found = ready(wanted, deadline)
+                if stdin in found:
+                    data = data[os.write(stdin.fileno(), data[: select.PIPE_BUF]) :]  # never blocks
+                elif stdout in found:
+                    self.read_piece()
+                else:
+                    break
         except (OSError, ValueError):
             raise self.ended() from None
         if data:
@@ -178,14 +187,11 @@ class McpServer:
             if len(self.unread) > MAX_LINE:
                 self.unread = b""
                 raise self.failure(f"wrote a message of more than {MAX_LINE} bytes")
-            if not ready(self.process.stdout, select.POLLIN, deadline):
+            if not ready({self.process.stdout: select.POLLIN}, deadline):
                 cancelled = {"requestId": number, "reason": "timeout"}
                 self.notify("notifications/cancelled", cancelled, time.monotonic() + 1)
                 raise self.failure(f"did not answer {method} in time")
-            piece = os.read(self.process.stdout.fileno(), PIECE)
-            if not piece:
-                raise self.ended()
-            self.unread = (self.unread + piece).lstrip()
+            self.read_piece()
         line, _, self.unread = self.unread.partition(b"\n")
         self.unread = self.unread.lstrip()
         try:  # twice, because strings of JSON may have lone surrogates, and UTF-8 does not
@@ -195,6 +201,13 @@ class McpServer:
         if not isinstance(message, dict):
             raise self.failure(f"wrote {line[:80]!r}, which is no message of the protocol")
         return message
+
+    def read_piece(self) -> None:
+        assert self.process.stdout is not None
+        piece = os.read(self.process.stdout.fileno(), PIECE)
+        if not piece:
+            raise self.ended()
+        self.unread = (self.unread + piece).lstrip()
 
     def read_errors(self) -> None:
         assert self.process.stderr is not None
@@ -226,12 +239,14 @@ class McpServer:
             self.process.stdout.close()
 
 
-def ready(stream: IO[bytes], event: int, deadline: float) -> bool:
-    """Whether a pipe can be read or written before the deadline."""
+def ready(events: Mapping[IO[bytes], int], deadline: float) -> set[IO[bytes]]:
+    """The pipes that can be read or written, or have ended, as soon as there is one; none after the deadline."""
     poll = select.poll()
-    poll.register(stream, event)
+    for stream, event in events.items():
+        poll.register(stream, event)
     left = deadline - time.monotonic()
-    return left > 0 and bool(poll.poll(left * 1000))
+    found = {handle for handle, _ in poll.poll(left * 1000)} if left > 0 else set()
+    return {stream for stream in events if stream.fileno() in found}
 
 
 def text_of(part: Any) -> str:
