@@ -7,13 +7,13 @@ schemas that the grammar cannot enforce, and for models without a grammar. Keywo
 
 import json
 import math
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from regard.agents.patterns import PatternMatcher
+
 MAX_DEPTH = 32
 MAX_STEPS = 100_000  # a schema whose branches refer to each other takes exponentially many
-MAX_MATCHED = 1000  # characters: a pattern may take time that grows fast with the length
 KINDS: dict[str, type | tuple[type, ...]] = {
     "string": str, "integer": int, "number": (int, float), "object": dict, "array": list, "boolean": bool,
     "null": type(None),
@@ -36,11 +36,18 @@ UNITS = {str: " characters", list: " items", dict: " properties", float: ""}
 class Root(NamedTuple):
     schema: Any  # the whole schema, to which references are relative
     steps: Iterator[int]  # that are left
+    matcher: PatternMatcher
 
 
-def violation(value: Any, schema: Any, root: Root | None = None, path: str = "", depth: int = 0) -> str | None:
-    """What is wrong with a value, or None. `path` leads to it, such as `.filter.names[0]`."""
-    root, name = root or Root(schema, iter(range(MAX_STEPS))), path.removeprefix(".") or "the object"
+def violation(value: Any, schema: Any) -> str | None:
+    """What is wrong with a value, or None."""
+    with PatternMatcher() as matcher:
+        return wrong_for(value, schema, Root(schema, iter(range(MAX_STEPS)), matcher))
+
+
+def wrong_for(value: Any, schema: Any, root: Root, path: str = "", depth: int = 0) -> str | None:
+    """What is wrong with a part of a value, or None. `path` leads to it, such as `.filter.names[0]`."""
+    name = path.removeprefix(".") or "the object"
     if next(root.steps, None) is None:
         raise ValueError(f"the arguments take more than {MAX_STEPS:,} steps to validate; simplify the schema")
     if depth > MAX_DEPTH:
@@ -48,10 +55,10 @@ def violation(value: Any, schema: Any, root: Root | None = None, path: str = "",
     if isinstance(schema, bool) or not isinstance(schema, Mapping):
         return None if schema is not False else f"{name} is not allowed"
     if "$ref" in schema:
-        return violation(value, resolve(root.schema, schema["$ref"]), root, path, depth + 1)
+        return wrong_for(value, resolve(root.schema, schema["$ref"]), root, path, depth + 1)
     return (
         wrong_type(value, schema, name)
-        or wrong_value(value, schema, name)
+        or wrong_value(value, schema, root, name)
         or wrong_size(value, schema, name)
         or wrong_part(value, schema, root, path, depth)
         or wrong_choice(value, schema, root, path, depth)
@@ -83,7 +90,7 @@ def has_kind(value: Any, kind: str) -> bool:
     return isinstance(value, KINDS.get(kind, ()))
 
 
-def wrong_value(value: Any, schema: Mapping[str, Any], name: str) -> str | None:
+def wrong_value(value: Any, schema: Mapping[str, Any], root: Root, name: str) -> str | None:
     if "const" in schema and not equal(value, schema["const"]):
         return f"{name}={shown(value)} must be {shown(schema['const'])}"
     if "enum" in schema and not any(equal(value, each) for each in schema["enum"]):
@@ -91,9 +98,7 @@ def wrong_value(value: Any, schema: Mapping[str, Any], name: str) -> str | None:
     pattern = schema.get("pattern")
     if pattern is None or not isinstance(value, str):
         return None
-    if len(value) > MAX_MATCHED:
-        return f"{name} must match {pattern}, and has more than {MAX_MATCHED:,} characters"
-    return None if re.search(pattern, value) else f"{name}={shown(value)} must match {pattern}"
+    return None if root.matcher.search(pattern, value) else f"{name}={shown(value)} must match {pattern}"
 
 
 def equal(a: Any, b: Any) -> bool:
@@ -129,29 +134,29 @@ def wrong_part(value: Any, schema: Mapping[str, Any], root: Root, path: str, dep
         properties, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
         for key, item in value.items():
             schemas = [properties[key]] if key in properties else []
-            schemas += [part for pattern, part in patterns.items() if re.search(pattern, key)]
+            schemas += [part for pattern, part in patterns.items() if root.matcher.search(pattern, key)]
             for part in schemas or [schema.get("additionalProperties", True)]:
-                if (wrong := violation(item, part, root, f"{path}.{key}", depth + 1)) is not None:
+                if (wrong := wrong_for(item, part, root, f"{path}.{key}", depth + 1)) is not None:
                     return wrong
     if isinstance(value, list):
         first = schema.get("prefixItems", [])
         for index, item in enumerate(value):
             part = first[index] if index < len(first) else schema.get("items", True)
-            if (wrong := violation(item, part, root, f"{path}[{index}]", depth + 1)) is not None:
+            if (wrong := wrong_for(item, part, root, f"{path}[{index}]", depth + 1)) is not None:
                 return wrong
     return None
 
 
 def wrong_choice(value: Any, schema: Mapping[str, Any], root: Root, path: str, depth: int) -> str | None:
     for part in schema.get("allOf", []):
-        if (wrong := violation(value, part, root, path, depth + 1)) is not None:
+        if (wrong := wrong_for(value, part, root, path, depth + 1)) is not None:
             return wrong
     for keyword in ("anyOf", "oneOf"):
         if keyword not in schema:
             continue
         wrongs = []
         for part in schema[keyword]:
-            wrongs.append(violation(value, part, root, path, depth + 1))
+            wrongs.append(wrong_for(value, part, root, path, depth + 1))
             if keyword == "anyOf" and wrongs[-1] is None:
                 break
         valid = wrongs.count(None)
