@@ -147,6 +147,7 @@ def test_a_cross_encoder_orders_the_results(registered: Path, cross_encoder: Pat
     texts = [" > ".join(source["section"]) + "\n" + source["text"] for source in ordered]
     scores = [found.value for found in load(cross_encoder).classify([(f"Who is {name}?", text) for text in texts])]
     assert scores == sorted(scores, reverse=True) and len(scores) == 20
+    assert [source["score"] for source in ordered] == pytest.approx(scores, abs=1e-5)
 
 
 def test_mistakes_of_measuring_are_refused(registered: Path, demo_run: Path, tmp_path: Path) -> None:
@@ -200,7 +201,8 @@ def test_what_is_no_document_is_reported(tmp_path: Path) -> None:
     assert "has no documents; regard reads .adoc" in str(with_none.exception) and not list(tmp_path.glob("*.index"))
     for name in ("a.md", "n.ipynb", "m.ipynb", "x.docx"):
         (tmp_path / "docs" / name).write_text("one two")
-    printed = regard("index", tmp_path / "docs", "--out", tmp_path / "docs.index")
+    overlapping = (tmp_path / "docs", tmp_path / "docs" / ".." / "docs")
+    printed = regard("index", *overlapping, "--out", tmp_path / "docs.index")
     assert "1 files added" in printed.stdout
     assert "left out, because they are no documents: 2 .ipynb, 1 .docx" in printed.stderr
 

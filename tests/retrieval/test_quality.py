@@ -45,6 +45,8 @@ def test_questions_are_read_and_checked(tmp_path: Path) -> None:
     path = tmp_path / "questions.jsonl"
     path.write_text(json.dumps({"question": "Who?", "path": "a.md", "line": 3, "more": 1}) + "\n\n")
     assert read_questions(path) == [LabelledQuestion("Who?", "a.md", 3)]
+    path.write_text('{"question": "Who?", "path": "./b//a.md"}')
+    assert read_questions(path)[0].is_about("/docs/b/a.md") and not read_questions(path)[0].is_about("/docs/cb/a.md")
     path.write_text('{"question": "Who?\u2028When?", "path": "a.md"}\r\n{"question": "Why?", "path": "b"}')
     assert [question.text for question in read_questions(path)] == ["Who?\u2028When?", "Why?"]
     for text, message in {

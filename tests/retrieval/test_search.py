@@ -56,7 +56,9 @@ def test_hybrid_search_adds_the_shares_of_the_largest_scores(index: DocumentInde
             for id, cosine in cosines.items()
         }
         expected = sorted(scores, key=lambda id: (-scores[id], id))
-        assert [hit.id for hit in search(index, query, embed, 3)] == expected[:3]
+        hits = search(index, query, embed, 3)
+        assert [hit.id for hit in hits] == expected[:3]
+        assert [hit.score for hit in hits] == pytest.approx([scores[id] / 2 for id in expected[:3]])
     assert names(index, "elephants", 4) == names(index, "elephants", 4, method="vectors")  # no word is known
 
 
@@ -68,7 +70,9 @@ def test_the_mean_of_shares_by_hand(index: DocumentIndex) -> None:
     cosines = index.vectors.cosines(vector, [first, second, third])
     assert cosines[0] == pytest.approx(1) and np.allclose(cosines, vectors[:3] @ vector)
     shares = [1.0, max(cosines[1], 0) + 1, max(cosines[2], 0) + 0.25]
-    assert found == [id for _, id in sorted(zip(shares, (first, second, third), strict=True), reverse=True)]
+    expected = sorted(zip(shares, (first, second, third), strict=True), reverse=True)
+    assert [id for id, _ in found] == [id for _, id in expected]
+    assert [score for _, score in found] == pytest.approx([share / 2 for share, _ in expected])
 
 
 def test_candidates_are_reranked(index: DocumentIndex) -> None:

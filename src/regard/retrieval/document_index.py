@@ -82,6 +82,7 @@ class Hit(NamedTuple):
     path: str
     unit: str  # of its place: "line" or "page"
     chunk: DocumentChunk
+    score: float = 0.0  # of the last ranking: cosine, BM25, hybrid, or that of a cross-encoder
 
 
 class DocumentIndex:

@@ -13,7 +13,7 @@ import struct
 import zlib
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Set
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from html.parser import HTMLParser
@@ -136,12 +136,12 @@ def files_below(folder: Path, skipped: list[str] | None = None) -> Iterator[Path
                 skipped.append(str(error))
 
 
-def other_suffixes(path: str | Path, index: Path) -> Counter[str]:
-    """How many files of a folder are no documents, by their suffix; the files of the index itself do not count."""
-    files = files_below(Path(path)) if Path(path).is_dir() else ()
-    own = str(index.resolve())
-    suffixes = (file.suffix.lower() for file in files if not str(file.resolve()).startswith(own))
-    return Counter(suffix for suffix in suffixes if suffix not in SUFFIXES)
+def other_suffixes(paths: Iterable[str | Path], index: Path) -> Counter[str]:
+    """How many files of folders are no documents, by their suffix; the files of the index itself do not count."""
+    folders = [Path(path) for path in paths if Path(path).is_dir()]
+    files = (file for folder in folders for file in files_below(folder) if file.suffix.lower() not in SUFFIXES)
+    others = {file.resolve() for file in files}  # folders may overlap
+    return Counter(file.suffix.lower() for file in others if not str(file).startswith(str(index.resolve())))
 
 
 def read_bytes(path: Path) -> bytes:

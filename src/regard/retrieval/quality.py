@@ -23,7 +23,7 @@ DEPTHS = (1, 5, 10)
 @dataclass(frozen=True)
 class LabelledQuestion:
     text: str
-    path: str  # of the file that answers it, or the end of that path
+    path: str  # of the file that answers it, or the end of that path, normalized
     line: int | None = None  # or page
     answer: str | None = None
 
@@ -32,8 +32,7 @@ class LabelledQuestion:
         return self.covers(source.path, source.first, source.last)
 
     def is_about(self, path: str) -> bool:
-        parts, wanted = Path(path).parts, Path(self.path).parts
-        return parts[-len(wanted) :] == wanted
+        return f"/{path}".endswith(f"/{self.path}")  # of an index, so it has no `.` and no double slashes
 
     def covers(self, path: str, first: int, last: int) -> bool:
         return self.is_about(path) and (self.line is None or first <= self.line <= last)
@@ -97,4 +96,4 @@ def parse_question(row: Any) -> LabelledQuestion:
             raise ValueError(
                 f"`{name}` is {value!r:.40}; questions have `question`, `path`, and maybe `line`, `answer`"
             )
-    return LabelledQuestion(row["question"], row["path"], row.get("line"), row.get("answer"))
+    return LabelledQuestion(row["question"], str(Path(row["path"])), row.get("line"), row.get("answer"))

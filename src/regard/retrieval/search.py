@@ -40,25 +40,29 @@ def search(
     candidates = max(count, CANDIDATES, reranked)
     with index.reporting_damage():
         if method == "words":
-            best = [id for id, _ in index.matching(query, candidates)]
+            best = index.matching(query, candidates)
         else:
             assert embed is not None, f"a search by {method} needs embed"
             vector = embed([query])[0]
-            best = [id for id, _ in index.vectors.nearest(vector, candidates)]
+            best = index.vectors.nearest(vector, candidates)
             if method == "hybrid":
-                best = hybrid(index, vector, best, dict(index.matching(query, candidates)))[:candidates]
-        hits = index.hits(best)
+                nearest = [id for id, _ in best]
+                best = hybrid(index, vector, nearest, dict(index.matching(query, candidates)))[:candidates]
+        scored = dict(best)
+        hits = [hit._replace(score=scored[hit.id]) for hit in index.hits(list(scored))]
     if rerank is not None and hits:
         scores = rerank(query, [embedded_text(hit.chunk) for hit in hits[:reranked]])
         order = sorted(range(len(scores)), key=lambda i: -scores[i])  # of equal scores, the first stays first
-        hits = [*(hits[i] for i in order), *hits[reranked:]]
+        hits = [*(hits[i]._replace(score=float(scores[i])) for i in order), *hits[reranked:]]
     return hits[:count]
 
 
-def hybrid(index: DocumentIndex, vector: np.ndarray, nearest: Sequence[int], bm25: dict[int, float]) -> list[int]:
-    """The chunks of both rankings, the highest score first."""
+def hybrid(
+    index: DocumentIndex, vector: np.ndarray, nearest: Sequence[int], bm25: dict[int, float]
+) -> list[tuple[int, float]]:
+    """(chunk, score) of the chunks of both rankings, the highest score first."""
     scores = hybrid_scores(index, vector, nearest, bm25)
-    return sorted(scores, key=lambda id: (-scores[id], id))
+    return sorted(scores.items(), key=lambda item: (-item[1], item[0]))
 
 
 def hybrid_scores(

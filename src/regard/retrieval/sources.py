@@ -26,7 +26,9 @@ def choose_sources(hits: Sequence[Hit], count_tokens: Callable[[str], int], budg
 def add_hit(sources: Sequence[PromptSource], hit: Hit) -> list[PromptSource]:
     """The sources with one more hit, as a new source or in those that it touches."""
     chunk = hit.chunk
-    added = PromptSource(0, hit.path, hit.unit, chunk.first, chunk.last, chunk.section, chunk.start, chunk.text)
+    added = PromptSource(
+        0, hit.path, hit.unit, chunk.first, chunk.last, chunk.section, chunk.start, chunk.text, hit.score
+    )
     touching = [source for source in sources if touch(source, added)]
     if not touching:
         return [*sources, added]
@@ -45,7 +47,7 @@ def join(a: PromptSource, b: PromptSource) -> PromptSource:
     first, second = (a, b) if a.start <= b.start else (b, a)
     shared = first.start + len(first.text) - second.start
     text = first.text + second.text[shared:]
-    return replace(first, last=max(a.last, b.last), text=text)
+    return replace(first, last=max(a.last, b.last), text=text, score=max(a.score, b.score))
 
 
 def number_sources(sources: Sequence[PromptSource]) -> list[PromptSource]:

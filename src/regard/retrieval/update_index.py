@@ -64,7 +64,7 @@ def update_index(
         known, stored = index.files(), index.paths()
         present = [path for path in paths if not is_missing(path) or not knows(known, path)]
         files = list(dict.fromkeys(file.resolve() for path in present for file in document_files(path, update.skipped)))
-        update.others = sum((other_suffixes(path, index.path) for path in present), Counter())
+        update.others = other_suffixes(present, index.path)
         for done, file in enumerate(files):
             progress(done, len(files), str(file), update.chunks)
             try:

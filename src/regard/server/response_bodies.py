@@ -108,6 +108,7 @@ class ChatSource(ResponseBody):
     first: int
     last: int
     section: list[str]
+    score: float
     text: str
 
 

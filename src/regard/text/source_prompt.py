@@ -31,6 +31,7 @@ class PromptSource:
     section: tuple[str, ...]
     start: int  # of the text in its document
     text: str
+    score: float = 0.0  # of its best chunk, in the search
 
     @property
     def place(self) -> str:
@@ -47,7 +48,7 @@ class PromptSource:
         """The source in JSON."""
         return {
             "number": self.number, "path": self.path, "unit": self.unit, "first": self.first, "last": self.last,
-            "section": list(self.section), "text": self.text,
+            "section": list(self.section), "score": self.score, "text": self.text,
         }  # fmt: skip
 
     @property
