@@ -24,6 +24,22 @@ def test_a_pattern_that_no_grammar_enforces_concerns_its_tool_only(pattern: str)
     assert not accepted(grammar, call("echo", '{"any": 1}'))
 
 
+def test_schemas_that_are_too_long_together_concern_the_last_tools_only() -> None:
+    """Servers may list a hundred tools; a grammar has a limit."""
+
+    def tool(name: str, letters: int) -> AgentTool:
+        schema = {"type": "object", "properties": {"kind": {"enum": [name * letters]}}, "required": ["kind"]}
+        return AgentTool(name, "", schema, lambda arguments: "")
+
+    tools = Toolbox([tool("a", 40_000), tool("b", 40_000), tool("c", 1)])
+    writer = ModelWriter(chatml(), None, GrammarCompiler([bytes([id]) for id in IDS] + [b""], [256]))
+    with pytest.warns(UserWarning, match="tool 'b' are only validated, .* all tools have more than 65,536") as warned:
+        grammar = writer.grammar(tools)
+    assert len(warned) == 1 and grammar is not None
+    assert accepted(grammar, call("c", '{"kind": "c"}')) and accepted(grammar, call("b", '{"any": 1}'))
+    assert not accepted(grammar, call("a", '{"any": 1}')) and not accepted(grammar, call("c", '{"any": 1}'))
+
+
 def accepted(grammar: Any, text: str) -> bool:
     matcher = grammar.matcher()
     for byte in text.encode():

@@ -14,8 +14,10 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from regard.engine.grammar import Grammar, GrammarCompiler, PlainText, Tag
+from regard.engine.grammar import MAX_LENGTH, Grammar, GrammarCompiler, PlainText, Tag, enforced_json
 from regard.text.tool_styles import STYLES
+
+ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
 
 def compile_calls(
@@ -40,15 +42,22 @@ def compile_calls(
     )  # fmt: skip
 
 
-def enforceable(compiler: GrammarCompiler, name: str, schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema of a tool, or any object if a grammar cannot enforce it, which tools of other programs may have.
+def enforceable(compiler: GrammarCompiler, schemas: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """The schemas of tools, or any object for those that a grammar cannot enforce, which other programs may have.
 
-    The arguments are validated before the tool runs, in both cases. The schema is compiled alone, because only that
-    shows whether the grammar library supports its patterns.
+    The arguments are validated before the tool runs, in both cases. A schema is compiled alone, because only that shows
+    whether the grammar library supports its patterns. All schemas together have at most MAX_LENGTH characters.
     """
-    try:
-        compiler.json_schema(dict(schema))
-    except ValueError as error:
-        warnings.warn(f"the arguments of the tool {name!r} are only validated, not enforced: {error}", stacklevel=2)
-        return {"type": "object"}
-    return dict(schema)
+    smallest = len(enforced_json(ANY_OBJECT, "any object"))
+    found, room = {}, MAX_LENGTH - smallest * len(schemas)
+    for name, schema in schemas.items():
+        try:
+            compiler.json_schema(dict(schema))
+            excess = len(enforced_json(dict(schema), name)) - smallest
+            if excess > room:
+                raise ValueError(f"the schemas of all tools have more than {MAX_LENGTH:,} characters")
+            found[name], room = schema, room - excess
+        except ValueError as error:
+            warnings.warn(f"the arguments of the tool {name!r} are only validated, not enforced: {error}", stacklevel=2)
+            found[name] = ANY_OBJECT
+    return found

@@ -75,7 +75,6 @@ class ModelWriter:
         if self.compiled is None or self.compiled[0] is not tools:
             grammar = None
             if tools.tools and not STYLES[self.style].special:
-                schemas = {name: enforceable(self.grammars, name, schema) for name, schema in tools.schemas.items()}
-                grammar = compile_calls(self.grammars, self.style, schemas)
+                grammar = compile_calls(self.grammars, self.style, enforceable(self.grammars, tools.schemas))
             self.compiled = (tools, grammar)
         return self.compiled[1]
