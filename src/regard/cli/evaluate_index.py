@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from regard.cli.ask import budget_of
+from regard.cli.ask import budget_of, shown_path
 from regard.cli.index import IndexArgument, RerankOption, embedder, open_index, open_reranker
 from regard.cli.open_model import DeviceOption, open_chat_model
 from regard.find_model import find_model
@@ -141,7 +142,10 @@ def grade_answers(
                     f"no source fits into the {llm.engine.capacity} tokens of the model beside the question "
                     f"{question.text!r} and --max-new {max_new}; index smaller chunks, or use a longer context"
                 )
-        prompts = [question_messages(question.text, given) for question, given in zip(batch, sources, strict=True)]
+        prompts = [
+            question_messages(question.text, [replace(source, path=shown_path(source.path)) for source in given])
+            for question, given in zip(batch, sources, strict=True)
+        ]
         answers = llm.chat(prompts, max_new=max_new, temperature=0)
         for question, given, answer in zip(batch, sources, answers, strict=True):
             assert question.answer is not None
