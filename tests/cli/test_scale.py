@@ -1,10 +1,12 @@
 """`regard scale`: a grid is trained, fitted, drawn and resumed; results that exist are fitted; mistakes are refused."""
 
 import json
+import os
 import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from regard.cli.scale import progress_bar
 from regard.planning.scaling import BESIROGLU
@@ -92,7 +94,7 @@ def test_a_budget_chooses_token_counts_once(grid: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr("regard.cli.sweep.processes", lambda jobs, folder: lambda *_: FakeProcess(1))
     command = ("scale", "characters", "--sizes", "8x1,16x1,24x1", "--budget", 20, *TINY, "--out", grid)
     first = regard(*command)
-    assert "token counts for 20 minutes" in first.output
+    assert "token counts for 20 minutes: " in first.output
     assert "trial-001 starts: 8x1, " in first.output and " tokens, lr 0.08" in first.output  # 2e-2 · (128 / 8)^0.5
     trials = Sweep.open(grid).trials
     steps = [int(trial.values["train.steps"]) for trial in trials]
@@ -111,6 +113,30 @@ def test_a_budget_chooses_token_counts_once(grid: Path, monkeypatch: pytest.Monk
     by_tokens = ("scale", "characters", *GRID, *TINY, "--out", grid)
     assert "a study with no --tokens, not with --tokens 3000,6000,12000" in str(regard(*by_tokens).exception)
     assert [t.values for t in Sweep.open(grid).trials] == [t.values for t in trials]
+
+
+def test_the_speed_for_a_budget_is_that_of_runs_at_a_time(grid: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[int] = []
+
+    def measure_speed(*_: object) -> tuple[float, None]:
+        threads.append(torch.get_num_threads())
+        return 1e-3, None
+
+    monkeypatch.setattr("regard.cli.scale.measure_speed", measure_speed)
+    monkeypatch.setattr("regard.cli.sweep.processes", lambda jobs, folder: lambda *_: FakeProcess(1))
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    try:
+        sizes = ("--sizes", "8x1,16x1,24x1")
+        printed = regard("scale", "characters", *sizes, "--budget", 20, "--jobs", 2, *TINY, "--out", grid).output
+        assert torch.get_num_threads() == 4
+    finally:
+        torch.set_num_threads(before)
+    counts = [round(60 * 2 * 20 / (3e-3 * 1.9375) * part) for part in (1 / 16, 1)]  # of the least and the most tokens
+    assert (
+        f"token counts for 20 minutes with 2 runs at a time: {counts[0]:,}, " in printed and f"{counts[1]:,}" in printed
+    )
+    assert threads == [max(1, len(os.sched_getaffinity(0)) // 2)] * 3
 
 
 def test_results_that_exist_are_fitted(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -49,7 +50,9 @@ def scale(
     sizes: SizesOption = None,
     tokens: TokensOption = None,
     budget: BudgetOption = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="The directory; runs/scale by default.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The directory; by default runs/scale, or with --fit none.")
+    ] = None,
     fit: Annotated[
         Path | None, typer.Option("--fit", metavar="FILE", help="Fit the results in a JSON or CSV file; train nothing.")
     ] = None,
@@ -66,10 +69,10 @@ def scale(
 ) -> None:
     """Train a grid of model sizes and token counts, and fit L(N, D) = E + A / N^alpha + B / D^beta to the losses.
 
-    Every run is an ordinary run in DIR/trial-001 … with a schedule of its own length. The same command, or --resume
-    DIR, continues after an interruption: finished runs are kept, stopped ones are resumed. Then the law, the minima at
-    equal compute and the best size for a budget are printed, with intervals, and written to DIR/scaling.json,
-    scaling.png and report.html. N are the parameters without embedding and output layer.
+    Every run is an ordinary run in OUT/trial-001 … with a schedule of its own length. The same command, or --resume
+    OUT, continues after an interruption: finished runs are kept, stopped ones are resumed. Then the law, the minima at
+    equal compute and the best size for each --compute are printed, with intervals, and written to scaling.json,
+    scaling.png, isoflop.png and report.html in OUT. N is the number of parameters without embedding and output layer.
 
     \b
     Examples:
@@ -142,7 +145,7 @@ def new_grid(
         check_same_study(found, study)
     else:
         check_sizes(tables, chosen, power)
-        counts = counts or counts_for_budget(tables, chosen, power, 60 * jobs * (budget or 0), device)
+        counts = counts or counts_for_budget(tables, chosen, power, budget or 0, jobs, device)
         found = Sweep.create(path, recipe, overrides, grid_settings(tables, chosen, counts, seeds, power), device)
         found.study = study
         set_titles(found)
@@ -184,21 +187,41 @@ def set_titles(sweep: "Sweep") -> None:
         trial.title = run_title(sweep.tables, trial.values, several)
 
 
-def counts_for_budget(tables: Any, sizes: "Sequence[GridSize]", power: float, seconds: float, device: str) -> list[int]:
-    """Token counts with which training takes this many seconds, from the speed of some steps of every size."""
+def counts_for_budget(
+    tables: Any, sizes: "Sequence[GridSize]", power: float, minutes: float, jobs: int, device: str
+) -> list[int]:
+    """Token counts with which training takes this many minutes, from the speed of some steps of every size."""
     from regard.cli.sweep import stderr_note
     from regard.training.scaling_grid import size_values, tokens_for_budget
 
-    if not 0 < seconds < math.inf:
+    if not 0 < minutes < math.inf:
         raise ValueError("--budget must be a positive number of minutes")
     note, speeds, tokenizer = stderr_note(), [], None
-    for size in sizes:
-        seconds_per_token, tokenizer = measure_speed(tables, size_values(tables, size, power), tokenizer, device)
-        speeds.append(seconds_per_token)
-        note(f"{size}: {1 / seconds_per_token:,.0f} tokens/s")
-    counts = tokens_for_budget(seconds, speeds)
-    note(f"token counts for {seconds / 60:g} minutes: {', '.join(f'{count:,}' for count in counts)}")
+    with threads_of_a_run(jobs):
+        for size in sizes:
+            seconds_per_token, tokenizer = measure_speed(tables, size_values(tables, size, power), tokenizer, device)
+            speeds.append(seconds_per_token)
+            note(f"{size}: {1 / seconds_per_token:,.0f} tokens/s")
+    counts = tokens_for_budget(60 * jobs * minutes, speeds)
+    together = f" with {jobs} runs at a time" if jobs > 1 else ""
+    note(f"token counts for {minutes:g} minutes{together}: {', '.join(f'{count:,}' for count in counts)}")
     return counts
+
+
+@contextmanager
+def threads_of_a_run(jobs: int) -> Generator[None]:
+    """Compute with as many CPU threads as each of several runs at a time has."""
+    import torch
+
+    from regard.training.sweep import threads_of_job
+
+    before = torch.get_num_threads()
+    if jobs > 1:
+        torch.set_num_threads(threads_of_job(len(os.sched_getaffinity(0)), jobs))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def measure_speed(tables: Any, values: dict[str, str], tokenizer: Any, device: str) -> tuple[float, Any]:

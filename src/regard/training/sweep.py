@@ -252,7 +252,11 @@ def catch_signals() -> Generator[SignalCount]:
         yield signals
 
 
+def threads_of_job(cpus: int, jobs: int) -> int:
+    return max(1, cpus // jobs)
+
+
 def job_environment(slot: int, jobs: int, cpus: int, gpus: Sequence[str]) -> dict[str, str]:
     """Variables for the process in a slot: its share of the CPU threads, and one of the GPUs if there are several."""
-    threads = {"OMP_NUM_THREADS": str(max(1, cpus // jobs))} if jobs > 1 else {}
+    threads = {"OMP_NUM_THREADS": str(threads_of_job(cpus, jobs))} if jobs > 1 else {}
     return threads | ({"CUDA_VISIBLE_DEVICES": gpus[slot % len(gpus)]} if jobs > 1 and len(gpus) > 1 else {})
