@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from regard.agents.python import CLOSED, OUTPUT, python_limits, python_tool, run_python
+from regard.agents.python import ISOLATED_FROM, OUTPUT, python_limits, python_tool, run_python
 from regard.agents.tool import ToolFailure
 
 SOCKETS = [
@@ -126,4 +126,4 @@ def readable(path: Path) -> bool:
 
 
 def test_all_limits_are_known(closed: set[str]) -> None:
-    assert closed <= CLOSED == {"network", "files", "processes"}
+    assert closed <= ISOLATED_FROM == {"network", "files", "processes"}

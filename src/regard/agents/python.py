@@ -1,9 +1,9 @@
 """The python tool: programs in a subprocess that gave up its rights before they start (regard/agents/sandboxed.py).
 
 What always holds: an empty environment, a temporary folder that is deleted, and limits of CPU time, wall-clock time,
-memory, file size and output. What Linux must support: no network, no files but Python's own and the temporary folder,
-no processes outside. `python_limits()` says which of these hold here. It is no virtual machine: a program that uses a
-fault of the kernel is not stopped.
+memory, file size and output. What Linux must support: no network; no files but those of Python, of system folders such
+as /usr, and of the temporary folder; no processes outside. `python_limits()` says which of these hold here. It is no
+virtual machine: a program that uses a fault of the kernel is not stopped.
 """
 
 import os
@@ -17,12 +17,9 @@ from pathlib import Path
 from regard.agents import sandboxed
 from regard.agents.tool import AgentTool, ToolFailure, text_arguments
 
-SECONDS, MEMORY, OUTPUT = 10, 1 << 30, 4000  # of CPU and wall clock; bytes; characters of the result
-CLOSED = {
-    sandboxed.NETWORK,
-    sandboxed.FILES,
-    sandboxed.PROCESSES,
-}  # what programs have no access to, if the system supports it
+SECONDS, MEMORY, OUTPUT = 10, 1 << 30, 4000  # of CPU time per process; bytes per process; characters of the result
+WAITED = 5  # seconds of wall-clock time beyond those of CPU time
+ISOLATED_FROM = {sandboxed.NETWORK, sandboxed.FILES, sandboxed.PROCESSES}  # if the system supports it
 PROGRAM = 20_000  # characters of a program
 
 
@@ -36,7 +33,7 @@ def python_tool(seconds: int = SECONDS, memory: int = MEMORY) -> AgentTool:
 
 
 def python_limits() -> set[str]:
-    """Of `network`, `files` and `processes`, what is closed to programs on this system."""
+    """Of `network`, `files` and `processes`, what programs are isolated from on this system."""
     held, _, _ = run_sandboxed("", SECONDS, MEMORY)
     return set(held.split())
 
@@ -62,7 +59,7 @@ def run_sandboxed(program: str, seconds: int, memory: int) -> tuple[str, str, in
             command, stdin=subprocess.PIPE, stdout=output, stderr=output, env={}, cwd=folder, start_new_session=True
         )
         try:
-            process.communicate(program.encode("utf-8", "replace"), timeout=seconds + 5)
+            process.communicate(program.encode("utf-8", "replace"), timeout=seconds + WAITED)
         except subprocess.TimeoutExpired:
             pass
         finally:  # also what the program has started: they are in its session

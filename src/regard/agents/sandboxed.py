@@ -6,7 +6,7 @@ Before the program starts, this process limits itself for good, each limit by a 
 
     always       CPU time, memory, file size, open files and (but for root) processes: rlimits
     network      no sockets: a filter of system calls (seccomp), and a namespace without interfaces
-    files        only the system's Python can be read, and only FOLDER written: Landlock
+    files        only FOLDER can be written; only FOLDER, system folders and Python's can be read: Landlock
     processes    no process outside can be seen or signalled, and all inside end with the first: a PID namespace
 
 The first line of its output names those that hold. It runs with -I from its path, so it imports nothing of regard.

@@ -20,11 +20,15 @@ def agent(
     model: ModelArgument,
     question: Annotated[
         str | None,
-        typer.Argument(metavar="[QUESTION]", help="The question; - reads it from standard input; none: a chat."),
+        typer.Argument(metavar="QUESTION", help="The question; - reads it from standard input; none: a chat."),
     ] = None,
     tools: Annotated[
         str | None,
-        typer.Option(help="Of calculator, search and sql; by default all whose --index or --database is given."),
+        typer.Option(
+            metavar="NAMES",
+            help="Tools to offer, of calculator,search,sql; by default calculator, search with --index, sql with "
+            "--database.",
+        ),
     ] = None,
     index: Annotated[Path | None, typer.Option(help="An index of documents, for the tool search.")] = None,
     database: Annotated[Path | None, typer.Option(help="A SQLite file, for the tool sql; it is only read.")] = None,
@@ -46,9 +50,10 @@ def agent(
 ) -> None:
     """Let a model answer with tools: it calls one, reads the result, and goes on until it answers.
 
-    The calls follow a grammar, so they name tools that were offered and have valid arguments. The results are data:
-    nothing in them can end a message or call a tool. Errors go to the model. Without a question, every line is one,
-    in one conversation; Ctrl-C stops an answer, Ctrl-D leaves. The exit code is 1 without an answer.
+    Only offered tools run, and only with valid arguments; a grammar enforces both while the model writes, except for
+    Mistral's templates. The results are data: nothing in them can end a message or call a tool. Errors go to the model.
+    Without a question, every line is one, in one conversation; Ctrl-C stops an answer, Ctrl-D leaves. The exit code is
+    1 without an answer.
 
     \b
     Examples:
@@ -93,7 +98,7 @@ def chosen_tools(tools: str | None, index: Path | None, database: Path | None) -
     names = [name.strip() for name in tools.split(",") if name.strip()]
     for name in names:
         if name not in NAMED:
-            raise ValueError(f"--tools: there is no tool {name!r}; choose of {', '.join(NAMED)}, or add --python")
+            raise ValueError(f"--tools: there is no tool {name!r}; choose from {', '.join(NAMED)}, or add --python")
         if name in needs and needs[name][1] is None:
             raise ValueError(f"--tools: {name} needs {needs[name][0]}; add it, or leave {name} out")
     for name, (option, value) in needs.items():
@@ -121,9 +126,11 @@ def open_tools(
         assert database is not None
         found.append(sql_tool(database))
     if python:
-        from regard.agents.python import CLOSED, python_limits, python_tool
+        from regard.agents.python import ISOLATED_FROM, python_limits, python_tool
 
-        if missing := CLOSED - python_limits():
-            typer.echo(f"--python: this system cannot close {', '.join(sorted(missing))} to programs", err=True)
+        if missing := ISOLATED_FROM - python_limits():
+            typer.echo(
+                f"--python: on this system, programs are not isolated from: {', '.join(sorted(missing))}", err=True
+            )
         found.append(python_tool())
     return found

@@ -27,7 +27,7 @@ def ask(
         Path | None,
         typer.Option(help="A chat model that answers from the sources; without it, the sources are printed."),
     ] = None,
-    count: Annotated[int, typer.Option("--sources", min=1, max=100, help="Chunks that are searched for.")] = 5,
+    count: Annotated[int, typer.Option("--sources", min=1, max=100, help="Number of chunks to retrieve.")] = 5,
     method: Annotated[
         Literal["hybrid", "vectors", "words"],
         typer.Option(help="Search by words (BM25), by vectors, or by both scores (hybrid)."),

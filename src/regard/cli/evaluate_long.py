@@ -29,7 +29,7 @@ def evaluate_long(
     depths: Annotated[str, typer.Option(help="Depths of the answer in the text: 0 is the beginning, 1 the end.")] = (
         "0,0.25,0.5,0.75,1"
     ),
-    tasks: Annotated[str | None, typer.Option(help="Of needle, several, hops and count; by default all.")] = None,
+    tasks: Annotated[str | None, typer.Option(help="Tasks, of needle,several,hops,count; by default all.")] = None,
     count: Annotated[int, typer.Option(min=1, help="Questions per task, length and depth.")] = 8,
     rows: Annotated[int, typer.Option(min=1, help="Prompts that are answered at once.")] = 4,
     seed: Annotated[int, typer.Option(min=0, help="Another number gives other texts.")] = 0,

@@ -16,7 +16,7 @@ SHOWN_FAILURES = 4
 def evaluate_tools(
     model: ModelArgument,
     count: Annotated[int, typer.Option(min=1, help="Held-out tasks.")] = 200,
-    level: Annotated[int, typer.Option(help="Of the worlds whose facts are asked for.")] = 1,
+    level: Annotated[int, typer.Option(help="Level of the simulated worlds.")] = 1,
     context: ContextOption = None,
     device: DeviceOption = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object with all answers.")] = False,

@@ -98,15 +98,15 @@ def index(
         update = update_index(opened, documents, starts_of(llm), embedder(llm), progress, titles)
     for reason in update.skipped[:SHOWN_SKIPPED]:
         console.print(f"skipped: {CONTROL.sub(REPLACEMENT, reason)}")
+    if len(update.skipped) > SHOWN_SKIPPED:
+        console.print(f"skipped: {len(update.skipped) - SHOWN_SKIPPED} more")
     if update.replaced:
         more = f" and {len(update.replaced) - SHOWN_SKIPPED} more" if len(update.replaced) > SHOWN_SKIPPED else ""
         files = CONTROL.sub(REPLACEMENT, ", ".join(update.replaced[:SHOWN_SKIPPED]))
         console.print(f"not UTF-8, some characters were replaced: {files}{more}")
-    if len(update.skipped) > SHOWN_SKIPPED:
-        console.print(f"skipped: {len(update.skipped) - SHOWN_SKIPPED} more")
     if update.others:
         kinds = ", ".join(f"{count} {suffix or 'without a suffix'}" for suffix, count in update.others.most_common())
-        console.print(f"left out, because they are no documents: {kinds}")
+        console.print(f"not indexed, because of their suffix: {kinds}")
     typer.echo(
         f"{update.added} files added, {update.changed} changed, {update.removed} removed, {update.unchanged} "
         f"unchanged; {update.chunks} chunks embedded, {opened.chunk_count()} in the index"

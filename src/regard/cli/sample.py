@@ -19,7 +19,7 @@ def sample(
     model: ModelArgument,
     out: Annotated[Path, typer.Option(help="The picture to write.")] = Path("samples.png"),
     count: Annotated[int, typer.Option(min=1, max=10_000, help="Samples, interpolations or anomalies.")] = 64,
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the random codes.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the random codes.")] = 0,
     interpolate: Annotated[
         bool, typer.Option("--interpolate", help="Rows of samples whose codes go from one random code to another.")
     ] = False,

@@ -7,10 +7,10 @@ at the end of a context belongs to the continuation, as most tokens begin with t
 
 The conventions are those of lm-evaluation-harness, so the numbers are comparable:
 
-- The first token of a text is given the ids that the tokenizer puts before every text (<s>), or else the id of the
-  token that begins or ends texts (bos, eos).
+- The first token of a text is conditioned on the ids that the tokenizer prepends (<s>); if it prepends none, on its BOS
+  token, or else its EOS token.
 - A row has at most `window` tokens before its last one. A longer context is truncated from the left.
-- A text that is longer than the window is scored in windows that meet. The last has a full context.
+- A text that is longer than the window is scored in consecutive windows; the last is filled with earlier tokens.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -29,7 +29,7 @@ class DocumentChunk:
 
 
 def chunk_document(
-    document: ParsedDocument, token_starts: Sequence[int], limit: int = 256, overlap: int = 32
+    document: ParsedDocument, token_starts: Sequence[int], limit: int, overlap: int
 ) -> Iterator[DocumentChunk]:
     """token_starts: the index in the text of the first character of each token."""
     if limit < 1 or not 0 <= overlap < limit:

@@ -243,8 +243,8 @@ class DocumentIndex:
             self.database.execute("DELETE FROM files WHERE path = ? AND complete", [path])
             self.database.execute("UPDATE files SET complete = 1 WHERE id = ?", [file])
 
-    def touch(self, path: str, changed: int) -> None:
-        """Only the time of change of a file is another."""
+    def set_changed(self, path: str, changed: int) -> None:
+        """Store a new time of change of a file whose content is the same."""
         self.database.execute("UPDATE files SET changed = ? WHERE path = ? AND complete", [changed, path])
 
     def remove(self, path: str) -> None:

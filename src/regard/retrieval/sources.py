@@ -24,20 +24,20 @@ def choose_sources(hits: Sequence[Hit], count_tokens: Callable[[str], int], budg
 
 
 def add_hit(sources: Sequence[PromptSource], hit: Hit) -> list[PromptSource]:
-    """The sources with one more hit, as a new source or in those that it touches."""
+    """The sources with one more hit, as a new source or in those that it overlaps."""
     chunk = hit.chunk
     added = PromptSource(
         0, hit.path, hit.unit, chunk.first, chunk.last, chunk.section, chunk.start, chunk.text, hit.score
     )
-    touching = [source for source in sources if touch(source, added)]
-    if not touching:
+    overlapping = [source for source in sources if overlaps(source, added)]
+    if not overlapping:
         return [*sources, added]
-    for source in touching:
+    for source in overlapping:
         added = join(source, added)
-    return [added if source is touching[0] else source for source in sources if source not in touching[1:]]
+    return [added if source is overlapping[0] else source for source in sources if source not in overlapping[1:]]
 
 
-def touch(a: PromptSource, b: PromptSource) -> bool:
+def overlaps(a: PromptSource, b: PromptSource) -> bool:
     """Whether two sources are of one file and section, and share a part of it."""
     first, second = (a, b) if a.start <= b.start else (b, a)
     return (a.path, a.section) == (b.path, b.section) and second.start <= first.start + len(first.text)

@@ -143,7 +143,7 @@ def add_file(
     data = read_bytes(file)
     digest = hashlib.sha256(data).digest()
     if known is not None and known.digest == digest:
-        index.touch(str(file), status.st_mtime_ns)
+        index.set_changed(str(file), status.st_mtime_ns)
         update.unchanged += 1
         return
     document = parse_document(data, file.suffix.lower(), str(file))
