@@ -122,7 +122,7 @@ def test_the_speed_for_a_budget_is_that_of_runs_at_a_time(grid: Path, monkeypatc
         threads.append(torch.get_num_threads())
         return 1e-3, None
 
-    monkeypatch.setattr("regard.cli.scale.measure_speed", measure_speed)
+    monkeypatch.setattr("regard.cli.scale_budget.measure_speed", measure_speed)
     monkeypatch.setattr("regard.cli.sweep.processes", lambda jobs, folder: lambda *_: FakeProcess(1))
     before = torch.get_num_threads()
     torch.set_num_threads(4)
