@@ -55,6 +55,7 @@ def call(id: object, name: str, arguments: dict) -> None:
                 send({"jsonrpc": "2.0", "method": "notifications/message", "params": {}})
         case "log":  # more than a pipe holds, before it reads the next request
             result(id, {"content": []})
+            sys.stdout.write("\n \n" * 2000)
             for _ in range(20):
                 send({"jsonrpc": "2.0", "method": "notifications/message", "params": {"data": "x" * 10_000}})
         case "orphan":  # a process that no signal to the server reaches, and that keeps its pipes open

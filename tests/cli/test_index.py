@@ -204,7 +204,7 @@ def test_what_is_no_document_is_reported(tmp_path: Path) -> None:
     overlapping = (tmp_path / "docs", tmp_path / "docs" / ".." / "docs")
     printed = regard("index", *overlapping, "--out", tmp_path / "docs.index")
     assert "1 files added" in printed.stdout
-    assert "not indexed, because of their suffix: 2 .ipynb, 1 .docx" in printed.stderr
+    assert "not indexed, because files of these kinds are not read: 2 .ipynb, 1 .docx" in printed.stderr
 
 
 def test_questions_about_files_that_are_not_in_the_index_are_refused(notes: Path, tmp_path: Path) -> None:

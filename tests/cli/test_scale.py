@@ -1,7 +1,6 @@
 """`regard scale`: a grid is trained, fitted, drawn and resumed; results that exist are fitted; mistakes are refused."""
 
 import json
-import os
 import re
 from pathlib import Path
 
@@ -124,19 +123,21 @@ def test_the_speed_for_a_budget_is_that_of_runs_at_a_time(grid: Path, monkeypatc
 
     monkeypatch.setattr("regard.cli.scale_budget.measure_speed", measure_speed)
     monkeypatch.setattr("regard.cli.sweep.processes", lambda jobs, folder: lambda *_: FakeProcess(1))
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1, 2, 3})
     before = torch.get_num_threads()
-    torch.set_num_threads(4)
+    torch.set_num_threads(3)
     try:
         sizes = ("--sizes", "8x1,16x1,24x1")
         printed = regard("scale", "characters", *sizes, "--budget", 20, "--jobs", 2, *TINY, "--out", grid).output
-        assert torch.get_num_threads() == 4
+        assert torch.get_num_threads() == 3
+        command = ("scale", "characters", *sizes, "--budget", 20, "--jobs", 8, *TINY, "--out", f"{grid}-8")
+        crowded = regard(*command).output
     finally:
         torch.set_num_threads(before)
-    counts = [round(60 * 2 * 20 / (3e-3 * 1.9375) * part) for part in (1 / 16, 1)]  # of the least and the most tokens
-    assert (
-        f"token counts for 20 minutes with 2 runs at a time: {counts[0]:,}, " in printed and f"{counts[1]:,}" in printed
-    )
-    assert threads == [max(1, len(os.sched_getaffinity(0)) // 2)] * 3
+    per_token = 3e-3 * (1 + 1 / 2 + 1 / 4 + 1 / 8 + 1 / 16)
+    assert f"20 minutes with 2 runs at a time: {round(60 * 2 * 20 / per_token / 16):,}, " in printed
+    assert f"20 minutes with 8 runs at a time: {round(60 * 4 * 20 / per_token / 16):,}, " in crowded  # four have a core
+    assert threads == [2, 2, 2, 1, 1, 1]
 
 
 def test_results_that_exist_are_fitted(tmp_path: Path) -> None:

@@ -42,11 +42,23 @@ def compile_calls(
     )  # fmt: skip
 
 
-def enforceable(compiler: GrammarCompiler, schemas: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """The schemas of tools, or any object for those that a grammar cannot enforce, which other programs may have.
+def compile_tools(compiler: GrammarCompiler, style: str, schemas: Mapping[str, Mapping[str, Any]]) -> Grammar:
+    """The grammar of calls of tools that other programs may have, whatever their schemas are.
 
-    The arguments are validated before the tool runs, in both cases. A schema is compiled alone, because only that shows
-    whether the grammar library supports its patterns. All schemas together have at most MAX_LENGTH characters.
+    The arguments are validated before a tool runs, also those that the grammar does not enforce.
+    """
+    try:
+        return compile_calls(compiler, style, enforceable(compiler, schemas))
+    except ValueError as error:
+        warnings.warn(f"the arguments of all tools are only validated, not enforced: {error}", stacklevel=2)
+        return compile_calls(compiler, style, dict.fromkeys(schemas, ANY_OBJECT))
+
+
+def enforceable(compiler: GrammarCompiler, schemas: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """The schemas of tools, with ANY_OBJECT in place of each that a grammar cannot enforce.
+
+    A schema is compiled alone, because only that shows whether the grammar library supports its patterns. Those with
+    which all together would exceed MAX_LENGTH characters become ANY_OBJECT too.
     """
     smallest = len(enforced_json(ANY_OBJECT, "any object"))
     found, room = {}, MAX_LENGTH - smallest * len(schemas)

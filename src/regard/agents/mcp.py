@@ -56,7 +56,7 @@ class McpServer:
             raise McpError(
                 f"{command!r} cannot be started: {error.strerror}; give a program with its arguments"
             ) from None
-        self.unread = b""  # output of the server after the last message; more stays in the pipe
+        self.unread = bytearray()  # output of the server after the last message; more stays in the pipe
         self.errors: deque[str] = deque(maxlen=5)  # the last lines of its standard error
         self.number = 0  # of the last request
         self.lock = threading.Lock()  # one request at a time
@@ -175,6 +175,8 @@ class McpServer:
                     self.read_piece()
                 else:
                     break
+        except McpError:
+            raise
         except (OSError, ValueError):
             raise self.ended() from None
         if data:
@@ -182,18 +184,10 @@ class McpServer:
             raise self.failure("did not read its input in time, and was ended")
 
     def receive(self, method: str, number: int, deadline: float) -> dict[str, Any]:
-        assert self.process.stdout is not None
-        while b"\n" not in self.unread or time.monotonic() > deadline:
-            if len(self.unread) > MAX_LINE:
-                self.unread = b""
-                raise self.failure(f"wrote a message of more than {MAX_LINE} bytes")
-            if not ready({self.process.stdout: select.POLLIN}, deadline):
-                cancelled = {"requestId": number, "reason": "timeout"}
-                self.notify("notifications/cancelled", cancelled, time.monotonic() + 1)
-                raise self.failure(f"did not answer {method} in time")
-            self.read_piece()
-        line, _, self.unread = self.unread.partition(b"\n")
-        self.unread = self.unread.lstrip()
+        """The next message of the server; blank lines are skipped."""
+        line = b""
+        while not line.strip():
+            line = self.next_line(method, number, deadline)
         try:  # twice, because strings of JSON may have lone surrogates, and UTF-8 does not
             message = json.loads(json.dumps(json.loads(line), ensure_ascii=False).encode("utf-8", "replace"))
         except (ValueError, RecursionError):
@@ -202,12 +196,27 @@ class McpServer:
             raise self.failure(f"wrote {line[:80]!r}, which is no message of the protocol")
         return message
 
+    def next_line(self, method: str, number: int, deadline: float) -> bytes:
+        while (end := self.unread.find(b"\n")) < 0 or time.monotonic() > deadline:
+            if end < 0 and len(self.unread) > MAX_LINE:
+                self.unread.clear()
+                raise self.failure(f"wrote a message of more than {MAX_LINE} bytes")
+            assert self.process.stdout is not None
+            if not ready({self.process.stdout: select.POLLIN}, deadline):
+                cancelled = {"requestId": number, "reason": "timeout"}
+                self.notify("notifications/cancelled", cancelled, time.monotonic() + 1)
+                raise self.failure(f"did not answer {method} in time")
+            self.read_piece()
+        line = bytes(self.unread[:end])
+        del self.unread[: end + 1]  # does not copy the rest
+        return line
+
     def read_piece(self) -> None:
         assert self.process.stdout is not None
         piece = os.read(self.process.stdout.fileno(), PIECE)
         if not piece:
             raise self.ended()
-        self.unread = (self.unread + piece).lstrip()
+        self.unread += piece
 
     def read_errors(self) -> None:
         assert self.process.stderr is not None

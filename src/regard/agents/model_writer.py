@@ -6,7 +6,7 @@ Tools are offered in the form of the chat template; for a template without tools
 from collections.abc import Callable, Sequence
 from typing import Unpack
 
-from regard.agents.call_grammar import compile_calls, enforceable
+from regard.agents.call_grammar import compile_tools
 from regard.agents.loop import AgentMessage, Reply
 from regard.agents.tool import Toolbox
 from regard.engine.grammar import Grammar, GrammarCompiler
@@ -75,6 +75,6 @@ class ModelWriter:
         if self.compiled is None or self.compiled[0] is not tools:
             grammar = None
             if tools.tools and not STYLES[self.style].special:
-                grammar = compile_calls(self.grammars, self.style, enforceable(self.grammars, tools.schemas))
+                grammar = compile_tools(self.grammars, self.style, tools.schemas)
             self.compiled = (tools, grammar)
         return self.compiled[1]

@@ -1,24 +1,31 @@
 """Matches the patterns of schemas that other programs wrote, within a time limit.
 
-Python's `re` backtracks: `(a+)+$` takes exponential time, and nothing but the end of the process stops it. So patterns
-that have more than one repetition or alternative, and long texts, are matched in a child process.
+Python's `re` backtracks: `(a+)+$` takes exponential time, during which no other thread runs. Patterns that have more
+than one repetition or alternative, and long ones or long texts, are therefore matched in a child process.
 """
 
 import json
+import math
 import re
 import select
 import subprocess
 import sys
 import time
 
-SECONDS = 5.0  # for all matches in the child process, its start included
+SECONDS = 5.0  # for all matches of a matcher
+SHORT = 1000  # characters of a pattern and its text
 BACKTRACKS = re.compile(r"[*+?{|]|\\\d")  # with only one of these the time is at most quadratic
-SHORT = 1000  # characters
+# The limit of CPU time ends the child if this process is killed.
 CHILD = """
-import json, re, sys
+import json, re, resource, sys
+resource.setrlimit(resource.RLIMIT_CPU, (int(sys.argv[1]),) * 2)
 for line in sys.stdin:
     pattern, text = json.loads(line)
-    print(int(re.search(pattern, text) is not None), flush=True)
+    try:
+        found = re.search(pattern, text) is not None
+    except Exception as error:
+        found = str(error)
+    print(json.dumps(found), flush=True)
 """
 
 
@@ -26,7 +33,7 @@ class PatternMatcher:
     """For a `with` block, at whose end the child process is killed."""
 
     def __init__(self, seconds: float = SECONDS):
-        self.seconds, self.deadline = seconds, 0.0
+        self.seconds, self.deadline = seconds, time.monotonic() + seconds
         self.process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> "PatternMatcher":
@@ -38,18 +45,38 @@ class PatternMatcher:
             self.process.communicate()
 
     def search(self, pattern: str, text: str) -> bool:
-        """Whether the pattern matches anywhere in the text. ValueError if the time is up."""
-        compiled = re.compile(pattern)
-        if len(text) <= SHORT and len(BACKTRACKS.findall(pattern)) <= 1:
-            return compiled.search(text) is not None
+        """Whether the pattern matches anywhere in the text. ValueError if it is invalid, or the time is up."""
+        if time.monotonic() < self.deadline and is_fast(pattern, text):
+            return re.search(pattern, text) is not None
+        try:
+            found = self.search_in_child(pattern, text)
+        except OSError:
+            raise ValueError(f"the pattern {pattern[:80]} cannot be matched: the child process has ended") from None
+        if isinstance(found, str):
+            raise ValueError(f"the pattern {pattern[:80]} is invalid: {found}")
+        return found
+
+    def search_in_child(self, pattern: str, text: str) -> bool | str:
+        """The result, or the message of an error."""
         if self.process is None:
-            command = [sys.executable, "-I", "-S", "-c", CHILD]
-            self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={})
-            self.deadline = time.monotonic() + self.seconds
+            self.process = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", CHILD, str(math.ceil(self.seconds) + 1)],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env={},
+                start_new_session=True,  # Ctrl-C does not reach it
+            )  # fmt: skip
         stdin, stdout = self.process.stdin, self.process.stdout
         assert stdin is not None and stdout is not None
         stdin.write(json.dumps([pattern, text]).encode() + b"\n")
         stdin.flush()
-        if not select.select([stdout], [], [], max(0.0, self.deadline - time.monotonic()))[0]:
+        poll = select.poll()
+        poll.register(stdout, select.POLLIN)
+        if not poll.poll(max(0.0, 1000 * (self.deadline - time.monotonic()))):
             raise ValueError(f"matching the pattern {pattern[:80]} takes more than {self.seconds:g} s; simplify it")
-        return stdout.readline() == b"1\n"
+        answer = stdout.readline()
+        if not answer:
+            raise BrokenPipeError("the child process has ended")
+        return json.loads(answer)
+
+
+def is_fast(pattern: str, text: str) -> bool:
+    return len(pattern) + len(text) <= SHORT and len(BACKTRACKS.findall(pattern)) <= 1

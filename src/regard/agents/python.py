@@ -1,9 +1,9 @@
 """The python tool: programs in a subprocess that gave up its rights before they start (regard/agents/sandboxed.py).
 
-What always holds: an empty environment, a temporary folder that is deleted, and limits of CPU time, wall-clock time,
-memory, file size and output. What Linux must support: no network; no files but those of Python, of system folders such
-as /usr, and of the temporary folder; no processes outside. `python_limits()` says which of these hold here. It is no
-virtual machine: a program that uses a fault of the kernel is not stopped.
+What always holds: none of the caller's environment variables, a temporary folder that is deleted, and limits of CPU
+time, wall-clock time, memory, file size and output. What Linux must support: no network; no files but those of Python,
+of system folders such as /usr, and of the temporary folder; no processes outside. `python_limits()` says which of these
+hold here. It is no virtual machine: a program that uses a fault of the kernel is not stopped.
 """
 
 import os
@@ -44,7 +44,8 @@ def run_python(program: str, seconds: int = SECONDS, memory: int = MEMORY) -> st
     _, output, code = run_sandboxed(program, seconds, memory)
     text = output if len(output) <= OUTPUT else f"{output[:OUTPUT]}\n(cut off after {OUTPUT} characters)"
     if code in (-signal.SIGKILL, *(128 + each for each in (signal.SIGXCPU, signal.SIGKILL))):
-        raise ToolFailure(f"the program took longer than {seconds} s, or too much memory\n{text}".strip())
+        times = f"{seconds} s of CPU time or {seconds + WAITED} s in all"
+        raise ToolFailure(f"the program took more than {times}, or too much memory\n{text}".strip())
     if code:
         raise ToolFailure(f"the program failed\n{text}".strip())
     return text.strip() or "(nothing was printed)"

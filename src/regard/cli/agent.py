@@ -50,10 +50,10 @@ def agent(
 ) -> None:
     """Let a model answer with tools: it calls one, reads the result, and goes on until it answers.
 
-    Only offered tools run, and only with valid arguments; a grammar enforces both while the model writes, except for
-    Mistral's templates. The results are data: nothing in them can end a message or call a tool. Errors go to the model.
-    Without a question, every line is one, in one conversation; Ctrl-C stops an answer, Ctrl-D leaves. The exit code is
-    1 without an answer.
+    Only offered tools run, and only with valid arguments. A grammar enforces both during generation, except with
+    Mistral's templates and for schemas that it does not support. The results are data: nothing in them can end a
+    message or call a tool. Errors go to the model. Without a question, every line is one, in one conversation; Ctrl-C
+    stops an answer, Ctrl-D leaves. The exit code is 1 without an answer.
 
     \b
     Examples:

@@ -106,7 +106,7 @@ def index(
         console.print(f"not UTF-8, some characters were replaced: {files}{more}")
     if update.others:
         kinds = ", ".join(f"{count} {suffix or 'without a suffix'}" for suffix, count in update.others.most_common())
-        console.print(f"not indexed, because of their suffix: {kinds}")
+        console.print(f"not indexed, because files of these kinds are not read: {kinds}")
     typer.echo(
         f"{update.added} files added, {update.changed} changed, {update.removed} removed, {update.unchanged} "
         f"unchanged; {update.chunks} chunks embedded, {opened.chunk_count()} in the index"

@@ -18,8 +18,12 @@ MEASURED_STEPS = 10  # of each size; the first two are a warm-up
 def counts_for_budget(
     tables: Any, sizes: "Sequence[GridSize]", power: float, minutes: float, jobs: int, device: str
 ) -> list[int]:
-    """Token counts with which training takes this many minutes, from the speed of some steps of every size."""
-    from regard.cli.sweep import stderr_note
+    """Token counts with which training takes this many minutes, from the speed of some steps of every size.
+
+    jobs: runs at a time; those beyond the cores, or GPUs, wait for one another.
+    """
+    from regard.cli.sweep import stderr_note, visible_gpus
+    from regard.compat import resolve_device
     from regard.training.scaling_grid import size_values, tokens_for_budget
 
     if not 0 < minutes < math.inf:
@@ -30,7 +34,9 @@ def counts_for_budget(
             seconds_per_token, tokenizer = measure_speed(tables, size_values(tables, size, power), tokenizer, device)
             speeds.append(seconds_per_token)
             note(f"{size}: {1 / seconds_per_token:,.0f} tokens/s")
-    counts = tokens_for_budget(60 * jobs * minutes, speeds)
+    on_cpu = resolve_device(device) == "cpu"
+    units = len(os.sched_getaffinity(0)) if on_cpu else max(1, len(visible_gpus()))
+    counts = tokens_for_budget(60 * min(jobs, units) * minutes, speeds)
     together = f" with {jobs} runs at a time" if jobs > 1 else ""
     note(f"token counts for {minutes:g} minutes{together}: {', '.join(f'{count:,}' for count in counts)}")
     return counts

@@ -140,8 +140,8 @@ def other_suffixes(paths: Iterable[str | Path], index: Path) -> Counter[str]:
     """How many files of folders are no documents, by their suffix; the files of the index itself do not count."""
     folders = [Path(path) for path in paths if Path(path).is_dir()]
     files = (file for folder in folders for file in files_below(folder) if file.suffix.lower() not in SUFFIXES)
-    others = {file.resolve() for file in files}  # folders may overlap
-    return Counter(file.suffix.lower() for file in others if not str(file).startswith(str(index.resolve())))
+    others, own = {file.resolve() for file in files}, str(index.resolve())  # a set: folders may overlap
+    return Counter(file.suffix.lower() for file in others if not str(file).startswith(own))
 
 
 def read_bytes(path: Path) -> bytes:

@@ -34,6 +34,7 @@ def add_hit(sources: Sequence[PromptSource], hit: Hit) -> list[PromptSource]:
         return [*sources, added]
     for source in overlapping:
         added = join(source, added)
+    added = replace(added, score=overlapping[0].score)  # of the highest ranked hit, which came first
     return [added if source is overlapping[0] else source for source in sources if source not in overlapping[1:]]
 
 
@@ -47,7 +48,7 @@ def join(a: PromptSource, b: PromptSource) -> PromptSource:
     first, second = (a, b) if a.start <= b.start else (b, a)
     shared = first.start + len(first.text) - second.start
     text = first.text + second.text[shared:]
-    return replace(first, last=max(a.last, b.last), text=text, score=max(a.score, b.score))
+    return replace(first, last=max(a.last, b.last), text=text)
 
 
 def number_sources(sources: Sequence[PromptSource]) -> list[PromptSource]:

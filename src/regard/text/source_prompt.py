@@ -31,7 +31,7 @@ class PromptSource:
     section: tuple[str, ...]
     start: int  # of the text in its document
     text: str
-    score: float = 0.0  # of its best chunk, in the search
+    score: float = 0.0  # of its highest ranked chunk
 
     @property
     def place(self) -> str:
