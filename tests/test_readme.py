@@ -37,13 +37,19 @@ def test_links_have_targets() -> None:
 
 
 def test_commands_run(tmp_path: Path, demo_run: Path) -> None:
-    """They run in the README's order, with smaller models or less data; `serve` and `chat` are tested elsewhere."""
+    """They run in the README's order, with smaller models or less data; other tests run `serve`, `chat` and `agent`."""
     from tests.cli.conftest import regard
 
     folder_names = {"runs/mine": "mine", "exported": "exported", "models/mine": "imported", "lens.html": "lens.html"}
-    folder_names |= {"models/int4": "int4", "my.txt": "my.txt", "held_out.txt": "held_out.txt"}
+    folder_names |= {"models/int4": "int4"}
+    folder_names |= {name: name for name in ("my.txt", "held_out.txt", "capitals.toml", "docs", "docs.index")}
     for text in ("my.txt", "held_out.txt"):
         (tmp_path / text).write_text("Anna goes to the kitchen. Ben is in the barn.\n" * 100, encoding="utf-8")
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "models.md").write_text("# Models\n\nA model is quantized in one step.\n", encoding="utf-8")
+    row = '{"prompt": "Capital of France:", "choices": ["Paris", "Rome"], "answer": 0}'
+    (tmp_path / "capitals.jsonl").write_text(row, encoding="utf-8")
+    (tmp_path / "capitals.toml").write_text('kind = "choice"\ndata = "capitals.jsonl"\n', encoding="utf-8")
     folders = {
         "runs/demo": str(demo_run),
         "smollm2": str(demo_run),
@@ -56,7 +62,7 @@ def test_commands_run(tmp_path: Path, demo_run: Path) -> None:
         "quantize": ("--tokens=256", "--test-tokens=256", "--length=64"),
     }
     for arguments in map(shlex.split, COMMANDS):
-        if arguments[1] in ("serve", "chat"):
+        if arguments[1] in ("serve", "chat", "agent"):
             continue
         options = () if "--resume" in arguments else smaller.get(arguments[1], ())
         result = regard(*(folders.get(argument, argument) for argument in arguments[1:]), *options)

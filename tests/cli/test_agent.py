@@ -47,7 +47,7 @@ def test_a_question_is_answered_in_two_steps(
     script(monkeypatch, query, call("calculator", '{"expression": "29 * 12"}'), "348")
     trace = tmp_path / "trace.jsonl"
     result = regard("agent", demo_run, "What do 12 balls cost?", "--database", shop, "--trace", trace)
-    assert (result.exit_code, result.stdout) == (0, "348\n")
+    assert (result.exit_code, result.stdout) == (0, "348\n") and "no tool was called" not in result.stderr
     assert "calculator(expression='29 * 12')" in result.stderr and "   348" in result.stderr
     events = [json.loads(line) for line in trace.read_text().splitlines()]
     assert events[0] == {
@@ -72,6 +72,7 @@ def test_a_conversation_keeps_its_messages(demo_run: Path, monkeypatch: pytest.M
     read = script(monkeypatch, call("calculator", '{"expression": "6 * 7"}'), "42", "Yes.")
     result = regard("agent", demo_run, "--system", "Be brief.", stdin="What is 6 * 7?\n\nSure?\n")
     assert result.stdout == "42\nYes.\n" and result.exit_code == 0
+    assert result.stderr.count("(no tool was called)") == 1  # for the second question
     assert [message["role"] for message in read[-1]] == ["system", "user", "assistant", "tool", "assistant", "user"]
 
 
@@ -95,7 +96,12 @@ def test_a_conversation_that_is_too_long_is_refused(demo_run: Path, tmp_path: Pa
 
 def test_mistakes_are_refused(demo_run: Path, shop: Path, tmp_path: Path) -> None:
     refused = {
-        (demo_run, "?", "--tools", "web"): "there is no tool 'web'; choose of calculator, search, sql, or add --python",
+        (
+            demo_run,
+            "?",
+            "--tools",
+            "web",
+        ): "there is no tool 'web'; choose from calculator, search, sql, or add --python",
         (demo_run, "?", "--tools", "sql"): "sql needs --database; add it, or leave sql out",
         (demo_run, "?", "--database", shop, "--tools", "calculator"): "--database is for the tool sql; add it to",
         (demo_run, "?", "--database", tmp_path / "none.db"): "does not exist; give a SQLite database",

@@ -63,7 +63,11 @@ def test_a_model_answers_from_the_sources(notes: Path, demo_run: Path) -> None:
     arguments = ("ask", notes / "notes.index", "How old is the horse?", "--model", demo_run, "--max-new", 8)
     result = json.loads(regard(*arguments, "--budget", 200, "--json").stdout)
     assert isinstance(result["answer"], str) and result["sources"] and set(result["cited"]) <= {1, 2, 3}
-    assert "farm.md" in regard(*arguments, "--budget", 200).stdout
+    assert result["finish"] in ("stop", "length")
+    printed = regard(*arguments, "--budget", 200)
+    assert "farm.md" in printed.stdout
+    cut = regard(*arguments[:-1], 1, "--budget", 200)
+    assert "the answer was cut off after 1 tokens; raise --max-new" in cut.stderr
     assert "[1]" in regard(*arguments[:-2]).stdout  # the defaults fit into a context of 512 tokens
     too_few = regard(*arguments, "--budget", 16, "--json")
     assert json.loads(too_few.stdout)["sources"] == [] and "no source fits into --budget 16" in too_few.stderr
@@ -78,7 +82,7 @@ def test_an_index_is_updated_with_its_settings(notes: Path, tmp_path: Path) -> N
     again = regard("index", tmp_path / "a.md", "--out", index)
     assert "0 files added, 1 changed" in again.stdout, again.exception
     refused = regard("index", tmp_path / "a.md", "--out", index, "--chunk-tokens", 50).exception
-    assert "was made with limit=40, not 50" in str(refused)
+    assert "was made with --chunk-tokens 40, not 50" in str(refused)
 
 
 def test_mistakes_are_refused_at_once(notes: Path, tmp_path: Path) -> None:
@@ -91,7 +95,7 @@ def test_mistakes_are_refused_at_once(notes: Path, tmp_path: Path) -> None:
         ("index", notes, "--out", notes / "farm.md"): "is not an index",
         ("ask", tmp_path / "none.index", "Who?"): "does not exist; make it: regard index",
         ("ask", notes / "farm.md", "Who?"): "is not an index",
-        ("ask", index, " "): "the query is empty",
+        ("ask", index, " "): "the question is empty",
         ("ask", index, "Who?", "--max-new", 5): "add --model, or leave them out",
         ("ask", index, "Who?", "--model", "smol"): "did you mean 'smollm2'",
         ("ask", index, "Who?", "--model", "minilm"): "does not generate text",
@@ -126,7 +130,9 @@ def test_an_index_is_measured_on_questions(registered: Path, cross_encoder: Path
     result = json.loads(regard(*arguments, *options, "--json").stdout)
     assert result["questions"] == 4 and result["chunks"] == 30
     assert list(result["search"]) == ["words", "vectors", "hybrid", "reranked"]
-    assert len(result["answers"]["outputs"]) == 4 and result["without_sources"]["correct_and_cited"] == 0
+    outputs = result["answers"]["outputs"]
+    assert result["answers"]["correct"] == sum(each["correct"] for each in outputs) / 4
+    assert len(outputs) == 4 and result["without_sources"]["correct_and_cited"] == 0
     printed = regard(*arguments).stdout
     assert "20 questions, 30 chunks" in printed and "recall@10" in printed and "hybrid" in printed
     hybrid = json.loads(regard(*arguments, "--json").stdout)["search"]["hybrid"]
@@ -191,7 +197,7 @@ def test_a_folder_of_the_same_name_does_not_enter_the_index_of_another(
     regard("index", "first/docs", "--model", "minilm")
     refused = str(regard("index", "second/docs").exception)
     assert "docs.index has other documents" in refused and "--out docs.index" in refused
-    assert "1 files added" in regard("index", "second/docs", "--out", "docs.index").stdout
+    assert "1 file added" in regard("index", "second/docs", "--out", "docs.index").stdout
     assert "2 unchanged" in regard("index", "first/docs", "second/docs").stdout
 
 
@@ -203,7 +209,7 @@ def test_what_is_no_document_is_reported(tmp_path: Path) -> None:
         (tmp_path / "docs" / name).write_text("one two")
     overlapping = (tmp_path / "docs", tmp_path / "docs" / ".." / "docs")
     printed = regard("index", *overlapping, "--out", tmp_path / "docs.index")
-    assert "1 files added" in printed.stdout
+    assert "1 file added" in printed.stdout
     assert "not indexed, because files of these kinds are not read: 2 .ipynb, 1 .docx" in printed.stderr
 
 
@@ -212,10 +218,20 @@ def test_questions_about_files_that_are_not_in_the_index_are_refused(notes: Path
     questions.write_text('{"question": "How old is the horse?", "path": "nowhere.md"}')
     failed = regard("eval", "index", notes / "notes.index", questions)
     assert "the index has no file 'nowhere.md'" in str(failed.exception)
+    questions.write_text('{"question": "How old is the horse?", "path": "farm.md", "line": 1100}')
+    failed = regard("eval", "index", notes / "notes.index", questions)
+    assert "no chunk of 'farm.md' has line (or page) 1100" in str(failed.exception)
     questions.write_text('{"question": "How old is the horse?", "path": "farm.md"}')
     found = json.loads(regard("eval", "index", notes / "notes.index", questions, "--json").stdout)
-    assert found["search"]["words"]["error"] is None
+    assert found["search"]["words"]["error"] is None and found["search"]["words"]["ranks"] == [1]
     assert "±" not in regard("eval", "index", notes / "notes.index", questions).stdout.partition("± is")[0]
+
+
+def test_an_empty_index_and_an_empty_question_are_named(tmp_path: Path) -> None:
+    (tmp_path / "empty.md").write_text("")
+    printed = regard("index", tmp_path / "empty.md", "--out", tmp_path / "empty.index").stdout
+    assert "empty.index is empty: the documents have no text" in printed and "try:" not in printed
+    assert "the question is empty" in str(regard("ask", tmp_path / "empty.index", " ").exception)
 
 
 def test_names_of_files_are_no_markup(tmp_path: Path) -> None:
@@ -237,14 +253,14 @@ def test_names_of_files_are_no_markup(tmp_path: Path) -> None:
 def test_an_empty_file_becomes_an_index(tmp_path: Path) -> None:
     (tmp_path / "a.md").write_text("One sentence here.")
     (tmp_path / "my.index").touch()
-    assert "1 files added" in regard("index", tmp_path / "a.md", "--out", tmp_path / "my.index").stdout
+    assert "1 file added" in regard("index", tmp_path / "a.md", "--out", tmp_path / "my.index").stdout
 
 
 def test_an_index_is_asked_from_another_folder(demo_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.md").write_text("The horse is called Bella.")
     monkeypatch.chdir(demo_run.parent)
     made = regard("index", tmp_path / "a.md", "--out", tmp_path / "my.index", "--model", demo_run.name)
-    assert "1 files added" in made.stdout, made.exception
+    assert "1 file added" in made.stdout, made.exception
     monkeypatch.chdir(tmp_path)
     assert "Bella" in regard("ask", "my.index", "the horse").stdout
 
@@ -264,7 +280,8 @@ def test_models_that_cannot_embed_are_refused(tmp_path: Path) -> None:
 def test_a_terminal_gets_no_control_characters(monkeypatch: pytest.MonkeyPatch) -> None:
     hostile = "a\x1b]0;title\x07b"
     source = PromptSource(1, hostile, "line", 1, 1, (hostile,), 0, hostile)
-    llm = SimpleNamespace(stream=lambda messages, **sampling: ["c\x1b", "[31m [1]"])
+    tokens = [(SimpleNamespace(finish=None), "c\x1b"), (SimpleNamespace(finish="stop"), "[31m [1]")]
+    llm = SimpleNamespace(stream_tokens=lambda messages, **sampling: tokens)
     for terminal in (True, False):
         output = io.StringIO()
         output.isatty = lambda terminal=terminal: terminal

@@ -211,7 +211,7 @@ def test_killed_updates_continue(tmp_path: Path) -> None:
 
 def test_settings_are_those_of_the_index(index: DocumentIndex, tmp_path: Path) -> None:
     assert DocumentIndex(index.path).settings == SETTINGS
-    with pytest.raises(DocumentIndexError, match="made with limit=32, not 64"):
+    with pytest.raises(DocumentIndexError, match="made with --chunk-tokens 32, not 64"):
         DocumentIndex(index.path, IndexSettings("test", "abc", DIM, 64, 8))
     with pytest.raises(DocumentIndexError, match="does not exist; make it"):
         DocumentIndex(tmp_path / "nowhere.db")

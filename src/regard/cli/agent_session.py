@@ -61,15 +61,18 @@ class AgentSession:
         """The answer, or None. A question that was interrupted or failed is forgotten."""
         before = len(self.messages)
         self.messages.append({"role": "user", "content": question})
-        answer = None
+        answer, calls = None, 0
         try:
             for event in run_agent(self.writer, self.tools, self.messages, self.limits):
                 self.show(event)
                 self.save(event)
+                calls += event.kind == "call"
                 answer = event.fields.get("answer") if event.kind == "end" else answer
         except BaseException:
             del self.messages[before:]
             raise
+        if answer is not None and not calls and self.tools.tools:
+            self.notice("(no tool was called)", "dim")
         return answer
 
     def save(self, event: TraceEvent) -> None:

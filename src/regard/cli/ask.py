@@ -27,7 +27,12 @@ def ask(
         Path | None,
         typer.Option(help="A chat model that answers from the sources; without it, the sources are printed."),
     ] = None,
-    count: Annotated[int, typer.Option("--sources", min=1, max=100, help="Number of chunks to retrieve.")] = 5,
+    count: Annotated[
+        int,
+        typer.Option(
+            "--sources", min=1, max=100, help="Number of chunks to retrieve; overlapping ones become one source."
+        ),
+    ] = 5,
     method: Annotated[
         Literal["hybrid", "vectors", "words"],
         typer.Option(help="Search by words (BM25), by vectors, or by both scores (hybrid)."),
@@ -65,6 +70,8 @@ def ask(
       regard ask docs.index "sliding window" --method words --sources 10 --json
     """
     text = sys.stdin.read() if question == "-" else question
+    if not text.strip():
+        raise ValueError("the question is empty; ask for something")
     if model is not None:
         find_model(model)  # before torch is imported: a mistyped name is refused at once
     elif any(option is not None for option in (budget, max_new, temperature)):
@@ -122,15 +129,19 @@ def answer(
 ) -> None:
     from regard.text.source_prompt import cited_sources, question_messages
 
-    pieces = []
-    for piece in llm.stream(question_messages(question, sources), max_new=max_new, temperature=temperature):
+    pieces, finish = [], "stop"
+    messages = question_messages(question, sources)
+    for token, piece in llm.stream_tokens(messages, max_new=max_new, temperature=temperature):
         pieces.append(piece)
+        finish = token.finish or "stop"
         if not as_json:
             print(printable(piece), end="", flush=True)
     text = "".join(pieces)
     if as_json:
-        return print_json(text, sources)
+        return print_json(text, sources, finish)
     print("\n")
+    if finish == "length":
+        typer.echo(f"the answer was cut off after {max_new} tokens; raise --max-new", err=True)
     cited = cited_sources(text, sources)
     if sources and not cited:
         print("the answer cites no source; the model had:")
@@ -155,9 +166,9 @@ def printable(text: str) -> str:
     return CONTROL.sub("\ufffd", text) if sys.stdout.isatty() else text
 
 
-def print_json(text: str | None, sources: "Sequence[PromptSource]") -> None:
+def print_json(text: str | None, sources: "Sequence[PromptSource]", finish: str | None = None) -> None:
     from regard.text.source_prompt import cited_sources
 
     rows = [source.data for source in sources]
     cited = [] if text is None else [source.number for source in cited_sources(text, sources)]
-    print(json.dumps({"answer": text, "cited": cited, "sources": rows}))
+    print(json.dumps({"answer": text, "finish": finish, "cited": cited, "sources": rows}))

@@ -46,8 +46,9 @@ def evaluate_index(
 
     Each line of QUESTIONS names the file that answers it, and maybe the line (or page) that has the answer:
     {"question": "…", "path": "notes.md", "line": 12, "answer": "…"}. Searches by words, by vectors and by both are
-    compared; with --rerank also the order of a cross-encoder. The answers of --model are compared with `answer`, and
-    their citations with the passage; without sources, the model has only what it knows.
+    compared; with --rerank also the order of a cross-encoder, from which --model then has its sources, else hybrid.
+    An answer is correct if it is `answer` but for citations, case, white space and a period; its citations are compared
+    with the passage. Without sources, the model has only what it knows. --json has ranks and outputs.
 
     \b
     Examples:
@@ -72,8 +73,15 @@ def evaluate_index(
     order = None if rerank is None else open_reranker(rerank, device)
     opened, encoder = open_index(index, device)
     files = opened.files()
-    if unknown := next((each.path for each in asked if not any(map(each.is_about, files))), None):
-        raise ValueError(f"{questions}: the index has no file {unknown!r}; correct the path, or update the index")
+    for each in asked:
+        about = [file for file in files if each.is_about(file)]
+        if not about:
+            raise ValueError(f"{questions}: the index has no file {each.path!r}; correct the path, or update the index")
+        line = each.line
+        if line is not None and not any(opened.has_place(file, line) for file in about):
+            raise ValueError(
+                f"{questions}: no chunk of {each.path!r} has line (or page) {line}; correct it, or update the index"
+            )
     methods = {"words": ("words", None), "vectors": ("vectors", None), "hybrid": ("hybrid", None)}
     methods |= {} if order is None else {"reranked": ("hybrid", order)}
     result: dict[str, Any] = {"questions": len(asked), "chunks": opened.chunk_count(), "search": {}}
@@ -86,8 +94,9 @@ def evaluate_index(
                 found.append(hits)
                 seconds.append(elapsed)
                 bar.advance(task)
-            quality = SearchQuality.of([question.rank(hits) for question, hits in zip(asked, found, strict=True)])
-            result["search"][name] = quality.as_dict() | {"ms": 1000 * sorted(seconds)[len(seconds) // 2]}
+            ranks = [question.rank(hits) for question, hits in zip(asked, found, strict=True)]
+            milliseconds = 1000 * sorted(seconds)[len(seconds) // 2]
+            result["search"][name] = SearchQuality.of(ranks).as_dict() | {"ms": milliseconds, "ranks": ranks}
         if model is not None:
             llm = open_chat_model(model, device)
             llm.rows = BATCH
@@ -150,9 +159,15 @@ def grade_answers(
         for question, given, answer in zip(batch, sources, answers, strict=True):
             assert question.answer is not None
             right = is_correct(answer, question.answer)
+            right_source = any(map(question.is_in, cited_sources(answer, given)))
             correct += right
-            cited += right and any(map(question.is_in, cited_sources(answer, given)))
-            outputs.append({"question": question.text, "answer": question.answer, "output": answer.strip()})
+            cited += right and right_source
+            outputs.append(
+                {
+                    "question": question.text, "answer": question.answer, "output": answer.strip(), "correct": right,
+                    "cited": right_source,
+                }
+            )  # fmt: skip
         advance()
     return {"correct": correct / len(questions), "correct_and_cited": cited / len(questions), "outputs": outputs}
 

@@ -107,11 +107,16 @@ def index(
     if update.others:
         kinds = ", ".join(f"{count} {suffix or 'without a suffix'}" for suffix, count in update.others.most_common())
         console.print(f"not indexed, because files of these kinds are not read: {kinds}")
+    count = opened.chunk_count()
     typer.echo(
-        f"{update.added} files added, {update.changed} changed, {update.removed} removed, {update.unchanged} "
-        f"unchanged; {update.chunks} chunks embedded, {opened.chunk_count()} in the index"
+        f"{counted(update.added, 'file')} added, {update.changed} changed, {update.removed} removed, "
+        f"{update.unchanged} unchanged; {counted(update.chunks, 'chunk')} embedded, {count} in the index"
     )
-    typer.echo(f'written: {out}; try: regard ask {out} "…"')
+    typer.echo(f'written: {out}; try: regard ask {out} "…"' if count else f"{out} is empty: the documents have no text")
+
+
+def counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def new_settings(

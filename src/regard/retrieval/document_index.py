@@ -28,6 +28,7 @@ from regard.retrieval.word_search import best_by_words
 
 APPLICATION_ID = 0x72656701  # in the header of the file: an index of regard, format 1
 NOT_DAMAGED = ("SQLITE_BUSY", "SQLITE_CANTOPEN", "SQLITE_FULL", "SQLITE_IOERR", "SQLITE_PERM", "SQLITE_READONLY")
+OPTIONS = {"limit": "--chunk-tokens", "overlap": "--overlap"}  # of `regard index`, by settings
 MOST_COUNTS = 100_000  # of words that are kept
 SECTION_SEPARATOR = "\x1f"
 SCHEMA = """
@@ -118,9 +119,9 @@ class DocumentIndex:
         for field in fields(IndexSettings) if create is not None else ():
             found, wanted = getattr(self.settings, field.name), getattr(create, field.name)
             if found != wanted and field.name != "model":
+                name = OPTIONS.get(field.name, field.name)
                 raise DocumentIndexError(
-                    f"{self.path} was made with {field.name}={found}, not {wanted}; use the same settings, or another "
-                    "path"
+                    f"{self.path} was made with {name} {found}, not {wanted}; use the same settings, or another path"
                 )
 
     def has_tables(self) -> bool:
@@ -194,6 +195,15 @@ class DocumentIndex:
         """Of all files, also those whose storing was interrupted."""
         with self.reporting_damage():
             return {path for (path,) in self.database.execute("SELECT path FROM files")}
+
+    def has_place(self, path: str, place: int) -> bool:
+        """Whether a chunk of this complete file has this line or page."""
+        covers = (
+            "SELECT count(*) FROM chunks JOIN files ON files.id = file "
+            "WHERE complete AND path = ? AND first <= ? AND last >= ?"
+        )
+        with self.reporting_damage():
+            return self.database.execute(covers, [path, place, place]).fetchone()[0] > 0
 
     def chunk_count(self) -> int:
         count = "SELECT count(*) FROM chunks JOIN files ON files.id = file WHERE complete"
