@@ -9,7 +9,7 @@ import time
 BEHAVIOUR = sys.argv[1] if len(sys.argv) > 1 else "good"
 TEXT = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
 TOOLS = [{"name": name, "description": f"The tool {name}.", "inputSchema": TEXT} for name in ("upper", "fail", "die")]
-NAMES = ("sleep", "garbage", "ask", "environment", "ping", "notify", "log", "orphan")
+NAMES = ("sleep", "garbage", "ask", "environment", "ping", "notify", "log", "huge", "close", "orphan")
 TOOLS += [{"name": name, "inputSchema": {"type": "object"}} for name in NAMES]
 
 
@@ -58,6 +58,11 @@ def call(id: object, name: str, arguments: dict) -> None:
             sys.stdout.write("\n \n" * 2000)
             for _ in range(20):
                 send({"jsonrpc": "2.0", "method": "notifications/message", "params": {"data": "x" * 10_000}})
+        case "huge":  # a line that is too long
+            send({"padding": "x" * (9 << 20)})
+        case "close":  # its output, and lives
+            os.close(1)
+            time.sleep(60)
         case "orphan":  # a process that no signal to the server reaches, and that keeps its pipes open
             command = [sys.executable, "-c", "import time; time.sleep(60)"]
             result(id, {"content": [], "structuredContent": subprocess.Popen(command, start_new_session=True).pid})

@@ -58,6 +58,22 @@ def test_a_tool_with_an_invalid_schema_cannot_be_called(wrong: dict[str, Any]) -
         box.run("echo", {"text": "a"})
 
 
+def test_references_through_arrays_and_escaped_names() -> None:
+    choice = {"anyOf": [{"type": "string"}, {"type": "null"}]}
+    refers = {"b": {"$ref": "#/properties/a/anyOf/0"}, "c": {"$ref": "#/$defs/x~1y~0z%20"}, "d": {"$ref": "#/$defs/9"}}
+    schema = {"properties": {"a": choice, **refers}, "$defs": {"x/y~z ": {"type": "integer"}}}
+    assert violation({"b": "x", "c": 1}, schema) is None
+    assert violation({"b": 1}, schema) == "b=1 must be of type string"
+    assert violation({"c": "x"}, schema) == 'c="x" must be of type integer'
+    assert violation({"d": 1}, schema) == "d is not allowed"
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_numbers_are_finite(value: float) -> None:
+    for kind in ("number", "integer"):
+        assert violation(value, {"type": kind}) is not None
+
+
 def test_branches_that_refer_to_each_other_end() -> None:
     branches = {"anyOf": [{"$ref": "#/$defs/x"}] * 6}
     schema = {"type": "object", "properties": {"a": {"$ref": "#/$defs/x"}}, "$defs": {"x": branches}}

@@ -53,6 +53,16 @@ def test_errors_go_to_the_model() -> None:
     assert events[-1].fields["answer"] == "I cannot."
 
 
+def test_lone_surrogates_in_a_call_are_replaced() -> None:
+    writer = ScriptedWriter(call("echo", '{"text": "pump \\ud83d"}'), "done")
+    events, messages = answered(writer, [echo()])
+    assert messages[1]["tool_calls"][0]["function"]["arguments"] == {"text": "pump ?"}
+    assert messages[2]["content"] == "pump ?" and events[-1].fields["answer"] == "done"
+    for event in events:
+        event.to_json().encode()
+    writer.tokenizer.encode(str(messages))
+
+
 def test_several_calls_in_one_reply_run_in_order() -> None:
     ran: list[str] = []
     reply = "\n".join(call("echo", json.dumps({"text": str(number)})) for number in range(5))

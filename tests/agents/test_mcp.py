@@ -32,7 +32,21 @@ def server() -> Iterator[McpServer]:
 @pytest.mark.ledger("tool.call")
 def test_tools_are_listed_and_called(server: McpServer) -> None:
     box = Toolbox(server.tools)
-    names = ["upper", "fail", "die", "sleep", "garbage", "ask", "environment", "ping", "notify", "log", "orphan"]
+    names = [
+        "upper",
+        "fail",
+        "die",
+        "sleep",
+        "garbage",
+        "ask",
+        "environment",
+        "ping",
+        "notify",
+        "log",
+        "huge",
+        "close",
+        "orphan",
+    ]
     assert box.names == names
     assert box.tools["upper"].description == "The tool upper."
     assert box.run("upper", {"text": "ünï"}) == "ÜNÏ"
@@ -58,7 +72,7 @@ def test_the_environment_is_not_passed_on(monkeypatch: pytest.MonkeyPatch) -> No
 def test_older_versions_and_servers_without_tools(server: McpServer) -> None:
     assert server.version == "2025-06-18"
     with McpServer(command("old")) as old:
-        assert old.version == "2024-11-05" and len(old.tools) == 11
+        assert old.version == "2024-11-05" and len(old.tools) == 13
     with McpServer(command("none")) as none:
         assert none.tools == []
 
@@ -123,6 +137,26 @@ def test_a_server_that_writes_before_it_reads_is_read_meanwhile() -> None:
     with McpServer(command(), seconds=10) as server:
         server.call("log", {})
         assert server.call("upper", {"text": "x" * 10**6}) == "X" * 10**6
+
+
+def test_a_line_that_is_too_long_concerns_its_call_only() -> None:
+    with McpServer(command(), seconds=20) as server:
+        with pytest.raises(ToolFailure, match="a message of more than 4194304 bytes"):
+            server.call("huge", {})
+        assert server.call("upper", {"text": "a"}) == "A"
+
+
+def test_a_server_that_closes_its_output_is_ended() -> None:
+    with McpServer(command()) as server:
+        for message in ("has ended", "has ended with exit code -15"):
+            with pytest.raises(ToolFailure, match=message):
+                server.call("close", {})
+
+
+def test_numbers_that_json_does_not_have_are_refused(server: McpServer) -> None:
+    with pytest.raises(ToolFailure, match="have NaN or an infinity"):
+        server.call("upper", {"text": float("nan")})
+    assert server.call("upper", {"text": "a"}) == "A"
 
 
 def test_a_process_that_keeps_the_pipes_does_not_stop_the_end() -> None:

@@ -42,10 +42,10 @@ def test_simple_patterns_have_the_time_limit_too() -> None:
         matcher.search("a", "a")
 
 
-@pytest.mark.parametrize("pattern", ["(", "(a|b){5,2}", "(" * 5000])
+@pytest.mark.parametrize("pattern", ["(", "(a|b){5,2}", "(" * 5000, "(){2000000000}"])
 def test_an_invalid_pattern_is_an_error(pattern: str) -> None:
     with PatternMatcher(60) as matcher:
-        with pytest.raises((ValueError, re.error)):
+        with pytest.raises((ValueError, re.error), match="."):
             matcher.search(pattern, "a")
         assert matcher.search("(a|b)+", "a")
 

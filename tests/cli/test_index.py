@@ -95,6 +95,7 @@ def test_mistakes_are_refused_at_once(notes: Path, tmp_path: Path) -> None:
         ("index", notes, "--out", notes / "farm.md"): "is not an index",
         ("ask", tmp_path / "none.index", "Who?"): "does not exist; make it: regard index",
         ("ask", notes / "farm.md", "Who?"): "is not an index",
+        ("ask", notes, "Who?"): "is a folder; give the file of an index",
         ("ask", index, " "): "the question is empty",
         ("ask", index, "Who?", "--max-new", 5): "add --model, or leave them out",
         ("ask", index, "Who?", "--model", "smol"): "did you mean 'smollm2'",

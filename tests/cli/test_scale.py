@@ -134,9 +134,9 @@ def test_the_speed_for_a_budget_is_that_of_runs_at_a_time(grid: Path, monkeypatc
         crowded = regard(*command).output
     finally:
         torch.set_num_threads(before)
-    per_token = 3e-3 * (1 + 1 / 2 + 1 / 4 + 1 / 8 + 1 / 16)
-    assert f"20 minutes with 2 runs at a time: {round(60 * 2 * 20 / per_token / 16):,}, " in printed
-    assert f"20 minutes with 8 runs at a time: {round(60 * 4 * 20 / per_token / 16):,}, " in crowded  # four have a core
+    # the runs of each size take 1/16 to 1 of 1e-3 s per token; the last of them ends 3.3125 or 1.9375 times that later
+    assert f"20 minutes with 2 runs at a time: {round(60 * 20 / 3.3125e-3 / 16):,}, " in printed
+    assert f"20 minutes with 8 runs at a time: {round(60 * 20 / 1.9375e-3 / 16):,}, " in crowded  # four have a core
     assert threads == [2, 2, 2, 1, 1, 1]
 
 

@@ -57,6 +57,9 @@ def test_questions_are_read_and_checked(tmp_path: Path) -> None:
         '{"question": "Who?"}': "line 1: `path` is None",
         '{"question": "", "path": "a"}': "`question` is ''",
         '{"question": "Who?", "path": "a", "line": true}': "`line` is True",
+        '{"question": "Who?", "path": "a", "line": 100000000000000000000}': "`line` is 1000",
+        '{"question": " ", "path": "a"}': "line 1: `question` is ' '",
+        '{"question": "\\ud800", "path": "a"}': "line 1: `question` is ",
     }.items():
         path.write_text(text)
         with pytest.raises(ValueError, match=message):

@@ -73,6 +73,11 @@ def test_a_budget_is_divided_among_the_runs() -> None:
     counts = tokens_for_budget(100, [1e-5, 3e-5])
     assert sum(counts) * 4e-5 == pytest.approx(100, rel=1e-3)
     assert [round(after / before, 2) for before, after in zip(counts, counts[1:], strict=False)] == [2.0] * 4
+    assert tokens_for_budget(300, [1e-5, 3e-5], seeds=3) == counts
+    alone = tokens_for_budget(100, [1e-5, 3e-5], at_once=100)  # the longest run decides
+    assert alone[-1] * 3e-5 == pytest.approx(100)
+    with pytest.raises(SpecError, match="--budget: .* tokens are more than 1e"):
+        tokens_for_budget(1e300, [1e-5])
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 from regard.agents.patterns import PatternMatcher
 
@@ -68,8 +69,11 @@ def wrong_for(value: Any, schema: Any, root: Root, path: str = "", depth: int = 
 def resolve(root: Any, reference: str) -> Any:
     """The schema that `#/$defs/name` refers to; nothing is valid for one that does not exist."""
     found = root
-    for key in reference.removeprefix("#").strip("/").split("/") if reference.startswith("#") else ["?"]:
-        if key:
+    for part in reference.removeprefix("#").strip("/").split("/") if reference.startswith("#") else ["?"]:
+        key = unquote(part).replace("~1", "/").replace("~0", "~")
+        if isinstance(found, list):
+            found = found[int(key)] if key.isdecimal() and int(key) < len(found) else False
+        elif key:
             found = found.get(key, False) if isinstance(found, Mapping) else False
     return found
 
@@ -85,6 +89,8 @@ def wrong_type(value: Any, schema: Mapping[str, Any], name: str) -> str | None:
 def has_kind(value: Any, kind: str) -> bool:
     if isinstance(value, bool) or kind == "boolean":
         return isinstance(value, bool) and kind == "boolean"
+    if isinstance(value, float) and not math.isfinite(value):
+        return False  # JSON has no NaN and no infinities
     if kind == "integer" and isinstance(value, float):
         return value.is_integer()
     return isinstance(value, KINDS.get(kind, ()))

@@ -10,6 +10,7 @@ r"""The grammar of tool calls: an output calls offered tools only, with argument
 The style is that of the chat template (regard/text/tool_styles.py), so that a call that is generated is also parsed.
 """
 
+import time
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -42,8 +43,8 @@ def compile_calls(
     )  # fmt: skip
 
 
-def compile_tools(compiler: GrammarCompiler, style: str, schemas: Mapping[str, Mapping[str, Any]]) -> Grammar:
-    """The grammar of calls of tools that other programs may have, whatever their schemas are.
+def compile_tools(compiler: GrammarCompiler, style: str, schemas: Mapping[str, Mapping[str, Any]]) -> Grammar | None:
+    """The grammar of calls of tools that other programs may have, or None if it cannot be compiled.
 
     The arguments are validated before a tool runs, also those that the grammar does not enforce.
     """
@@ -51,19 +52,22 @@ def compile_tools(compiler: GrammarCompiler, style: str, schemas: Mapping[str, M
         return compile_calls(compiler, style, enforceable(compiler, schemas))
     except ValueError as error:
         warnings.warn(f"the arguments of all tools are only validated, not enforced: {error}", stacklevel=2)
-        return compile_calls(compiler, style, dict.fromkeys(schemas, ANY_OBJECT))
+        return None
 
 
 def enforceable(compiler: GrammarCompiler, schemas: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
     """The schemas of tools, with ANY_OBJECT in place of each that a grammar cannot enforce.
 
     A schema is compiled alone, because only that shows whether the grammar library supports its patterns. Those with
-    which all together would exceed MAX_LENGTH characters become ANY_OBJECT too.
+    which all together would exceed MAX_LENGTH characters, or twice the time limit of one, become ANY_OBJECT too.
     """
+    deadline = time.monotonic() + 2 * compiler.seconds
     smallest = len(enforced_json(ANY_OBJECT, "any object"))
     found, room = {}, MAX_LENGTH - smallest * len(schemas)
     for name, schema in schemas.items():
         try:
+            if time.monotonic() > deadline:
+                raise ValueError("the schemas of the tools before it took too long to compile")
             compiler.json_schema(dict(schema))
             excess = len(enforced_json(dict(schema), name)) - smallest
             if excess > room:

@@ -137,7 +137,9 @@ def begins_call(text: str, style: str) -> bool:
 
 
 def identified(call: ToolCall) -> dict[str, Any]:
-    function = {"name": call.name, "arguments": json.loads(call.arguments)}
+    # twice, because strings of JSON may have lone surrogates, and UTF-8 does not
+    text = json.dumps(json.loads(call.arguments), ensure_ascii=False).encode("utf-8", "replace")
+    function = {"name": call.name, "arguments": json.loads(text)}
     return {"id": call_id(), "type": "function", "function": function}
 
 

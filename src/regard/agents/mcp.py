@@ -57,6 +57,7 @@ class McpServer:
                 f"{command!r} cannot be started: {error.strerror}; give a program with its arguments"
             ) from None
         self.unread = bytearray()  # output of the server after the last message; more stays in the pipe
+        self.skipping = False  # the rest of a line that is too long
         self.errors: deque[str] = deque(maxlen=5)  # the last lines of its standard error
         self.number = 0  # of the last request
         self.lock = threading.Lock()  # one request at a time
@@ -164,7 +165,10 @@ class McpServer:
         """What the server writes meanwhile is read too: it may read on only when its own pipe has room."""
         stdin, stdout = self.process.stdin, self.process.stdout
         assert stdin is not None and stdout is not None
-        data = memoryview(json.dumps(message).encode() + b"\n")
+        try:
+            data = memoryview(json.dumps(message, allow_nan=False).encode() + b"\n")
+        except ValueError:
+            raise McpError("the arguments have NaN or an infinity, which JSON does not have") from None
         try:
             while data:
                 wanted = {stdin: select.POLLOUT} | ({stdout: select.POLLIN} if len(self.unread) <= MAX_LINE else {})
@@ -179,6 +183,9 @@ class McpServer:
             raise
         except (OSError, ValueError):
             raise self.ended() from None
+        except BaseException:  # such as Ctrl-C
+            self.close()  # part of the message may be in the pipe
+            raise
         if data:
             self.close()  # part of the message may be in the pipe: no other can follow it
             raise self.failure("did not read its input in time, and was ended")
@@ -200,7 +207,9 @@ class McpServer:
         while (end := self.unread.find(b"\n")) < 0 or time.monotonic() > deadline:
             if end < 0 and len(self.unread) > MAX_LINE:
                 self.unread.clear()
-                raise self.failure(f"wrote a message of more than {MAX_LINE} bytes")
+                if not self.skipping:
+                    self.skipping = True  # up to the end of this line
+                    raise self.failure(f"wrote a message of more than {MAX_LINE} bytes")
             assert self.process.stdout is not None
             if not ready({self.process.stdout: select.POLLIN}, deadline):
                 cancelled = {"requestId": number, "reason": "timeout"}
@@ -209,6 +218,8 @@ class McpServer:
             self.read_piece()
         line = bytes(self.unread[:end])
         del self.unread[: end + 1]  # does not copy the rest
+        if self.skipping:
+            self.skipping, line = False, b""
         return line
 
     def read_piece(self) -> None:
@@ -226,9 +237,11 @@ class McpServer:
 
     def ended(self) -> McpError:
         code = ""
-        with suppress(subprocess.TimeoutExpired):
+        try:
             code = f" with exit code {self.process.wait(5)}"
             self.thread.join(1)  # reads the last lines of its standard error
+        except subprocess.TimeoutExpired:  # it has only closed its pipes
+            self.close()
         return self.failure(f"has ended{code}")
 
     def failure(self, what: str) -> McpError:

@@ -14,17 +14,18 @@ import time
 
 SECONDS = 5.0  # for all matches of a matcher
 SHORT = 1000  # characters of a pattern and its text
-BACKTRACKS = re.compile(r"[*+?{|]|\\\d")  # with only one of these the time is at most quadratic
-# The limit of CPU time ends the child if this process is killed.
+BACKTRACKS = re.compile(r"[*+?{|]|\\\d|\)(?=\{)")  # with only one of these the time is at most quadratic
+# The limit of CPU time ends the child if this process is killed; `(){2000000000}` would fill the memory.
 CHILD = """
 import json, re, resource, sys
 resource.setrlimit(resource.RLIMIT_CPU, (int(sys.argv[1]),) * 2)
+resource.setrlimit(resource.RLIMIT_AS, (1 << 30,) * 2)
 for line in sys.stdin:
     pattern, text = json.loads(line)
     try:
         found = re.search(pattern, text) is not None
     except Exception as error:
-        found = str(error)
+        found = str(error) or type(error).__name__
     print(json.dumps(found), flush=True)
 """
 

@@ -143,7 +143,7 @@ def new_grid(
         check_same_study(found, study)
     else:
         check_sizes(tables, chosen, power)
-        counts = counts or counts_for_budget(tables, chosen, power, budget or 0, jobs, device)
+        counts = counts or counts_for_budget(tables, chosen, power, budget or 0, seeds, jobs, device)
         found = Sweep.create(path, recipe, overrides, grid_settings(tables, chosen, counts, seeds, power), device)
         found.study = study
         set_titles(found)

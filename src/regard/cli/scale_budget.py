@@ -16,7 +16,7 @@ MEASURED_STEPS = 10  # of each size; the first two are a warm-up
 
 
 def counts_for_budget(
-    tables: Any, sizes: "Sequence[GridSize]", power: float, minutes: float, jobs: int, device: str
+    tables: Any, sizes: "Sequence[GridSize]", power: float, minutes: float, seeds: int, jobs: int, device: str
 ) -> list[int]:
     """Token counts with which training takes this many minutes, from the speed of some steps of every size.
 
@@ -36,7 +36,7 @@ def counts_for_budget(
             note(f"{size}: {1 / seconds_per_token:,.0f} tokens/s")
     on_cpu = resolve_device(device) == "cpu"
     units = len(os.sched_getaffinity(0)) if on_cpu else max(1, len(visible_gpus()))
-    counts = tokens_for_budget(60 * min(jobs, units) * minutes, speeds)
+    counts = tokens_for_budget(60 * minutes, speeds, seeds, min(jobs, units))
     together = f" with {jobs} runs at a time" if jobs > 1 else ""
     note(f"token counts for {minutes:g} minutes{together}: {', '.join(f'{count:,}' for count in counts)}")
     return counts

@@ -90,6 +90,8 @@ class DocumentIndex:
     def __init__(self, path: str | Path, create: IndexSettings | None = None):
         """create: the settings of a new index, if there is none; those of an existing one must be equal."""
         self.path = Path(path)
+        if self.path.is_dir():
+            raise DocumentIndexError(f"{path} is a folder; give the file of an index")
         existed = self.path.is_file() and self.path.stat().st_size > 0
         if not existed and create is None:
             raise DocumentIndexError(f"{path} does not exist; make it: regard index DOCUMENTS --out {path}")

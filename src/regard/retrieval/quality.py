@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.retrieval.document_index import Hit
+from regard.retrieval.documents import SURROGATES
 from regard.text.source_prompt import CITATION, PromptSource
 
 DEPTHS = (1, 5, 10)
@@ -75,7 +76,11 @@ def without_citations(text: str) -> str:
 def read_questions(path: str | Path) -> list[LabelledQuestion]:
     """A JSONL file of objects with `question`, `path`, and optionally `line` and `answer`."""
     questions = []
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8").split("\n"), 1):  # strings may have U+2028
+    try:
+        lines = Path(path).read_text(encoding="utf-8").split("\n")  # strings may have U+2028
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8: {error}") from None
+    for number, line in enumerate(lines, 1):
         if line.strip():
             try:
                 questions.append(parse_question(json.loads(line)))
@@ -86,13 +91,20 @@ def read_questions(path: str | Path) -> list[LabelledQuestion]:
     return questions
 
 
+def is_usable(value: str | int | None) -> bool:
+    """Texts are not blank and have no lone surrogates; numbers are lines or pages."""
+    if isinstance(value, str):
+        return bool(value.strip()) and SURROGATES.search(value) is None
+    return value is None or 0 < value < 2**31
+
+
 def parse_question(row: Any) -> LabelledQuestion:
     if not isinstance(row, dict):
         raise ValueError('this is no object; write {"question": "…", "path": "notes.md"}')
     types = {"question": str, "path": str, "line": int | None, "answer": str | None}
     for name, kind in types.items():
         value = row.get(name)
-        if not isinstance(value, kind) or isinstance(value, bool) or value == "":
+        if not isinstance(value, kind) or isinstance(value, bool) or not is_usable(value):
             raise ValueError(
                 f"`{name}` is {value!r:.40}; questions have `question`, `path`, and maybe `line`, `answer`"
             )

@@ -7,6 +7,7 @@ schedule   that of the recipe over the run's own number of steps, with a warm-up
 batch      that of the recipe in all runs
 """
 
+import heapq
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -62,11 +63,18 @@ def parse_tokens(text: str) -> list[int]:
     return counts
 
 
-def tokens_for_budget(seconds: float, seconds_per_token: Sequence[float]) -> list[int]:
-    """Token counts, each twice the one before, with which one run per size and count takes this time in all."""
-    parts = [2.0**-i for i in range(COUNTS)]
-    largest = seconds / (sum(seconds_per_token) * sum(parts))
-    return [round(largest * part) for part in reversed(parts)]
+def tokens_for_budget(
+    seconds: float, seconds_per_token: Sequence[float], seeds: int = 1, at_once: int = 1
+) -> list[int]:
+    """Token counts, each twice the one before, with which all runs take this time; `at_once` runs at a time."""
+    parts = [2.0**-i for i in reversed(range(COUNTS))]
+    ends = [0.0] * at_once  # of the last run in each process
+    for rate in [*seconds_per_token] * seeds:
+        for part in parts:
+            heapq.heapreplace(ends, ends[0] + rate * part)
+    largest = seconds / max(ends)
+    require(largest <= MOST_TOKENS, f"--budget: {largest:.2g} tokens are more than {MOST_TOKENS:g}; give fewer minutes")
+    return [round(largest * part) for part in parts]
 
 
 def grid_settings(
