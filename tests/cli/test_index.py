@@ -74,6 +74,16 @@ def test_a_model_answers_from_the_sources(notes: Path, demo_run: Path) -> None:
     assert "need more than the" in str(regard(*arguments, "--budget", 100_000).exception)
 
 
+def test_a_reader_is_trained_and_answers(notes: Path, demo_run: Path, tmp_path: Path) -> None:
+    little = ("--data.length=512", "--data.held_out=1", "--train.steps=2")  # a small model in place of SmolLM2
+    trained = regard("train", "reader", "--from", demo_run, *little, "--out", tmp_path / "reader")
+    assert trained.exit_code == 0, trained.output
+    records = [json.loads(line) for line in (tmp_path / "reader" / "metrics.jsonl").read_text().splitlines()]
+    assert [record["step"] for record in records if "loss" in record] == [1, 2]
+    question = ("How old is the horse?", "--model", tmp_path / "reader", "--max-new", 4)
+    assert json.loads(regard("ask", notes / "notes.index", *question, "--json").stdout)["answer"]
+
+
 def test_an_index_is_updated_with_its_settings(notes: Path, tmp_path: Path) -> None:
     (tmp_path / "a.md").write_text("One sentence here.")
     index = tmp_path / "my.index"

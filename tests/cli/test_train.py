@@ -29,7 +29,7 @@ from tests.cli.conftest import regard
 
 LITTLE_DATA = ("--data.rows=2", "--data.length=64", "--data.held_out=1", "--tokenizer.documents=50")
 SMALL = (*LITTLE_DATA, "--model.width=24")
-START_FROM_A_MODEL = {"finetune", "sft", "reranker", *METHODS.values()}  # test_tune.py, test_index.py
+START_FROM_A_MODEL = {"finetune", "sft", "reranker", "reader", *METHODS.values()}  # test_tune.py, test_index.py
 
 
 @pytest.mark.parametrize("recipe", sorted({path.stem for path in RECIPES.glob("*.toml")} - START_FROM_A_MODEL))
